@@ -1,7 +1,6 @@
-"""Where objects and rows live.
+"""Engines: the layer that stores objects and rows.
 
-``protocol`` says what an engine is; ``memory`` is the reference, plain dicts that
-state the meaning; ``lmdb`` keeps them on disk. Nothing above this layer knows
-which one it talks to, and ``casstore.testing.EngineContract`` holds all to the
-same promises.
+``protocol`` defines the interface. ``memory`` is the reference implementation in plain dicts,
+``lmdb`` stores on disk, ``postgres`` on a server. The layers above do not depend on which engine
+they use; ``casstore.testing.EngineContract`` tests all engines against the same contract.
 """

@@ -1,4 +1,4 @@
-"""The time that engines go by, unless they are given another clock."""
+"""The default clock of engines."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, by this machine's clock."""
+    """Milliseconds since 1970 by the clock of this machine."""
     return time.time_ns() // 1_000_000

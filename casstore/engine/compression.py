@@ -1,9 +1,9 @@
-"""zstd with its sharp edges covered: one door for compressing and inflating.
+"""Compression and decompression with zstd.
 
-A compressor is kept per thread: one that threads share gives other output from run
-to run. An inflated size is never believed: zstandard ignores ``max_output_size``
-when the frame names a size of its own, so 16 KiB may inflate to half a gigabyte.
-Both claims are compared before a byte is inflated (P7).
+Each thread has its own compressor: the output of a shared one varies from run to run. The size in a
+frame is not trusted: zstandard ignores ``max_output_size`` if the frame declares a size, so 16 KiB
+could inflate to half a gigabyte. The declared size is compared with the expected one before
+anything is inflated (P7).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import zstandard
 
 from casstore.errors import CorruptionError
 
-# How bytes lie where they are stored.
+# Codecs of stored bytes.
 CODEC_RAW: Final = 0
 CODEC_ZSTD: Final = 1
 
 HOT_LEVEL: Final = 3
-# For slabs that are packed and stay so: a twentieth smaller than at level 9, and no slower
-# to inflate. It takes a core one second for some ten megabytes, once in the life of a slab.
+# For packed slabs, which rarely change again: 5 % smaller than level 9, and as fast to inflate.
+# Compresses about 10 MB a second on one core.
 COLD_LEVEL: Final = 15
 
-# Compression that saves less than one byte in twenty is not worth inflating later.
+# Compressed bytes are used only if they are at least 5 % smaller.
 _MIN_SAVING: Final = 20
-# Below this nothing is saved: a frame has ten bytes of its own.
+# Shorter input is stored raw: a frame has ten bytes of overhead.
 _MIN_RAW_BYTES: Final = 48
 
 NO_DICTIONARY: Final = 0
@@ -36,28 +36,28 @@ LoadDictionary = Callable[[int], bytes]
 
 
 class Compressor:
-    """Compresses slabs with the newest dictionary, inflates them with the one they name."""
+    """Compresses slabs with the newest dictionary, inflates each with the dictionary it names."""
 
     def __init__(self, load_dictionary: LoadDictionary) -> None:
         self._load = load_dictionary
         self._dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
-        # The same for packing: a dictionary is digested for one level.
+        # Separate for packing: a dictionary is prepared for one compression level.
         self._cold_dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
         self._local = threading.local()
         self._current = NO_DICTIONARY
 
     def use(self, number: int, content: bytes | None = None) -> None:
-        """Compress with this dictionary from now on; it is loaded here unless given."""
+        """Compress with dictionary ``number`` from now on; loads it unless ``content`` is given."""
         if number != NO_DICTIONARY and number not in self._dictionaries:
             content = self._load(number) if content is None else content
             dictionary = zstandard.ZstdCompressionDict(content)
-            # Else every slab would have it digested anew.
+            # Prepare the dictionary once, not for every slab.
             dictionary.precompute_compress(level=HOT_LEVEL)
             self._dictionaries[number] = dictionary
         self._current = number
 
     def compress(self, raw: bytes) -> tuple[int, int, bytes]:
-        """(codec, dictionary number, payload) for these bytes; raw if that is no longer."""
+        """(codec, dictionary number, payload); raw if compressing saves too little."""
         if len(raw) < _MIN_RAW_BYTES:
             return CODEC_RAW, NO_DICTIONARY, raw
         number = self._current
@@ -67,7 +67,7 @@ class Compressor:
         return CODEC_ZSTD, number, frame
 
     def compress_hard(self, raw: bytes) -> tuple[int, int, bytes]:
-        """The same for bytes that will stay as they are: more work."""
+        """Like ``compress``, but smaller and slower; for packed slabs."""
         number = self._current
         frame = self._cold_compressor(number).compress(raw)
         if len(raw) - len(frame) < len(raw) // _MIN_SAVING:
@@ -75,7 +75,7 @@ class Compressor:
         return CODEC_ZSTD, number, frame
 
     def inflate(self, codec: int, dictionary: int, payload: bytes, raw_bytes: int) -> bytes:
-        """Exactly ``raw_bytes`` of content, or CorruptionError."""
+        """Exactly ``raw_bytes`` of content; CorruptionError if the payload is anything else."""
         if codec == CODEC_RAW:
             if len(payload) != raw_bytes:
                 raise CorruptionError(f"{len(payload)} bytes where {raw_bytes} were stored")
@@ -99,15 +99,15 @@ class Compressor:
             made = self._local.down = {}
         compressor = made.get(number)
         if compressor is None:
-            # Frames are found through our own directory: no checksum (the digests are
-            # better), no dictionary number (it stands in the slab's header).
+            # The slab directory locates frames, so they need no checksum (digests are stronger) and
+            # no dictionary number (the slab header has it).
             compressor = made[number] = zstandard.ZstdCompressor(
                 level=HOT_LEVEL, dict_data=self._dictionary(number), write_dict_id=False
             )
         return compressor
 
     def _cold_compressor(self, number: int) -> zstandard.ZstdCompressor:
-        # Made anew for each slab: at this level that costs nothing beside the work itself.
+        # Created for each slab: at this level the cost is negligible.
         dictionary = self._cold_dictionaries.get(number)
         if dictionary is None and number != NO_DICTIONARY:
             dictionary = cold_dictionary(self._load(number))
@@ -135,12 +135,12 @@ class Compressor:
 
 
 def compress_alone(raw: bytes) -> bytes:
-    """A frame that needs nothing else to be inflated; for what is written once."""
+    """A frame without a dictionary, for data that is written once."""
     return zstandard.ZstdCompressor(level=COLD_LEVEL).compress(raw)
 
 
 def inflate_alone(frame: bytes, max_bytes: int) -> bytes:
-    """What such a frame holds, whatever follows it; CorruptionError if it is none, or long."""
+    """The content of such a frame, ignoring bytes after it; CorruptionError if invalid."""
     try:
         claimed = zstandard.frame_content_size(frame)
         if not 0 <= claimed <= max_bytes:
@@ -154,14 +154,14 @@ def inflate_alone(frame: bytes, max_bytes: int) -> bytes:
 
 
 def cold_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
-    """A dictionary made ready for packing."""
+    """A dictionary prepared for packing."""
     dictionary = zstandard.ZstdCompressionDict(content)
     dictionary.precompute_compress(level=COLD_LEVEL)
     return dictionary
 
 
 class Trial(NamedTuple):
-    """A trained dictionary and what it saves on samples it has not seen."""
+    """A trained dictionary, and what it saves on samples that were not used for training."""
 
     dictionary: bytes
     before_bytes: int
@@ -169,16 +169,16 @@ class Trial(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """The part of today's size that the dictionary saves."""
+        """The fraction of the current size that the dictionary saves."""
         return 1 - self.after_bytes / self.before_bytes if self.before_bytes else 0.0
 
 
 def train(
     samples: Sequence[bytes], size_bytes: int, compress: Callable[[bytes], tuple[int, int, bytes]]
 ) -> Trial | None:
-    """Train on three of four samples, judge on the fourth against ``compress``, today's way.
+    """Train on three quarters of the samples; compare with ``compress`` on the rest.
 
-    None if the samples do not suffice.
+    ``compress`` is the current compression. None if there are too few samples.
     """
     held_out = samples[::4]
     learned: list[bytes | bytearray | memoryview] = [
@@ -187,7 +187,7 @@ def train(
     try:
         dictionary = zstandard.train_dictionary(size_bytes, learned, level=HOT_LEVEL)
     except zstandard.ZstdError:
-        # zstd refuses to train on too few or too uniform samples; that is an answer.
+        # zstd cannot train on too few or too uniform samples.
         return None
     trained = zstandard.ZstdCompressor(level=HOT_LEVEL, dict_data=dictionary, write_dict_id=False)
     return Trial(
@@ -203,16 +203,16 @@ def train_cold(
     size_bytes: int,
     compress: Callable[[bytes], tuple[int, int, bytes]],
 ) -> Trial | None:
-    """Train on ``samples``, judge on whole ``slabs`` of others against ``compress``.
+    """Train on ``samples``; compare with ``compress`` on complete ``slabs`` of other objects.
 
-    None if the samples do not suffice.
+    ``compress`` is the current compression. None if there are too few samples.
     """
     learned: list[bytes | bytearray | memoryview] = list(samples)
     try:
-        # At the low level: what is learned is as good, in a fifteenth of the time.
+        # At the low level: the dictionary is as good, and training takes a fifteenth of the time.
         content = zstandard.train_dictionary(size_bytes, learned, level=HOT_LEVEL).as_bytes()
     except zstandard.ZstdError:
-        # As above.
+        # zstd cannot train on too few or too uniform samples.
         return None
     trained = zstandard.ZstdCompressor(
         level=COLD_LEVEL, dict_data=cold_dictionary(content), write_dict_id=False

@@ -1,7 +1,6 @@
-"""Deciding whether the conditions of a write hold: one rule for every engine.
+"""Evaluates the conditions of a write, with the same meaning for every engine.
 
-An engine supplies two look-ups into its open transaction; what a condition means
-is written here and nowhere else.
+An engine supplies two look-ups into its open transaction.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _NAME_LENGTHS = frozenset((DIGEST_BYTES,))
 def require(
     conditions: Sequence[Condition], find_row: FindRow, has_object: HasObject, now_ms: int
 ) -> None:
-    """Raise for the first condition that does not hold."""
+    """Raise an error for the first condition that does not hold."""
     for condition in conditions:
         if isinstance(condition, RowIs):
             table, key, value = condition
@@ -74,14 +73,14 @@ def _holds(condition: RowStarts | RowLive | RowLapsed, actual: bytes, now_ms: in
 
 
 def _time_at(value: bytes, offset: int) -> int:
-    # A row too short to hold the time reads as the beginning of all time: never live,
-    # always lapsed, so that a damaged lease can be taken over.
-    spelled = value[offset : offset + TIME_BYTES]
-    return int.from_bytes(spelled, "big") if len(spelled) == TIME_BYTES else 0
+    # A row too short to hold the time counts as time 0: never live, always lapsed. So a damaged
+    # lease can be taken over.
+    encoded = value[offset : offset + TIME_BYTES]
+    return int.from_bytes(encoded, "big") if len(encoded) == TIME_BYTES else 0
 
 
 def stamped(change: PutRow, now_ms: int) -> bytes:
-    """The value of a row with the engine's time written into its stamps."""
+    """The value of a row with the engine's time in its stamps."""
     value = change.value
     for offset, add_ms in change.stamps:
         time = now_ms + add_ms if now_ms + add_ms > 0 else 0
@@ -90,7 +89,7 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
 
 
 def validate(write: Write) -> int:
-    """Refuse a malformed write before any of it is tried; how many bytes its objects have."""
+    """Raise InvalidInputError for a malformed write; returns the total bytes of its objects."""
     objects, requirements, rows, deletes, _ = write
     if type(write) is CheckedWrite:
         sizes = [len(item[2]) for item in objects]
@@ -109,7 +108,9 @@ def validate(write: Write) -> int:
             size = len(data)
             size_bytes += size
             if not 0 <= kind <= MAX_KIND:
-                raise InvalidInputError(f"an object of kind {kind} (0 to {MAX_KIND})")
+                raise InvalidInputError(
+                    f"the kind of an object must be 0 to {MAX_KIND}, got {kind}"
+                )
             if size > MAX_OBJECT_BYTES:
                 raise _too_long(size)
         check_digests(names)
@@ -123,7 +124,9 @@ def validate(write: Write) -> int:
 
 
 def _too_long(size: int) -> InvalidInputError:
-    return InvalidInputError(f"an object of {size} bytes (at most {MAX_OBJECT_BYTES})")
+    return InvalidInputError(
+        f"an object of {size} bytes is too long; the limit is {MAX_OBJECT_BYTES}"
+    )
 
 
 def _check_conditions(conditions: Sequence[Condition]) -> None:
@@ -137,13 +140,15 @@ def _check_conditions(conditions: Sequence[Condition]) -> None:
         if not rest:
             return
         conditions = rest
-    # Column by column, at the speed of C: nearly always all are in order.
+    # Checked column by column in C functions: nearly all writes are valid.
     tables, keys, values, *_ = zip(*conditions, strict=False)
     _check_places(tables, keys)
-    _check_bytes([value for value in values if value is not None], "what a row must hold")
+    _check_bytes([value for value in values if value is not None], "the value of a condition")
     for condition in conditions:
         if isinstance(condition, _TIMED) and condition.offset < 0:
-            raise InvalidInputError(f"a time at offset {condition.offset}")
+            raise InvalidInputError(
+                f"the offset of a time must not be negative, got {condition.offset}"
+            )
 
 
 def _check_rows(rows: Sequence[RowChange]) -> None:
@@ -160,7 +165,9 @@ def _check_rows(rows: Sequence[RowChange]) -> None:
     _check_bytes(values, "the value of a row")
     longest = max(map(len, values))
     if longest > MAX_ROW_VALUE_BYTES:
-        raise InvalidInputError(f"a row of {longest} bytes (at most {MAX_ROW_VALUE_BYTES})")
+        raise InvalidInputError(
+            f"a row of {longest} bytes is too long; the limit is {MAX_ROW_VALUE_BYTES}"
+        )
     if any(stamps):
         for change in puts:
             if change.stamps:
@@ -168,12 +175,12 @@ def _check_rows(rows: Sequence[RowChange]) -> None:
 
 
 def _check_bytes(values: Sequence[bytes], what: str) -> None:
-    """Refuse what is not bytes. A bytearray, or a view of one, may change once it was written."""
+    """InvalidInputError if a value is not bytes: a bytearray or memoryview could change later."""
     if _NAME_TYPES.issuperset(map(type, values)):
         return
     for value in values:
         if not isinstance(value, bytes):
-            raise InvalidInputError(f"{what} is bytes, not {type(value).__name__}")
+            raise InvalidInputError(f"{what} must be bytes, got {type(value).__name__}")
 
 
 def _check_places(tables: Sequence[str], keys: Sequence[bytes]) -> None:
@@ -191,32 +198,34 @@ def _check_stamps(change: PutRow) -> None:
     last = len(change.value) - TIME_BYTES
     for offset, add_ms in change.stamps:
         if not 0 <= offset <= last:
-            raise InvalidInputError(f"a stamp at {offset} outside its row")
+            raise InvalidInputError(f"the stamp at offset {offset} is outside the row's value")
         if not -MAX_STAMP_MS <= add_ms <= MAX_STAMP_MS:
-            raise InvalidInputError(f"a stamp of {add_ms} ms from now")
+            raise InvalidInputError(f"add_ms of a stamp is too far from now: {add_ms}")
 
 
 def check_digests(digests: Sequence[bytes]) -> None:
-    """Refuse what cannot be the name of an object."""
-    # Nearly always all are in order, and that is told at the speed of C.
+    """InvalidInputError if a digest is not bytes of the right length."""
+    # Checked in C functions: nearly all digests are valid.
     if _NAME_TYPES.issuperset(map(type, digests)) and _NAME_LENGTHS.issuperset(map(len, digests)):
         return
     for digest in digests:
         if not isinstance(digest, bytes):
-            raise InvalidInputError(f"a digest is bytes, not {type(digest).__name__}")
+            raise InvalidInputError(f"a digest must be bytes, got {type(digest).__name__}")
         if len(digest) != DIGEST_BYTES:
-            raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
+            raise InvalidInputError(f"a digest must have {DIGEST_BYTES} bytes, got {len(digest)}")
 
 
 def check_table(table: str) -> None:
-    """Refuse a table that no engine has."""
+    """InvalidInputError if no engine has this table."""
     if table not in _TABLES:
-        raise InvalidInputError(f"no table {table!r}; there are {', '.join(TABLES)}")
+        raise InvalidInputError(f"unknown table {table!r}; the tables are {', '.join(TABLES)}")
 
 
 def check_key(table: str, key: bytes) -> None:
-    """Refuse a row that no engine could hold."""
+    """InvalidInputError if the table or the key is invalid."""
     if table not in _TABLES:
         check_table(table)
     if not 0 < len(key) <= MAX_ROW_KEY_BYTES:
-        raise InvalidInputError(f"a row key of {len(key)} bytes (1 to {MAX_ROW_KEY_BYTES})")
+        raise InvalidInputError(
+            f"a row key must have 1 to {MAX_ROW_KEY_BYTES} bytes, got {len(key)}"
+        )

@@ -1,7 +1,7 @@
-"""What an engine can find wrong with itself, as plain data, and how it is asked.
+"""The faults that an engine can find in its own storage, and the protocol for finding them.
 
-A fault is a fact about stored bytes; what it means for sessions is for others to say
-(``maintenance.check``). Asking never raises because something is damaged.
+A fault is a fact about stored bytes. ``maintenance.check`` reports what it means for sessions. The
+methods of ``Checking`` return damage as faults; they do not raise errors for it.
 """
 
 from __future__ import annotations
@@ -23,97 +23,99 @@ ROWS_SUM_WRONG: Final = "rows_sum_wrong"
 
 
 class Fault(NamedTuple):
-    """One thing that is not as it was written, and where."""
+    """One deviation from what was written, and its location."""
 
     code: str
     what: str
     digest: bytes | None = None
     table: str | None = None
     key: bytes | None = None
-    #: The ids of objects that are lost with it; 0: none.
+    #: Ids of objects that are lost because of the fault; 0: none.
     first_id: int = 0
     last_id: int = 0
 
 
 class Examined(NamedTuple):
-    """An object as it is stored. ``named``: it can be found by its digest."""
+    """A stored object. ``named``: the index has its digest."""
 
     id: int
     digest: bytes
     kind: int
     children: tuple[int, ...]
     named: bool
-    #: Its bytes, and the digests of what it links to, if content was asked for.
+    #: Its bytes and the digests of its children, if content was requested.
     item: StoredObject | None = None
     links: tuple[bytes, ...] = ()
     fault: Fault | None = None
 
 
 class Examination(NamedTuple):
-    """A run of objects by ascending id, and what is wrong with how they are stored."""
+    """A batch of objects by ascending id, and the faults in their storage."""
 
     objects: list[Examined]
     faults: list[Fault]
-    #: Go on after this id; None: that was the last.
+    #: Pass this as ``after`` for the next batch; None: this was the last.
     after: int | None
 
 
 class Structure(NamedTuple):
-    """Faults in how tables are laid out, and tables that are not safe to be read."""
+    """Faults in the layout of tables, and the tables that are not safe to read."""
 
     faults: list[Fault]
     unsafe: frozenset[str]
 
 
-#: Told how many of what were looked at.
-Told = Callable[[int], None]
+#: Called with the number of items checked so far.
+Progress = Callable[[int], None]
 
 
 @runtime_checkable
 class Checking(Protocol):
-    """An engine that can say what is wrong with it, beside writers and collectors."""
+    """An engine that can check itself, concurrently with writers and collectors."""
 
     def check_header(self) -> list[Fault]:
-        """Look at what the store says of itself, and that its parts fit together in number."""
+        """Check the store's header, and that the counts of its parts agree."""
         ...
 
     def check_structure(self) -> Structure:
-        """Look at how tables are laid out, as far as that can be wrong."""
+        """Check the layout of the tables."""
         ...
 
     def check_rows(
-        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+        self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
+        """Verify every row of these tables; ``whole``: verify the checksum over all rows too."""
         ...
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order, without those that are damaged."""
+        """Rows from ``start`` on, in order, without the damaged ones."""
         ...
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
-        """Objects with an id above ``after``, a run of them at a time.
+        """A batch of objects with ids above ``after``.
 
-        ``content`` is asked by id which objects are to come with their bytes.
+        ``content(id)`` returns whether an object's bytes are wanted.
         """
         ...
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ids of objects, all of one moment; None where there is none."""
+        """The ids of objects, from one snapshot; None for digests that are not stored."""
         ...
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
-        """The digests by which objects are found, all of one moment; None: by none."""
+        """The digests of objects, from one snapshot; None for ids that the index does not have."""
         ...
 
-    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
-        """Look for names that lead nowhere, but not to ids that are ``excused``."""
+    def check_index(
+        self, excused: Callable[[int], bool], progress: Progress | None = None
+    ) -> list[Fault]:
+        """Find index entries without an object, except for ids that are ``excused``."""
         ...
 
     def read_mark(self) -> bytes | None:
-        """What the last check left behind."""
+        """The state that the last check saved."""
         ...
 
     def write_mark(self, mark: bytes) -> None:
-        """Leave something for the next check."""
+        """Save state for the next check."""
         ...

@@ -38,10 +38,10 @@ _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Behind the beginning of the target's name.
+# Comes between the beginning of the target's name and the random part.
 _PART: Final = ".casstore-part-"
 _TOKEN_BYTES: Final = 16
-# Of the target's name, so that all of it is no longer than a file system allows.
+# How much of the target's name is used, so that the temporary name is not too long.
 _NAME_BYTES: Final = 200
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -78,7 +78,9 @@ def open_regular(
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
     if kind != stat.S_IFREG:
         os.close(handle)
-        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, not a file", path)
+        raise OSError(
+            errno.EINVAL, f"it is {_KINDS.get(kind, 'a special file')}, not a regular file", path
+        )
     return handle
 
 
@@ -92,7 +94,7 @@ def source_error(path: str, exc: OSError) -> CasstoreError:
 
 
 def write_at(handle: int, content: bytes, offset: int) -> None:
-    """Write all of it; raises OSError. The system writes a part if there is room for no more."""
+    """Write all bytes; raises OSError. The system call may write only a part of them."""
     rest = memoryview(content)
     while rest:
         written = os.pwrite(handle, rest, offset)
@@ -101,15 +103,15 @@ def write_at(handle: int, content: bytes, offset: int) -> None:
 
 
 def flush_file(handle: int) -> None:
-    """See what a file holds onto the disk, and of what is known about it only what that needs."""
-    # macOS has no such call.
+    """Flush the content of a file, and only the metadata that reading it needs."""
+    # macOS has no fdatasync.
     getattr(os, "fdatasync", os.fsync)(handle)
 
 
 def sync_directory(path: str) -> None:
     """Make names created, changed and removed in a directory survive a power loss."""
-    # LMDB never does this: without it a new store may be gone after a power loss,
-    # with every acknowledged commit in it.
+    # LMDB does not do this. Without it a power loss may remove a new store's directory entry, and
+    # with it every acknowledged commit.
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -137,7 +139,7 @@ _IMPORTING: Final = _Importing()
 
 
 def importing() -> _Importing:
-    """A context for imports inside functions: the process may have no descriptor left by then."""
+    """A context for imports inside functions: they fail if the process has no free descriptor."""
     return _IMPORTING
 
 
@@ -176,7 +178,7 @@ class _Part:
         self._made: os.stat_result | None = None
 
     def _is_there(self) -> bool:
-        """Does the temporary name still belong to what this process created?"""
+        """True if the temporary name still belongs to the file that this process created."""
         try:
             there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except OSError:
@@ -198,7 +200,7 @@ class PartFile(_Part):
     """A file that appears whole under its name, or not at all. Every call raises OSError."""
 
     def __init__(self, target: str, mode: int = FILE_MODE) -> None:
-        """Create it beside its place."""
+        """Create it in the directory of its target."""
         super().__init__(target)
         try:
             handle = os.open(
@@ -214,7 +216,7 @@ class PartFile(_Part):
         self.file: BinaryIO = os.fdopen(handle, "wb")
 
     def publish(self, *, replace: bool) -> None:
-        """Flush it, and give it its name; FileExistsError if that is taken, unless ``replace``."""
+        """Flush and rename the file; FileExistsError if its target exists, unless ``replace``."""
         self.file.flush()
         os.fsync(self.file.fileno())
         if replace:
@@ -228,24 +230,25 @@ class PartFile(_Part):
         self._require_there()
         there = {"src_dir_fd": self._directory, "dst_dir_fd": self._directory}
         try:
-            # Unlike renaming, linking never takes the place of what came meanwhile.
+            # Unlike rename, link never replaces a file that was created in the meantime.
             os.link(self._name, self._target, follow_symlinks=False, **there)
         except OSError as exc:
             if exc.errno not in _NO_LINKS:
                 raise
-            # This file system has no such links: between asking and renaming something may come.
+            # This file system has no hard links: a file created between the check and the rename is
+            # lost.
             with suppress(FileNotFoundError):
                 os.stat(self._target, dir_fd=self._directory, follow_symlinks=False)
-                raise FileExistsError(errno.EEXIST, "there is one", self._target) from None
+                raise FileExistsError(errno.EEXIST, "it exists", self._target) from None
             self._rename()
             return
         os.unlink(self._name, dir_fd=self._directory)
         os.fsync(self._directory)
 
     def discard(self) -> None:
-        """Remove it, unless something else has its name by now."""
+        """Remove the file, unless its name now belongs to another one."""
         with suppress(OSError):
-            # It held what could not be written; the file goes away in any case.
+            # Closing reports data that could not be written; the file is deleted anyway.
             self.file.close()
         with suppress(OSError):
             if self._is_there():
@@ -255,10 +258,10 @@ class PartFile(_Part):
 
 
 class PartDirectory(_Part):
-    """An empty directory beside its place, for this process alone."""
+    """An empty directory next to its target, accessible to this process's user alone."""
 
     def __init__(self, target: str) -> None:
-        """Create it, and what is missing above it; raises OSError."""
+        """Create it and its missing parents; raises OSError."""
         os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
         super().__init__(target)
         try:
@@ -269,11 +272,11 @@ class PartDirectory(_Part):
             raise
 
     def publish(self) -> None:
-        """Give it its name; raises OSError, also if something that is not empty has that."""
+        """Rename it to its target; OSError, also if the target is not an empty directory."""
         self._rename()
 
     def close(self) -> None:
-        """Remove it, unless it was published or something else has its name by now."""
+        """Remove the directory, unless it was published or its name now belongs to another one."""
         if self._is_there():
             shutil.rmtree(self._name, ignore_errors=True, dir_fd=self._directory)
         os.close(self._directory)
@@ -281,7 +284,7 @@ class PartDirectory(_Part):
 
 @contextmanager
 def part_directory(target: str) -> Iterator[PartDirectory]:
-    """An empty directory beside ``target`` to build something in; removed unless published."""
+    """An empty directory next to ``target`` to build a store in; removed unless published."""
     try:
         part = PartDirectory(target)
     except OSError as exc:

@@ -1,9 +1,9 @@
-"""What a fork leaves behind in a child, put in order: descriptors, locks, modules half imported.
+"""Cleans up descriptors, locks and half-finished imports in a forked child.
 
-A child has one thread, the one that forked, and a copy of everything else: of the locks that other
-threads held just then, which nobody will ever release, and of their descriptors. A lock on a file
-belongs to all copies of a descriptor, so a child that keeps one keeps everybody else waiting, and
-itself first if it opens the same store.
+A child has one thread, the one that forked, and a copy of everything else. A lock that another
+thread held stays locked in the child for ever. A file lock belongs to all copies of its descriptor,
+so a child that keeps the descriptor keeps the lock, and blocks every process that opens the store,
+itself included.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from casstore.engine.files import open_regular
 
 _PACKAGE: Final = __name__.partition(".")[0]
 
-# Held while a descriptor comes or goes, so that a fork finds all of them.
+# Held while a descriptor is opened or closed, so that a fork sees a complete list.
 _changing = threading.Lock()
 _descriptors: set[Descriptor] = set()
 _renewals: set[_Renewal] = set()
 
 
 class _Renewal(ref[Any]):
-    """A method of an object, and no reason for the object to stay.
+    """A weak reference to a method.
 
-    Python's own WeakMethod does the same, but complains on stderr if the object goes when the
-    interpreter itself is being taken down.
+    ``weakref.WeakMethod`` does the same, but prints to stderr if its object is destroyed while the
+    interpreter shuts down.
     """
 
     __slots__ = ("method",)
 
     method: Callable[[Any], None]
 
-    # Each stands for itself, also once its object is gone.
+    # Compared by identity: equality must not depend on the object, which may be gone.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
 
 class Descriptor:
-    """A descriptor that no forked child keeps."""
+    """A file descriptor that is closed in forked children."""
 
     __slots__ = ("_number",)
 
     def __init__(self, number: int) -> None:
-        """For those who hold ``_changing``; others call ``open_file`` or ``open_pipe``."""
+        """The caller holds ``_changing``; others call ``open_file`` or ``open_pipe``."""
         self._number: int | None = number
         _descriptors.add(self)
 
     def fileno(self) -> int:
-        """Its number; ValueError if it is closed, or was the parent's."""
+        """Its number; ValueError if it is closed, or was closed by a fork."""
         if self._number is None:
             raise ValueError("this descriptor is closed")
         return self._number
 
     def unlock(self) -> None:
-        """Close it; a lock that it holds goes, though a program just being started has a copy."""
+        """Unlock and close it; also frees the lock if a subprocess being started has a copy."""
         with _changing:
             if self._number is not None:
-                # Closing it gives the lock back as well, unless somebody has a copy.
+                # Closing alone releases the lock only if no other process has a copy of the
+                # descriptor.
                 with suppress(OSError):
                     fcntl.flock(self._number, fcntl.LOCK_UN)
                 self._close()
@@ -82,7 +83,7 @@ class Descriptor:
 
 
 def open_file(path: str, flags: int, mode: int, *, dir_fd: int | None = None) -> Descriptor:
-    """Open a file, and nothing else that has its name (``files.open_regular``); raises OSError."""
+    """Open a regular file (see ``files.open_regular``); raises OSError."""
     with _changing:
         return Descriptor(open_regular(path, flags, mode, dir_fd=dir_fd))
 
@@ -94,14 +95,14 @@ def open_directory(path: str) -> Descriptor:
 
 
 def open_pipe() -> tuple[Descriptor, Descriptor]:
-    """The two ends of a pipe, for reading and for writing; raises OSError."""
+    """The read end and the write end of a pipe; raises OSError."""
     with _changing:
         reading, writing = os.pipe()
         return Descriptor(reading), Descriptor(writing)
 
 
 class Lock:
-    """A lock that a forked child finds free, whoever held it."""
+    """A lock that is free in a forked child, even if another thread of the parent held it."""
 
     __slots__ = ("__weakref__", "_lock")
 
@@ -112,9 +113,8 @@ class Lock:
     def _renew(self) -> None:
         self._lock = threading.Lock()
 
-    # The lock's own, and no functions around them: between taking the lock and returning from such
-    # a function, or between calling the other one and giving the lock back, Ctrl-C would leave it
-    # held for ever.
+    # The C methods of the lock themselves, not Python functions around them: Ctrl-C between taking
+    # the lock and returning from such a function would leave it locked for ever.
     @property
     def __enter__(self) -> Callable[[], bool]:
         return self._lock.__enter__
@@ -125,9 +125,9 @@ class Lock:
 
 
 def renew_in_child(renew: Callable[[], None]) -> None:
-    """Have a method called in every forked child, as long as its object lives.
+    """Call a method in every forked child, as long as its object lives.
 
-    It makes new locks, because those that there are may be held for ever.
+    The method replaces the object's locks, because another thread of the parent may have held them.
     """
     bound: Any = renew
     reference = _Renewal(bound.__self__, _renewals.discard)
@@ -136,12 +136,12 @@ def renew_in_child(renew: Callable[[], None]) -> None:
 
 
 def _finish_imports() -> None:
-    """Wait until no other thread is in the midst of importing a module of ours.
+    """Wait until no other thread is importing a module of casstore.
 
-    Python keeps a lock for each module that is being imported. A child that wants a module that
+    Python holds a lock for each module that is being imported. A child that imports a module that
     was half imported would wait for ever.
     """
-    # There is no public way to ask. Without this one, nobody waits.
+    # There is no public API for this. If the private one is missing, do not wait.
     locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     waited: set[str] = set()
     while names := {name for name in list(locks) if name.partition(".")[0] == _PACKAGE} - waited:
@@ -150,7 +150,7 @@ def _finish_imports() -> None:
             try:
                 importlib.import_module(name)
             except ImportError:
-                # The thread that wanted it is told.
+                # The importing thread gets the error.
                 continue
 
 
@@ -158,7 +158,7 @@ def _before_fork() -> None:
     try:
         _finish_imports()
     finally:
-        # Whatever an import may raise is told by Python, and the fork goes on.
+        # Python reports the exception of an import on stderr; the fork proceeds.
         _changing.acquire()
 
 

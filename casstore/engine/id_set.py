@@ -1,18 +1,17 @@
-"""A set of ids as bits: what a pass over all objects may remember of each of them."""
+"""A set of object ids as a bitmap, for passes over all objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-# Ids count up, so they lie close together; but one damaged number must not cost memory for
-# all below it.
+# Ids are dense, so blocks are well filled. Blocks limit the memory that one damaged, huge id costs.
 _BLOCK_BYTES: Final = 8192
 _BLOCK_IDS: Final = 8 * _BLOCK_BYTES
 
 
 class IdSet:
-    """Ids, one bit each, in blocks that are made when they are needed."""
+    """A set of ids, one bit each, in blocks that are allocated on demand."""
 
     __slots__ = ("_blocks",)
 
@@ -20,7 +19,7 @@ class IdSet:
         self._blocks: dict[int, bytearray] = {}
 
     def add(self, object_id: int) -> None:
-        """Take an id in."""
+        """Add an id."""
         number, at = divmod(object_id, _BLOCK_IDS)
         block = self._blocks.get(number)
         if block is None:
@@ -28,7 +27,7 @@ class IdSet:
         block[at >> 3] |= 1 << (at & 7)
 
     def discard(self, object_id: int) -> None:
-        """Leave an id out."""
+        """Remove an id."""
         number, at = divmod(object_id, _BLOCK_IDS)
         block = self._blocks.get(number)
         if block is not None:
@@ -40,7 +39,7 @@ class IdSet:
         return block is not None and bool(block[at >> 3] >> (at & 7) & 1)
 
     def __iter__(self) -> Iterator[int]:
-        """The ids in order. Adding meanwhile is allowed; what lies behind is not seen."""
+        """The ids in order. Ids may be added meanwhile, but the iteration may miss them."""
         for number in sorted(self._blocks):
             block = self._blocks[number]
             for at in range(_BLOCK_BYTES):

@@ -1,8 +1,7 @@
-"""The reference engine: dicts behind one lock, to say what the protocol means.
+"""The reference engine: dicts behind one lock, which define the meaning of the protocol.
 
-Nothing here is clever and nothing survives the process. Where another engine
-gives a different answer, the other engine is wrong; the shipped contract and
-model suites (``casstore.testing``) compare them.
+It favours obvious code over speed, and nothing survives the process. The contract and model suites
+in ``casstore.testing`` compare the other engines with this one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from casstore.engine.conditions import (
     stamped,
     validate,
 )
-from casstore.engine.faults import Examination, Examined, Fault, Structure, Told
+from casstore.engine.faults import Examination, Examined, Fault, Progress, Structure
 from casstore.engine.protocol import (
     TABLES,
     Collection,
@@ -58,9 +57,9 @@ class _Held(NamedTuple):
 
 
 class MemoryEngine:
-    """An engine that forgets everything when it is closed.
+    """An engine in memory; closing it discards everything.
 
-    ``clock`` gives milliseconds since 1970; without one the wall clock is asked.
+    ``clock`` returns milliseconds since 1970; the default is the wall clock.
     """
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
@@ -68,24 +67,24 @@ class MemoryEngine:
         self._lock = threading.Lock()
         self._closed = False
         self._next_id = 1
-        # A dict keeps the order of arrival, which is the order of ids.
+        # A dict iterates in insertion order, which is the order of ids.
         self._objects: dict[bytes, _Held] = {}
         self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
-        # When objects were put again.
+        # When stored objects were last put again.
         self._touched_ms: dict[bytes, int] = {}
         self._collecting = False
         self._commits_since_collection = 0
         self._mark: bytes | None = None
-        # They belong to those who wait, and leave with them.
+        # Weak references: a watch belongs to its waiter.
         self._watches: WeakSet[PipeWatch] = WeakSet()
         _engines.add(self)
 
     def before_fork(self) -> None:
-        """Let no thread be in the midst of a change: a child goes on with a copy of its own."""
+        """Take the lock, so that the child's copy of the dicts is consistent."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
-        """Go on."""
+        """Release the lock."""
         self._lock.release()
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
@@ -103,7 +102,7 @@ class MemoryEngine:
             return sorted([one for one in self._objects if first <= one <= last])[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None where there is none."""
+        """The objects in the order of ``digests``; None for those that are not stored."""
         check_digests(digests)
         with self._lock:
             self._require_open()
@@ -111,20 +110,20 @@ class MemoryEngine:
         return [StoredObject(held.info.kind, held.data) if held else None for held in found]
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write, wholly or not at all.
+        """Run one write atomically.
 
-        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError, looked
-        for in that order over the whole write.
+        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError; the whole write is
+        checked for the first, then for the second, then for the third.
         """
         with self._lock:
             self._require_open()
-            # The reference takes nobody's word for it.
+            # The reference engine validates even a CheckedWrite.
             validate(Write(*write))
             now_ms = self._clock()
             require(write.conditions, self._find_row, self._objects.__contains__, now_ms)
             arriving = self._number(write.objects, now_ms)
             if not write.rows:
-                # No row says yet that these count: what is put again is as young as the new.
+                # Without a row that refers to it, an object put again restarts its grace period.
                 for item in write.objects:
                     if item.digest in self._objects:
                         self._touched_ms[item.digest] = now_ms
@@ -133,7 +132,7 @@ class MemoryEngine:
                 for change in write.rows
             ]
 
-            # Everything that can fail has been tried; from here on the write happens (P5).
+            # All checks have passed: from here on nothing can fail (P5).
             self._objects.update(arriving)
             self._next_id += len(arriving)
             for change, value in zip(write.rows, values, strict=True):
@@ -149,7 +148,7 @@ class MemoryEngine:
             return WriteResult(now_ms, len(arriving))
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, in the order asked for; None where there is none."""
+        """The rows in the order of ``keys``, from one snapshot; None for missing rows."""
         with self._lock:
             self._require_open()
             for table, key in keys:
@@ -167,7 +166,7 @@ class MemoryEngine:
     ) -> list[Row]:
         """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse.
 
-        The bounds need not be keys: they may be empty, or longer than any key.
+        The bounds need not be valid keys: they may be empty or longer than any key.
         """
         with self._lock:
             self._require_open()
@@ -190,13 +189,13 @@ class MemoryEngine:
         return infos[:limit]
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
-        """A collection that keeps what roots reach and what was put within the grace."""
+        """A collection that keeps reachable objects and those put within the grace period."""
         with self._lock:
             self._require_open()
         return _MemoryCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
 
     def commits_since_collection(self) -> int:
-        """How many writes have changed something since a collection last came to its end."""
+        """How many writes changed the store since the last completed collection."""
         with self._lock:
             self._require_open()
             return self._commits_since_collection
@@ -204,17 +203,17 @@ class MemoryEngine:
     # --- checking: there is little that can be wrong here ------------------------------------
 
     def check_header(self) -> list[Fault]:
-        """Find nothing: there is no header."""
+        """Return no faults: there is no header."""
         return []
 
     def check_structure(self) -> Structure:
-        """Find nothing: dicts are laid out by Python."""
+        """Return no faults: Python dicts have no layout to check."""
         return Structure([], frozenset())
 
     def check_rows(
-        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+        self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Find nothing: rows carry no proof."""
+        """Return no faults: rows in memory have no checksums."""
         return []
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
@@ -222,7 +221,7 @@ class MemoryEngine:
         return self.scan_rows(table, start=start, limit=limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
-        """Objects with an id above ``after``, all that there are."""
+        """All objects with an id above ``after``."""
         with self._lock:
             self._require_open()
             held = [one for one in self._objects.values() if one.info.id > after]
@@ -237,7 +236,7 @@ class MemoryEngine:
         return Examination(objects, [], None)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ids of objects; None where there is none."""
+        """The ids of objects; None for digests that are not stored."""
         check_digests(digests)
         with self._lock:
             self._require_open()
@@ -245,22 +244,24 @@ class MemoryEngine:
         return [None if held is None else held.info.id for held in found]
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
-        """The digests by which objects are found; None: by none."""
+        """The digests of objects; None for ids that are not stored."""
         with self._lock:
             self._require_open()
             names = {held.info.id: digest for digest, held in self._objects.items()}
         return [names.get(object_id) for object_id in ids]
 
-    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
-        """Find nothing: a name and its object are one entry."""
+    def check_index(
+        self, excused: Callable[[int], bool], progress: Progress | None = None
+    ) -> list[Fault]:
+        """Return no faults: the dict of objects is its own index."""
         return []
 
     def read_mark(self) -> bytes | None:
-        """What the last check left behind."""
+        """The state that the last check saved."""
         return self._mark
 
     def write_mark(self, mark: bytes) -> None:
-        """Leave something for the next check."""
+        """Save state for the next check."""
         self._mark = mark
 
     def now_ms(self) -> int:
@@ -270,13 +271,14 @@ class MemoryEngine:
             return self._clock()
 
     def watch(self) -> Watch:
-        """A watch that tells when anybody in this process may have written."""
+        """A watch that wakes after writes in this process."""
         maker = os.getpid()
 
         def check() -> None:
             self._require_open()
             if os.getpid() != maker:
-                # The pipe is shared with the parent: draining it here would take its wake-ups.
+                # The pipe is shared with the parent: draining it here would consume the parent's
+                # wake-ups.
                 raise ForkedError("this watch was made before this process was forked")
 
         with self._lock:
@@ -286,12 +288,12 @@ class MemoryEngine:
             return watch
 
     def flush(self) -> None:
-        """Do nothing: memory survives no power loss, and nothing here promises that it would."""
+        """Do nothing: memory does not survive a power loss."""
         with self._lock:
             self._require_open()
 
     def close(self) -> None:
-        """Forget everything. Closing twice is allowed; every other call then fails."""
+        """Discard everything. Closing twice is allowed; every other call then fails."""
         with self._lock:
             self._closed = True
             self._objects = {}
@@ -299,11 +301,10 @@ class MemoryEngine:
             self._wake_watches()
 
     def _number(self, objects: Sequence[NewObject], now_ms: int) -> dict[bytes, _Held]:
-        """Give the objects that are not stored yet their ids, without storing them.
+        """Assign ids to the objects that are not stored yet, without storing them.
 
-        A digest that is stored already keeps what is stored (P2), whatever comes
-        with it now. Raises ObjectNotFoundError for a child that is neither stored
-        nor earlier among ``objects``.
+        A stored object is never replaced (P2). ObjectNotFoundError for a child that is neither
+        stored nor earlier in ``objects``.
         """
         arriving: dict[bytes, _Held] = {}
         for item in objects:
@@ -339,7 +340,7 @@ class MemoryEngine:
 
 
 class _MemoryCollection:
-    """Marks anew in every step, under the lock: slow, and plainly right."""
+    """Marks again in every step, under the lock: slow, but obviously correct."""
 
     def __init__(self, engine: MemoryEngine, roots: Roots, *, grace_ms: int, dry_run: bool) -> None:
         self._engine = engine
@@ -352,7 +353,7 @@ class _MemoryCollection:
         if not self._dry_run:
             with self._engine._lock:
                 if self._engine._collecting:
-                    raise BusyError("this store is being collected already")
+                    raise BusyError("another collection of this store is running")
                 self._engine._collecting = True
         return self
 
@@ -368,7 +369,7 @@ class _MemoryCollection:
     def mark(
         self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
     ) -> MarkReport:
-        """Find out what nobody reaches."""
+        """Find the unreachable objects."""
         if only is not None:
             numbers = unpack(f">{len(only) // 8}Q", only)
             self._only = set(numbers)
@@ -381,15 +382,17 @@ class _MemoryCollection:
         return MarkReport(roots, len(kept), len(unreached), _sum(kept), _sum(unreached))
 
     def unreached(self) -> bytes:
-        """What nobody reaches, by number."""
+        """The ids of the unreachable objects, encoded."""
         with self._engine._lock:
             _, _, unreached = self._split()
         return pack(f">{len(unreached)}Q", *[held.info.id for held in unreached])
 
     def sweep(self, limit: int) -> SweepReport:
-        """Remove the newest ``limit`` of what nobody reaches."""
+        """Remove the newest ``limit`` unreachable objects."""
         if self._dry_run:
-            raise InvalidInputError("a dry run sweeps nothing")
+            raise InvalidInputError(
+                "a dry run cannot sweep; open the collection with dry_run=False"
+            )
         with self._engine._lock:
             _, _, doomed = self._split(self._only)
             if len(doomed) <= limit:
@@ -401,9 +404,10 @@ class _MemoryCollection:
         return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
     def _split(self, only: set[int] | None = None) -> tuple[int, list[_Held], list[_Held]]:
-        """How many digests rows name; what is reached and what is not, newest first.
+        """How many digests rows contain; the reachable and the unreachable objects, newest first.
 
-        What is not in ``only`` stays, so it counts as reached, with all it links to.
+        Objects outside ``only`` are kept, so they count as reachable, as do the objects they link
+        to.
         """
         engine = self._engine
         engine._require_open()
@@ -434,9 +438,9 @@ def _sum(objects: Sequence[_Held]) -> int:
 
 
 def _check_limit(limit: int) -> None:
-    # A page that may hold nothing cannot be told from the end of the scan.
+    # The caller could not distinguish an empty page from the end of the scan.
     if limit < 1:
-        raise InvalidInputError(f"a page of {limit} (at least 1)")
+        raise InvalidInputError(f"limit must be at least 1, got {limit}")
 
 
 _engines: WeakSet[MemoryEngine] = WeakSet()

@@ -1,8 +1,8 @@
-"""An engine that keeps its writes in memory, on top of another one, which it only reads.
+"""An engine that buffers writes in memory on top of another engine, which it only reads.
 
-A dry run carries out the steps of the real run on an overlay, so that it reports what the real
-run would: what one step removes is missing for the next. Nothing reaches the engine below.
-Objects that are written to an overlay have no ids, so ``scan_objects`` does not list them.
+A dry run executes the steps of the real run on an overlay, so each step sees the changes of the
+steps before it. Nothing reaches the engine below. Objects written to an overlay have no ids, so
+``scan_objects`` does not list them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class OverlayEngine:
     def __init__(self, base: Engine) -> None:
         self._base = base
         self._objects: dict[bytes, NewObject] = {}
-        # None: the row is removed.
+        # None: the row is deleted.
         self._rows: dict[str, dict[bytes, bytes | None]] = {table: {} for table in TABLES}
-        # The keys of those, in order.
+        # The keys of ``_rows``, sorted.
         self._keys: dict[str, list[bytes]] = {table: [] for table in TABLES}
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
@@ -62,7 +62,7 @@ class OverlayEngine:
         """Run one write in memory. InvalidInputError if it deletes objects."""
         validate(write)
         if write.deletes:
-            raise InvalidInputError("an overlay deletes no objects")
+            raise InvalidInputError("an overlay cannot delete objects")
         now_ms = self._base.now_ms()
         require(write.conditions, self._find_row, self._has_object, now_ms)
         given = {item.digest: item for item in reversed(write.objects)}
@@ -119,11 +119,11 @@ class OverlayEngine:
     def _merged(
         self, table: str, below: Iterator[Row], start: bytes, stop: bytes | None, *, reverse: bool
     ) -> Iterator[Row]:
-        """The rows below with the changes of this table; both in the order of keys."""
+        """The rows below merged with the changes of this table, in key order."""
         ordered = self._keys[table]
         end = len(ordered) if stop is None else bisect_left(ordered, stop)
         places = range(bisect_left(ordered, start), end)
-        # Not a slice: a page of a few rows must not cost a copy of all changed keys.
+        # Not a slice: reading a few rows must not copy all changed keys.
         ahead = (ordered[at] for at in (reversed(places) if reverse else places))
         key = next(ahead, None)
         for row in below:
@@ -167,18 +167,19 @@ class OverlayEngine:
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
         """A dry run of a collection of the engine below, with the rows as they are here."""
         if not dry_run or not isinstance(self._base, Collecting):
-            raise InvalidInputError("an overlay only has dry runs of collections")
+            raise InvalidInputError("an overlay can only open a collection with dry_run=True")
         return self._base.collection(self._seen_from_below(roots), grace_ms=grace_ms, dry_run=True)
 
     def commits_since_collection(self) -> int:
-        """As the engine below counts."""
+        """The count of the engine below."""
         return self._base.commits_since_collection() if isinstance(self._base, Collecting) else 0
 
     def _seen_from_below(self, roots: Roots) -> Roots:
-        """The same roots for the engine below, which knows neither these rows nor these objects.
+        """Adapt ``roots`` to the engine below, which lacks the rows and objects written here.
 
-        Marking goes through its rows. Changed rows name nothing any more, and any one row names
-        all that they, and the objects that are new here, name of the objects below.
+        Marking reads the rows of the engine below. For a row that is changed here, ``named``
+        returns nothing. For one arbitrary row it returns all digests below that the changed rows
+        and the new objects refer to.
         """
         named = self._of_base(
             digest
@@ -205,7 +206,7 @@ class OverlayEngine:
         return Roots(roots.tables, of_row)
 
     def _of_base(self, digests: Iterable[bytes]) -> set[bytes]:
-        """The objects below that these are, or lead to through objects that are new here."""
+        """The digests below among ``digests``, and those that new objects among them lead to."""
         seen = set(digests)
         left = list(seen)
         while left:

@@ -1,4 +1,4 @@
-"""Paths as callers give them, into text that the operating system takes."""
+"""Converts the paths that callers pass to text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from casstore.errors import InvalidInputError
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """The path as text; InvalidInputError if it can be the path of nothing."""
+    """The path as text; InvalidInputError if the operating system cannot accept it."""
     try:
         text = os.fspath(path)
     except TypeError as exc:
-        raise InvalidInputError(f"a path is text or a Path, not {type(path).__name__}") from exc
+        raise InvalidInputError(
+            f"a path must be a str or a Path, got {type(path).__name__}"
+        ) from exc
     if not isinstance(text, str):
-        raise InvalidInputError("a path is text, not bytes; os.fsdecode makes it text")
+        raise InvalidInputError("a path must be text, got bytes; convert it with os.fsdecode")
     try:
-        # Names that are no text come with surrogates from os.fsdecode; others stand for nothing.
+        # os.fsdecode represents undecodable bytes as surrogates; other surrogates have no encoding.
         os.fsencode(text)
     except UnicodeEncodeError as exc:
-        raise InvalidInputError(f"{text!r} cannot be a path: {exc.reason}") from exc
+        raise InvalidInputError(f"{text!r} is not a valid path: {exc.reason}") from exc
     if not text or "\0" in text:
-        raise InvalidInputError(f"{text!r} cannot be a path")
+        raise InvalidInputError(
+            f"{text!r} is not a valid path: it is empty or contains a NUL character"
+        )
     return text

@@ -1,14 +1,13 @@
-"""What an engine is: objects by digest, rows by table and key, writes as plain data.
+"""The interface of an engine: objects by digest, rows by table and key, writes as plain data.
 
-The shape is made for an engine at the far end of a network and costs an embedded
-one nothing. A write is handed over whole, conditions and changes together, and
-the engine runs it as one transaction; there is no callback that reads, thinks and
-writes. Readers ask for many things at once. The engine's clock decides what is
-live, so that the clocks of two machines never have to agree.
+The interface suits an engine behind a network and costs an embedded engine nothing. A ``Write``
+contains its conditions and its changes, and the engine runs it as one transaction; no callback
+reads and writes inside a transaction. Reads are batched. Expiry is decided by the engine's clock,
+so the clocks of two machines never have to agree.
 
-What only some engines can do is a protocol of its own (``Collecting``, ``Packing``, …), asked for
-with ``isinstance``. An engine that wraps another has those methods itself: from Python 3.12 on
-``isinstance`` does not ask ``__getattr__``.
+Optional capabilities are separate protocols (``Collecting``, ``Packing``, …); callers test for them
+with ``isinstance``. An engine that wraps another must define those methods itself: since Python
+3.12 ``isinstance`` does not call ``__getattr__``.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
+from casstore.format.printing import count, size
+
 # --- rows ----------------------------------------------------------------------
 
-# The tables an engine must offer. A row's meaning belongs to the layer that writes it.
+# The tables that every engine has. The layer that writes a row defines its meaning.
 TABLES: Final = (
     "attachments",
     "heads",
@@ -40,19 +41,19 @@ MAX_ROW_VALUE_BYTES: Final = 16 << 20
 MAX_OBJECT_BYTES: Final = 16 << 20
 MAX_KIND: Final = 126
 TIME_BYTES: Final = 8
-# A thousand years: more is a mistake, and would not fit in a row.
+# A thousand years. A longer duration is a mistake, and the time would not fit in a row.
 MAX_STAMP_MS: Final = 1000 * 366 * 86_400_000
 
 
 class Row(NamedTuple):
-    """A key and what stands there."""
+    """A key and its value."""
 
     key: bytes
     value: bytes
 
 
 class RowKey(NamedTuple):
-    """The place of one row."""
+    """The table and key of one row."""
 
     table: str
     key: bytes
@@ -62,11 +63,10 @@ class RowKey(NamedTuple):
 
 
 class NewObject(NamedTuple):
-    """An object on its way in.
+    """An object to be stored.
 
-    ``children`` are the digests it links to, in order of appearance in ``data``,
-    each as often as it appears. They must be stored already, or come earlier in
-    the same write.
+    ``children`` are the digests that ``data`` links to, in order of appearance, with repetitions.
+    Each must be stored already or come earlier in the same write.
     """
 
     digest: bytes
@@ -76,17 +76,17 @@ class NewObject(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """An object as it comes out. The engine does not vouch for ``data``; its reader checks it."""
+    """A stored object. The engine does not verify ``data`` against the digest; the caller does."""
 
     kind: int
     data: bytes
 
 
 class ObjectInfo(NamedTuple):
-    """What a collector needs to know of an object, without its bytes.
+    """The metadata of an object that a collector needs.
 
-    Ids count up in order of arrival and are never given twice, so every child's
-    id is lower than its parents'. ``children`` repeats and orders like the object's links.
+    Ids increase in order of arrival and are never reused, so a child's id is always lower than its
+    parents' ids. ``children`` lists the links in order, with repetitions.
     """
 
     id: int
@@ -94,7 +94,8 @@ class ObjectInfo(NamedTuple):
     kind: int
     size_bytes: int
     children: tuple[int, ...]
-    #: Never too early: an engine that keeps neighbours together may say when the last came.
+    #: When the object was put, or later: an engine that stores several objects together may record
+    #: one time for all of them.
     stored_at_ms: int
 
 
@@ -102,7 +103,7 @@ class ObjectInfo(NamedTuple):
 
 
 class RowIs(NamedTuple):
-    """The row holds exactly this value; None: there is no such row."""
+    """The row has exactly this value; None: the row does not exist."""
 
     table: str
     key: bytes
@@ -110,7 +111,7 @@ class RowIs(NamedTuple):
 
 
 class RowStarts(NamedTuple):
-    """The row is there and its value starts with these bytes."""
+    """The row exists and its value starts with these bytes."""
 
     table: str
     key: bytes
@@ -118,9 +119,9 @@ class RowStarts(NamedTuple):
 
 
 class RowLive(NamedTuple):
-    """The row starts with ``prefix`` and the time at ``offset`` lies in the future.
+    """The row starts with ``prefix`` and the time at ``offset`` is later than now.
 
-    A time is eight bytes, big-endian milliseconds. Now is not the future.
+    A time is eight bytes: big-endian milliseconds since 1970.
     """
 
     table: str
@@ -130,7 +131,7 @@ class RowLive(NamedTuple):
 
 
 class RowLapsed(NamedTuple):
-    """The row holds exactly ``value`` and the time at ``offset`` in it has come."""
+    """The row has exactly this value, and the time at ``offset`` in it is now or earlier."""
 
     table: str
     key: bytes
@@ -139,7 +140,7 @@ class RowLapsed(NamedTuple):
 
 
 class ObjectsExist(NamedTuple):
-    """All of these objects are stored."""
+    """All these objects are stored."""
 
     digests: Sequence[bytes]
 
@@ -151,14 +152,14 @@ Condition = RowIs | RowStarts | RowLive | RowLapsed | ObjectsExist
 
 
 class Stamp(NamedTuple):
-    """Where the engine writes its own time, plus ``add_ms``, into a row's value."""
+    """The engine writes its time plus ``add_ms`` at this offset of a row's value."""
 
     offset: int
     add_ms: int = 0
 
 
 class PutRow(NamedTuple):
-    """Write a row, whatever stood there before."""
+    """Insert or replace a row."""
 
     table: str
     key: bytes
@@ -167,7 +168,7 @@ class PutRow(NamedTuple):
 
 
 class DeleteRow(NamedTuple):
-    """Remove a row; it need not be there."""
+    """Delete a row if it exists."""
 
     table: str
     key: bytes
@@ -176,7 +177,7 @@ class DeleteRow(NamedTuple):
 RowChange = PutRow | DeleteRow
 
 
-#: What a write waits for: until a power loss cannot undo it, or for nothing.
+#: When a write returns: once it survives a power loss, or at once.
 FULL: Final = "full"
 RELAXED: Final = "relaxed"
 DURABILITIES: Final = (FULL, RELAXED)
@@ -185,73 +186,74 @@ DURABILITIES: Final = (FULL, RELAXED)
 class Write(NamedTuple):
     """One transaction, as data.
 
-    The conditions are tried in order; the first that fails ends the write with
-    ``ConditionFailedError`` (``ObjectNotFoundError`` for a missing object) and nothing
-    happens. Then objects are stored, rows
-    change in the order given, and ``deletes`` disappear from the store. Deleting an
-    object that something still links to is the collector's responsibility.
+    The conditions are checked in order. The first one that fails ends the write with
+    ``ConditionFailedError`` (``ObjectNotFoundError`` for a missing object), and nothing changes.
+    Then the objects are stored, the rows change in the order given, and the objects in ``deletes``
+    are removed. Only a collector may delete objects: the engine does not check whether something
+    links to them.
 
-    No other write comes between: what the conditions found is what the changes are made to.
+    The transaction is isolated: no other write runs between the check of the conditions and the
+    changes.
 
-    Whatever is typed as bytes is ``bytes``, which nobody can change, so an engine may keep what
-    it is given without a copy. A ``bytearray`` or ``memoryview`` is refused with
-    ``InvalidInputError``. Lists are the caller's again when the write returns.
+    Everything typed as bytes must be ``bytes``. It is immutable, so an engine may store it without
+    a copy; ``InvalidInputError`` for a ``bytearray`` or ``memoryview``. The caller may reuse its
+    lists when the write returns.
     """
 
     objects: Sequence[NewObject] = ()
     conditions: Sequence[Condition] = ()
     rows: Sequence[RowChange] = ()
     deletes: Sequence[bytes] = ()
-    #: Whether the call waits until a power loss cannot undo it; None: as the engine was opened.
+    #: When the call returns; None: as the engine was opened.
     durable: bool | None = None
 
 
 class CheckedWrite(Write):
-    """A write that is well-formed by the way it was made: an engine need not look again.
+    """A write that is well-formed by construction, so the engine skips validation.
 
-    For those who make digests, keys and rows by functions that keep to the limits, and of bytes.
-    How long objects are is up to users, and looked at all the same.
+    For callers that build digests, keys and rows with functions that observe the limits. The engine
+    still checks the length of objects, which comes from users.
     """
 
     __slots__ = ()
 
 
 class WriteResult(NamedTuple):
-    """What a write did: the engine's time, and how many objects were not there before."""
+    """The engine's time of the write, and how many objects were not stored before."""
 
     now_ms: int
     new_objects: int
 
 
 class Watch(Protocol):
-    """Tells when a store may have changed. For one waiter; not shared by threads.
+    """Signals when a store may have changed. For one waiter; do not share it between threads.
 
-    Make the watch, then read; wait, then read again: a write that the first read missed
-    ends the wait. A watch may also wake when there is nothing new. When its engine closes it
-    wakes for good and its calls raise ClosedError; its descriptors live until it is
-    closed or collected.
+    Create the watch, then read; wait, then read again. A write that the first read missed ends the
+    wait. Spurious wake-ups are possible. When the engine closes, the watch stays readable and its
+    calls raise ClosedError; its descriptors stay open until the watch is closed or
+    garbage-collected.
     """
 
     def fileno(self) -> int:
-        """A descriptor for poll or an event loop, readable while there are changes to note.
+        """A descriptor for poll or an event loop; readable while there are unseen changes.
 
-        Do nothing with it but wait for that, and call ``drain`` before reading the store.
+        Use it only for polling, and call ``drain`` before reading the store.
         """
         ...
 
     def drain(self) -> None:
-        """Take note of all changes so far, without blocking."""
+        """Mark all changes so far as seen, without blocking."""
         ...
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until something may have changed, then drain; False when the time is up.
+        """Block until the store may have changed, then drain; False on timeout.
 
-        Ctrl-C interrupts it.
+        Ctrl-C interrupts the wait.
         """
         ...
 
     def close(self) -> None:
-        """Give the descriptors back. Closing twice is allowed; every other call then fails."""
+        """Close the descriptors. Closing twice is allowed; every other call then fails."""
         ...
 
 
@@ -263,19 +265,19 @@ class Engine(Protocol):
         ...
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None where there is none."""
+        """The objects in the order of ``digests``; None for those that are not stored."""
         ...
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write, wholly or not at all; when it returns it is as durable as promised.
+        """Run one write atomically; returns when it is as durable as ``durability`` says.
 
-        Raises ConditionFailedError, ObjectNotFoundError (a child, or one asked for, is missing),
-        InvalidInputError (the write itself is malformed) or StorageError.
+        Raises ConditionFailedError, ObjectNotFoundError (a child or a required object is missing),
+        InvalidInputError (the write is malformed) or StorageError.
         """
         ...
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, in the order asked for; None where there is none."""
+        """The rows in the order of ``keys``, from one snapshot; None for missing rows."""
         ...
 
     def scan_rows(
@@ -291,7 +293,7 @@ class Engine(Protocol):
         ...
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
-        """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
+        """About ``limit`` objects with ids below ``before``, highest first."""
         ...
 
     def now_ms(self) -> int:
@@ -299,40 +301,40 @@ class Engine(Protocol):
         ...
 
     def watch(self) -> Watch:
-        """A watch that wakes after every write from now on, whichever thread or process made it.
+        """A watch that wakes after every later write of any thread or process.
 
-        A write that fails may wake it as well.
+        A write that fails may wake it too.
         """
         ...
 
     def flush(self) -> None:
-        """Make everything acknowledged so far survive a power loss."""
+        """Return once every acknowledged write survives a power loss."""
         ...
 
     def close(self) -> None:
-        """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        """Release all resources. Closing twice is allowed; every other call then fails."""
         ...
 
 
 @runtime_checkable
 class Listing(Protocol):
-    """An engine that can say which digests there are."""
+    """An engine that can list its digests."""
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
         ...
 
 
-# --- care: what an engine may offer beside --------------------------------------------------
+# --- optional capabilities ------------------------------------------------------------------
 
 
 class Roots(NamedTuple):
-    """What keeps objects alive: rows of these tables.
+    """The rows that keep objects alive: all rows of ``tables``.
 
-    ``named`` finds the digests in a row, given its table. It depends on nothing but the row: a
-    row keeps its objects until it is removed, whatever the clock says. A row comes to name an
-    object only in a write that brings it, asks for it (``ObjectsExist``) or stands on a row that
-    names it (``RowIs``): an engine whose removals run beside writers relies on that.
+    ``named(table, row)`` returns the digests in a row. It must depend on the row alone: a row keeps
+    its objects until it is deleted, whatever the time is. A write may add a digest to a row only if
+    it also stores the object, requires it (``ObjectsExist``), or requires a row that contains the
+    digest (``RowIs``). Engines that sweep concurrently with writers rely on that.
     """
 
     tables: tuple[str, ...]
@@ -340,9 +342,9 @@ class Roots(NamedTuple):
 
 
 class MarkReport(NamedTuple):
-    """What marking found: objects, and their bytes before compression, without their links."""
+    """The result of marking: objects, and their bytes before compression, without links."""
 
-    #: Distinct digests that rows name.
+    #: Distinct digests in rows.
     roots: int
     objects_kept: int
     objects_unreached: int
@@ -351,26 +353,26 @@ class MarkReport(NamedTuple):
 
 
 class SweepReport(NamedTuple):
-    """What one step of sweeping did."""
+    """The result of one sweep step."""
 
     objects: int
     size_bytes: int
-    #: What it gave back at once, as stored: where nothing else was left beside.
+    #: Stored bytes that the step reclaimed itself, from slabs that became empty.
     freed_bytes: int
-    #: How long it kept writers waiting.
+    #: How long writers waited for the step.
     held_s: float
-    #: Was this the last step?
+    #: True if this was the last step.
     done: bool
 
 
 class Collection(Protocol):
-    """One collection of a store: a context manager. Mark once, then sweep until it is done.
+    """One garbage collection; a context manager. Call ``mark`` once, then ``sweep`` until done.
 
-    Safe beside writers anywhere; stopping it between or within steps is harmless.
+    Safe concurrently with writers. Stopping between or during steps is harmless.
     """
 
     def __enter__(self) -> Self:
-        """Begin. BusyError if another collection of the store is going on."""
+        """Begin. BusyError if another collection of the store is running."""
         ...
 
     def __exit__(
@@ -379,60 +381,75 @@ class Collection(Protocol):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End, wherever it has come to."""
+        """End the collection, finished or not."""
         ...
 
     def mark(
         self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
     ) -> MarkReport:
-        """Find out what nobody reaches; blocks nobody. ``pulse`` is told how far it has come.
+        """Find the unreachable objects without blocking writers; ``pulse`` receives the progress.
 
-        ``only`` bounds what will be swept, as ``unreached`` of an earlier collection gave it.
-        CorruptionError if anything that is reached is missing or cannot be read.
+        With ``only``, what ``unreached`` of an earlier collection returned, no other objects are
+        swept later. CorruptionError if a reachable object is missing or cannot be read.
         """
         ...
 
     def unreached(self) -> bytes:
-        """What marking found, in a form that ``mark`` takes."""
+        """The objects that marking found unreachable, encoded for ``mark(only=…)``."""
         ...
 
     def sweep(self, limit: int) -> SweepReport:
         """Remove at most ``limit`` objects in one short transaction.
 
-        CollectionOvertakenError if it cannot tell any more what is reached.
+        CollectionOvertakenError if concurrent changes made the marks unusable.
         """
         ...
 
 
-# What was stored within the last quarter of an hour is left as it is by default: agents at
-# work read it back, and more of the same is about to come.
+# By default, packing skips objects of the last 15 minutes: running agents read them, and the next
+# commits will add similar ones.
 COLD_AGE_MS: Final = 900_000
+#: The default grace period of a collection: an object may be put this long before it is committed.
+DEFAULT_GRACE_MS: Final = 3_600_000
+#: How many objects a collection removes in one transaction. Writers wait for it: each object takes
+#: a page of the index with it, so this is about a megabyte to write.
+DEFAULT_BATCH: Final = 256
 
 
 class DamagedSlab(NamedTuple):
-    """Objects that lie together and cannot all be proven: they end in this id; why not."""
+    """A slab that cannot be read completely: its last id, and the reason."""
 
     last_id: int
     reason: str
 
 
 class PackReport(NamedTuple):
-    """What packing did: slabs and their stored bytes before and after; objects that lost theirs."""
+    """The result of packing: slabs and stored bytes before and after, and objects dropped."""
 
     slabs_before: int
     slabs_after: int
     bytes_before: int
     bytes_after: int
     objects_dropped: int
-    #: Pages that indexes and rows take less, because they were written anew in order.
+    #: Pages saved by rewriting indexes and rows in key order.
     pages_saved: int = 0
-    #: The longest that writers were kept waiting.
+    #: The longest time that writers waited.
     longest_lock_s: float = 0.0
-    #: What was left exactly as it is, because it is damaged.
+    #: Damaged slabs, left unchanged.
     damaged: tuple[DamagedSlab, ...] = ()
 
+    def __str__(self) -> str:
+        text = (
+            f"packed {count(self.slabs_before, 'slab')} ({size(self.bytes_before)}) into "
+            f"{self.slabs_after:,} ({size(self.bytes_after)}), dropped "
+            f"{count(self.objects_dropped, 'dead object')}"
+        )
+        if self.damaged:
+            text += f"; left {count(len(self.damaged), 'damaged slab')} as they are"
+        return text
+
     def plus(self, other: PackReport) -> PackReport:
-        """Both together."""
+        """The sum of both reports."""
         return PackReport(
             self.slabs_before + other.slabs_before,
             self.slabs_after + other.slabs_after,
@@ -447,31 +464,31 @@ class PackReport(NamedTuple):
 
 @runtime_checkable
 class Collecting(Protocol):
-    """An engine that removes what nobody reaches."""
+    """An engine that can remove unreachable objects."""
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
-        """A collection that keeps what roots reach and what was put within the grace.
+        """A collection that keeps reachable objects and those put within the grace period.
 
-        A dry run marks, and sweeps nothing; any number of them may go on at once.
+        A dry run marks but never sweeps; several dry runs may be open at once.
         """
         ...
 
     def commits_since_collection(self) -> int:
-        """How many transactions have changed the store since a collection last came to its end."""
+        """How many transactions changed the store since the last completed collection."""
         ...
 
 
 @runtime_checkable
 class Packing(Protocol):
-    """An engine that can lay out anew, and smaller, what was written in small steps."""
+    """An engine that can merge small slabs into larger, better compressed ones."""
 
     def pack(
         self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
     ) -> PackReport:
-        """Join what is scattered and older than ``min_age_ms``; drop what lost its name.
+        """Merge small slabs older than ``min_age_ms``, and drop objects that gc removed.
 
-        In short steps, beside readers and writers; raising from ``progress`` stops it
-        between two steps.
+        Works in short steps, concurrently with readers and writers. An exception from ``progress``
+        stops it between two steps.
         """
         ...
 
@@ -486,21 +503,21 @@ class Reserving(Protocol):
 
 
 def reclaiming(engine: Engine) -> AbstractContextManager[None]:
-    """Use the space that ``engine`` reserves for operations that reclaim space, if it does."""
+    """Let ``engine`` use its reserved disk space inside the ``with`` statement, if it has any."""
     return engine.reclaiming() if isinstance(engine, Reserving) else nullcontext()
 
 
 class TableSpace(NamedTuple):
-    """What one table takes."""
+    """The space that one table takes."""
 
     name: str
     rows: int
-    #: Keys and values.
+    #: Bytes of keys and values.
     content_bytes: int
     branch_pages: int
     leaf_pages: int
     overflow_pages: int
-    #: How many pages it would take if it were written anew, in order.
+    #: How many pages the table would take if it were rewritten in key order.
     tidy_pages: int
 
     @property
@@ -510,58 +527,58 @@ class TableSpace(NamedTuple):
 
 
 class SlabSpace(NamedTuple):
-    """What lies in slabs."""
+    """The space that slabs take."""
 
     slabs: int
-    #: Slabs that packing joins with a neighbour if that is small too.
+    #: Slabs that packing would merge with a small neighbour.
     small_slabs: int
-    #: Directories and compressed objects.
+    #: Bytes of directories and compressed objects.
     stored_bytes: int
     small_stored_bytes: int
     objects: int
-    #: Objects that lost their names and still have bytes.
+    #: Objects that gc removed and whose bytes are still stored.
     dead_objects: int
-    #: Before compression, links cut out.
+    #: Before compression, without links.
     raw_bytes: int
     dead_raw_bytes: int
-    #: The part of the stored bytes that dead objects take: their share of each slab.
+    #: The share of the stored bytes that removed objects take, estimated per slab.
     dead_stored_bytes: int
-    #: The objects in full, links included, before compression.
+    #: Complete objects with their links, before compression.
     logical_bytes: int
     damaged: tuple[DamagedSlab, ...]
 
 
 class EngineSpace(NamedTuple):
-    """How much space an engine takes, and for what."""
+    """How much space a store takes, by purpose."""
 
     file_bytes: int
-    #: What the file takes on the disk; less if it has holes.
+    #: Allocated bytes on the disk; less than the file's length if it is sparse.
     allocated_bytes: int
     page_bytes: int
-    #: Pages of tables, and those that hold the file together.
+    #: Pages of tables and of LMDB's own structures.
     used_bytes: int
     tables: tuple[TableSpace, ...]
     slabs: SlabSpace
     dictionaries: int
     dictionary_bytes: int
-    #: How long the file would be if everything were written anew as it is, in order.
+    #: The length of the file if all tables were rewritten in key order.
     tidy_file_bytes: int
-    #: The length of the redo log, and the commits that were only there.
+    #: The length of the redo log, and the commits that are in it only.
     log_bytes: int
     log_commits: int
 
 
 @runtime_checkable
 class Measuring(Protocol):
-    """An engine that can say what its space goes to."""
+    """An engine that can report its use of space."""
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
-        """Read everything but the contents of objects; ``progress`` is told rows done, of all."""
+        """Measure everything but object contents; ``progress(rows_done, rows_total)``."""
         ...
 
 
 class IndexReport(NamedTuple):
-    """What making the index anew did: objects named now, and compared with before."""
+    """The result of rebuilding the index: objects in it now, and the difference to before."""
 
     named: int
     found: int
@@ -571,19 +588,19 @@ class IndexReport(NamedTuple):
 
 @runtime_checkable
 class Rebuilding(Protocol):
-    """An engine that keeps what can be derived from the rest, and can make it anew."""
+    """An engine that can rebuild its derived data."""
 
     def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
-        """Name what roots reach and what is younger than the grace, from the stored objects alone.
+        """Rebuild the index of the objects that are reachable or within the grace period.
 
-        Atomic. CorruptionError, and nothing happens, if what is needed for it is damaged.
+        Atomic. CorruptionError, and no change, if data needed for it is damaged.
         """
         ...
 
     def sum_rows(self) -> None:
-        """Rebuild the sum over all rows from the rows as they are.
+        """Recompute the checksum over all rows from the current rows.
 
-        CorruptionError, and nothing happens, if one of them is damaged.
+        CorruptionError, and no change, if a row is damaged.
         """
         ...
 
@@ -597,7 +614,7 @@ class HotCopyReport(NamedTuple):
 
 @runtime_checkable
 class HotCopying(Protocol):
-    """An engine that can copy its whole store as of one moment, beside writers."""
+    """An engine that can copy a snapshot of its store, concurrently with writers."""
 
     def copy_to(
         self,
@@ -607,10 +624,10 @@ class HotCopying(Protocol):
         replace: bool = False,
         pulse: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
-        """Make ``target`` a store of its own, verified and on the disk, or leave it as it was.
+        """Make ``target`` an independent store, verified and flushed, or leave it unchanged.
 
-        It holds everything acknowledged before the call. ``compact`` leaves out free space.
-        ``pulse`` is told how many bytes were copied, and of how many if that is known; raising
-        from it stops the copy. TargetExistsError unless ``replace``.
+        The copy holds everything acknowledged before the call. ``compact`` omits free space.
+        ``pulse`` receives the bytes copied and, if known, their total; an exception from it stops
+        the copy. TargetExistsError if the target exists, unless ``replace``.
         """
         ...

@@ -1,8 +1,8 @@
 """Watches: a descriptor that becomes readable when a store may have changed.
 
-What all watches share is here, and the one that needs nothing but a pipe. A watch is
-woken from other threads, also when its engine closes, but never closed by them: whoever
-waits on a descriptor must not find that its number has come to mean something else.
+``DescriptorWatch`` is the base class, ``PipeWatch`` the implementation with a pipe. Other threads
+may wake a watch, and do so when the engine closes, but only its owner closes it: otherwise a thread
+could poll a descriptor number that was closed and reused for another file.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from casstore.engine.forks import Lock
 from casstore.errors import ClosedError, StorageError
 
-# poll takes milliseconds in a C int; nobody can tell this from for ever.
+# poll takes milliseconds as a C int: 24 days, in effect no timeout.
 _LONGEST_S: Final = 1_000_000.0
 _MANY_BYTES: Final = 64 << 10
 
 
 class DescriptorWatch(ABC):
-    """A watch on ``handle``, which it owns; ``check`` raises when the engine refuses calls.
+    """A watch on ``handle``, which it owns; ``check`` raises if the engine is closed.
 
-    A subclass says how to make the descriptor readable, and how to let go of it.
+    A subclass implements making the descriptor readable and closing it.
     """
 
-    # Until __init__ is through, there is nothing to close.
+    # For ``__del__`` after a failed ``__init__``: nothing to close.
     _closed = True
 
     def __init__(self, handle: int, check: Callable[[], None]) -> None:
@@ -37,14 +37,14 @@ class DescriptorWatch(ABC):
         self._closed = False
 
     def fileno(self) -> int:
-        """What to poll, or to hand to an event loop."""
+        """The descriptor to poll or to give to an event loop."""
         self._check()
         if self._closed:
             raise ClosedError("this watch was closed")
         return self._handle
 
     def drain(self) -> None:
-        """Take note of all changes so far."""
+        """Mark all changes so far as seen."""
         handle = self.fileno()
         try:
             while os.read(handle, _MANY_BYTES):
@@ -53,10 +53,10 @@ class DescriptorWatch(ABC):
             return
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until something may have changed; False when the time is up before."""
+        """Block until the store may have changed; False on timeout."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLIN)
-        # To poll, a negative time is for ever.
+        # poll waits without limit if the time is negative.
         time_ms = None if timeout_s is None else max(0.0, min(timeout_s, _LONGEST_S)) * 1000
         if not poller.poll(time_ms):
             return False
@@ -64,18 +64,18 @@ class DescriptorWatch(ABC):
         return True
 
     def wake(self) -> None:
-        """Make the descriptor readable; from any thread."""
+        """Make the descriptor readable; callable from any thread."""
         with self._lock:
             if not self._closed:
                 self._signal()
 
     def close(self) -> None:
-        """Give the descriptors back. Closing twice is allowed."""
+        """Close the descriptors. Closing twice is allowed."""
         if self._closed:
             return
         with self._lock:
-            # Asked again: of two who close it at once, the second must not give back a number
-            # that is somebody else's by then.
+            # Checked again under the lock: if two threads close it at once, the second must not
+            # close a number that was reused.
             if not self._closed:
                 self._closed = True
                 self._release()
@@ -92,13 +92,13 @@ class DescriptorWatch(ABC):
 
 
 class PipeWatch(DescriptorWatch):
-    """A watch that is readable when, and only when, somebody has called ``wake``."""
+    """A watch that becomes readable only by ``wake``."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         try:
             reading, self._writing = os.pipe()
         except OSError as exc:
-            raise StorageError(f"no descriptors to watch with: {exc.strerror}") from exc
+            raise StorageError(f"cannot open a pipe for a watch: {exc.strerror}") from exc
         os.set_blocking(reading, False)
         os.set_blocking(self._writing, False)
         super().__init__(reading, check)
@@ -107,7 +107,7 @@ class PipeWatch(DescriptorWatch):
         try:
             os.write(self._writing, b"\0")
         except BlockingIOError:
-            # Nobody has drained it for long; it could not be more readable.
+            # The pipe is full of undrained wake-ups, so it is readable already.
             return
 
     def _release(self) -> None:

@@ -8,7 +8,7 @@ Numbers are big-endian. The checksum covers the block's offset in the file, its 
 payload, so a block that was moved or repeated is noticed like one that was changed. Objects carry
 no names: a reader computes them. It refuses objects that no row leads to, and links to objects
 that are missing. Only a rope, whose name is that of its content, carries its name.
-``docs/format.md`` is the normative description.
+``docs/internals/format.md`` is the normative description.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class BundleHeader(NamedTuple):
 
     version: int
     kind: str
-    #: Are objects left out that the reader's store is expected to have?
+    #: True if objects are omitted that the reader's store is expected to have.
     thin: bool
 
 
 class Totals(NamedTuple):
-    """The trailer of a bundle: what it must have held."""
+    """The trailer of a bundle: the totals to verify."""
 
     objects: int
     object_bytes: int
@@ -104,14 +104,14 @@ def decode_block_header(data: bytes) -> BlockHeader:
     """Decode the header of a block; ValueError if it is invalid."""
     type_, codec, count, raw_bytes, stored_bytes = _BLOCK.unpack_from(data)
     if not HEADER <= type_ <= TRAILER:
-        raise ValueError(f"a block of type {type_}")
+        raise ValueError(f"unknown block type {type_}")
     if raw_bytes > MAX_BLOCK_BYTES or stored_bytes > raw_bytes:
-        raise ValueError(f"a block of {stored_bytes} bytes that claims to inflate to {raw_bytes}")
+        raise ValueError(f"a block of {stored_bytes} bytes claims to inflate to {raw_bytes}")
     return BlockHeader(type_, codec, count, raw_bytes, stored_bytes, data[_BLOCK.size :])
 
 
 def is_proven(offset: int, head: bytes, payload: bytes) -> bool:
-    """Is this the block that was written at this offset?"""
+    """True if this is the block that was written at this offset."""
     return checksum(offset, head[: _BLOCK.size], payload) == head[_BLOCK.size :]
 
 
@@ -129,14 +129,14 @@ def object_at(raw: bytes, start: int) -> PackedObject:
     """The object that starts here in an inflated block; ValueError if it is truncated."""
     at = start + _OBJECT.size
     if len(raw) < at:
-        raise ValueError("a block that ends within an object")
+        raise ValueError("a block ends within an object")
     kind, size = _OBJECT.unpack_from(raw, start)
     name: bytes | None = None
     if kind == Kind.ROPE:
         name = raw[at : at + DIGEST_BYTES]
         at += DIGEST_BYTES
     if len(raw) - at < size:
-        raise ValueError("a block that ends within an object")
+        raise ValueError("a block ends within an object")
     return PackedObject(kind, name, raw[at : at + size], start)
 
 
@@ -148,7 +148,7 @@ def iter_objects(raw: bytes, count: int) -> Iterator[PackedObject]:
         yield item
         at += packed_bytes(item.kind, len(item.data))
     if at != len(raw):
-        raise ValueError(f"{len(raw) - at} bytes behind the last object of a block")
+        raise ValueError(f"{len(raw) - at} bytes follow the last object of a block")
 
 
 def encode_header(header: BundleHeader) -> bytes:
@@ -161,12 +161,12 @@ def decode_header(data: bytes) -> BundleHeader:
     value = canonical.decode(data)
     # A later version may add fields; its version number must stay readable.
     if type(value) is not dict or type(value.get("format")) is not int:
-        raise NotCanonicalError("a header that names no version")
+        raise NotCanonicalError("the header has no version")
     kind, thin = value.get("kind"), value.get("thin")
     if value["format"] == VERSION and (
         type(kind) is not str or type(thin) is not bool or len(value) != 3
     ):
-        raise NotCanonicalError("a header that is none of this version")
+        raise NotCanonicalError("the header is invalid for its version")
     return BundleHeader(value["format"], str(kind), thin is True)
 
 
@@ -184,7 +184,7 @@ def decode_totals(data: bytes) -> Totals:
         or any(type(number) is not int or number < 0 for number in value[:3])
         or type(value[3]) is not bytes
     ):
-        raise NotCanonicalError("a trailer that is none")
+        raise NotCanonicalError("the trailer is invalid")
     return Totals(*value)
 
 
@@ -196,11 +196,11 @@ def encode_rows(rows: Sequence[bytes]) -> bytes:
 def decode_rows(raw: bytes, count: int) -> list[list[Any]]:
     """Decode a block of rows; ValueError if it is invalid."""
     if canonical.most_containers(raw) > MAX_ROW_CONTAINERS:
-        raise LimitError("a block of rows with more lists and maps than rows have")
+        raise LimitError("a block of rows has too many lists and maps")
     rows = canonical.decode(raw)
     if type(rows) is not list or len(rows) != count:
-        raise NotCanonicalError("not as many rows as the block says")
+        raise NotCanonicalError("the number of rows differs from the block header")
     for row in rows:
         if type(row) is not list or not row or type(row[0]) is not str:
-            raise InvalidInputError("a row without a name")
+            raise InvalidInputError("a row has no name")
     return rows

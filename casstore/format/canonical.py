@@ -31,10 +31,10 @@ from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MA
 # replaces in the value; the engine knows the kind of the object that the digest names.
 LINK_EXT_TYPE: Final = 1
 ROLE_LINK: Final = 0  # a link that the user stored; decodes to Link
-ROLE_TEXT: Final = 1  # a str that lives in a blob
-ROLE_BYTES: Final = 2  # bytes that live in a blob
-ROLE_PART: Final = 3  # a list or map that lives in an object of its own
-ROLE_ITEM: Final = 4  # a short list or map that left only because its list is a tree
+ROLE_TEXT: Final = 1  # a str that is stored in a blob
+ROLE_BYTES: Final = 2  # bytes that are stored in a blob
+ROLE_PART: Final = 3  # a list or map that is stored in a separate object
+ROLE_ITEM: Final = 4  # a short list or map, separate only because its list is a tree
 LAST_ROLE: Final = ROLE_ITEM
 _ITEM_SIZE_BYTES: Final = 2
 _LINK_BYTES: Final = 1 + DIGEST_BYTES
@@ -68,7 +68,7 @@ def link_bytes(role: int, digest: bytes) -> bytes:
 
 
 def item_link_bytes(size_bytes: int, digest: bytes) -> bytes:
-    """Encode the link to an outlined list item; its size lets an edit know if it may return."""
+    """Encode the link to an outlined list item, with its size: an edit may inline it again."""
     return _ITEM_HEADER + size_bytes.to_bytes(_ITEM_SIZE_BYTES, "big") + digest
 
 
@@ -160,7 +160,7 @@ def _require_same(value: Any, data: bytes) -> None:
         # msgpack packs less deeply than it unpacks.
         raise refuse_depth() from exc
     if not same:
-        raise NotCanonicalError("not the canonical spelling of its value")
+        raise NotCanonicalError("not the canonical encoding of its value")
 
 
 def text_bytes(text: str) -> bytes:
@@ -192,7 +192,7 @@ def scalar_bytes(value: Any) -> bytes:
         try:
             return _pack(value)
         except OverflowError as exc:
-            raise InvalidValueError("an integer outside -2**63 … 2**64-1") from exc
+            raise InvalidValueError("an integer is outside -2**63 … 2**64-1") from exc
     if kind is bool or value is None:
         return _pack(value)
     if kind is float:
@@ -206,7 +206,7 @@ def scalar_bytes(value: Any) -> bytes:
             raise LimitError(f"{len(value)} bytes are too long for one value") from exc
     if kind is Link:
         if not isinstance(value.digest, bytes) or len(value.digest) != DIGEST_BYTES:
-            raise InvalidValueError(f"a link to {value.digest!r}, which is no digest")
+            raise InvalidValueError(f"a Link needs a digest, got {value.digest!r}")
         return link_bytes(ROLE_LINK, value.digest)
     raise InvalidValueError(
         f"a {kind.__module__}.{kind.__qualname__} cannot be stored; a value is made of dict, "
@@ -368,11 +368,11 @@ def _link_target(link: Link) -> bytes:
 def key_bytes(key: Any) -> bytes:
     """Encode a map key, or refuse it."""
     if type(key) is not str:
-        raise InvalidValueError(f"a map key of type {type(key).__name__}; only str is allowed")
+        raise InvalidValueError(f"a map key must be a str, got {type(key).__name__}")
     encoded = scalar_bytes(key)
     # The encoding is longer than the text, so only a long one needs measuring.
     if len(encoded) > MAX_KEY_BYTES and len(key.encode()) > MAX_KEY_BYTES:
-        raise LimitError(f"a map key of {len(key.encode())} bytes (at most {MAX_KEY_BYTES})")
+        raise LimitError(f"a map key has {len(key.encode())} bytes; the limit is {MAX_KEY_BYTES}")
     return encoded
 
 
@@ -382,14 +382,12 @@ def sorted_keys(mapping: dict[Any, Any]) -> list[str]:
         return sorted(mapping)
     except TypeError as exc:
         strange = next(key for key in mapping if type(key) is not str)
-        raise InvalidValueError(
-            f"a map key of type {type(strange).__name__}; only str is allowed"
-        ) from exc
+        raise InvalidValueError(f"a map key must be a str, got {type(strange).__name__}") from exc
 
 
 def refuse_depth() -> LimitError:
     """The error for a value that nests too deeply (or contains itself)."""
-    return LimitError(f"lists and maps nested deeper than {MAX_DEPTH}")
+    return LimitError(f"lists and maps are nested deeper than {MAX_DEPTH} levels")
 
 
 def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
@@ -415,7 +413,7 @@ class _Budget:
     def spend(self, data: bytes) -> bytes:
         self._left -= len(data)
         if self._left < 0:
-            raise LimitError(f"a value that takes more than {self._limit:,} bytes")
+            raise LimitError(f"the value takes more than {self._limit:,} bytes")
         return data
 
 
@@ -431,8 +429,8 @@ def _encode(value: Any, room: int, budget: _Budget) -> bytes:
         keys = sorted_keys(value)
         parts_of_keys = [key_bytes(key) for key in keys]
         try:
-            for step, spelled in zip(keys, parts_of_keys, strict=True):
-                parts.append(budget.spend(spelled))
+            for step, encoded in zip(keys, parts_of_keys, strict=True):
+                parts.append(budget.spend(encoded))
                 parts.append(_encode(value[step], room - 1, budget))
         except InvalidValueError as exc:
             raise exc.within(step) from exc.__cause__
@@ -452,7 +450,9 @@ def _encode(value: Any, room: int, budget: _Budget) -> bytes:
 
 
 def _refuse_outline(role: int, digest: bytes) -> Any:
-    raise NotCanonicalError(f"role {role} stands for a part kept elsewhere ({digest.hex()})")
+    raise NotCanonicalError(
+        f"a part of the value (role {role}) is stored in another object ({digest.hex()})"
+    )
 
 
 def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
@@ -533,7 +533,7 @@ def unpack_trusted(data: bytes) -> Any:
 
 
 def is_plain(value: Any, room: int) -> bool:
-    """Does an unpacked value nest at most ``room`` levels, without a link?"""
+    """True if an unpacked value nests at most ``room`` levels and has no link."""
     kind = type(value)
     if kind is dict:
         items = value.values()
@@ -562,7 +562,7 @@ def trusted_link(value: Any) -> bytes | None:
 
 
 def _may_hold_strange_float(data: bytes) -> bool:
-    """Could a NaN or infinity start anywhere in these bytes?"""
+    """True if a NaN or infinity could start anywhere in these bytes."""
     # One byte is found many times faster than two.
     at = data.find(0xCB)
     while at >= 0:
@@ -573,7 +573,7 @@ def _may_hold_strange_float(data: bytes) -> bool:
 
 
 def is_link(value: Any) -> bool:
-    """Is this part of an inspected value a link?"""
+    """True if this part of an inspected value is a link."""
     return type(value) is _ExtType
 
 
@@ -640,7 +640,7 @@ def _note_depths(value: Any, depth: int, depths: list[int]) -> None:
 
 
 def nests_within(data: bytes, room: int) -> bool:
-    """Do canonical bytes nest at most ``room`` levels?"""
+    """True if canonical bytes nest at most ``room`` levels."""
     # As many headers as levels are needed, so few headers answer without a walk.
     if most_containers(data) <= room:
         return True
@@ -657,7 +657,7 @@ def most_containers(data: bytes) -> int:
 
 
 def _nests(value: Any, room: int) -> bool:
-    """Does a list or map nest at most ``room`` levels?"""
+    """True if a list or map nests at most ``room`` levels."""
     kind = type(value)
     if kind is not list and kind is not dict:
         return True
@@ -675,7 +675,7 @@ def _nests(value: Any, room: int) -> bool:
 
 
 def is_map_piece(data: bytes) -> bool:
-    """Do these canonical bytes encode a map?"""
+    """True if these canonical bytes encode a map."""
     return 0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF)
 
 

@@ -126,7 +126,7 @@ def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
         return _piece(digest, data, known)
     if kind == Kind.MANIFEST:
         return _manifest(digest, data, known)
-    raise CorruptionError(f"object {digest.hex()} is of no known kind ({kind})")
+    raise CorruptionError(f"object {digest.hex()} has an unknown kind ({kind})")
 
 
 def key_number(key: str) -> int:
@@ -360,10 +360,10 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
 
 
 def _stray_item(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"object {digest.hex()} has an item's link where no item stands")
+    return CorruptionError(f"object {digest.hex()} has an item link outside a list")
 
 
 def _misfit(digest: bytes, child: bytes) -> CorruptionError:
     return CorruptionError(
-        f"object {digest.hex()} links to {child.hex()}, which is not what it says of it"
+        f"object {digest.hex()} links to {child.hex()}, which does not match the link"
     )

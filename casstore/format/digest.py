@@ -1,4 +1,4 @@
-"""Names as values: 32 bytes that print as hexadecimal digits (see ``hashing``)."""
+"""The class ``Digest``: 32 bytes that print as hexadecimal digits (see ``hashing``)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Digest(bytes):
 
     def __new__(cls, raw: bytes) -> Digest:
         if not isinstance(raw, bytes | bytearray | memoryview):
-            raise InvalidInputError(f"a digest is bytes, not {type(raw).__name__}")
+            raise InvalidInputError(f"a digest must be bytes, got {type(raw).__name__}")
         if len(raw) != DIGEST_BYTES:
-            raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
+            raise InvalidInputError(f"a digest must have {DIGEST_BYTES} bytes, got {len(raw)}")
         return super().__new__(cls, raw)
 
     @classmethod
@@ -47,7 +47,7 @@ class Digest(bytes):
 
     @classmethod
     def of_blob(cls, content: bytes) -> Digest:
-        """Name opaque bytes.
+        """The digest of a blob with this content.
 
         >>> Digest.of_blob(b"hello") == store.put_blob(b"hello")
         True

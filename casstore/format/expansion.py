@@ -34,14 +34,14 @@ _LINK_BYTES: Final = 512
 
 
 class Expansion(NamedTuple):
-    """What a value costs: with every part at each of its places, and with every part once."""
+    """The cost of a value: with every part at each of its places, and with every part once."""
 
     everywhere: int
     once: int
 
     @property
     def repeated(self) -> int:
-        """What the second and later places of parts cost."""
+        """The cost of the second and later places of parts."""
         return self.everywhere - self.once
 
 
@@ -130,7 +130,7 @@ def expand(
 
 
 def has_repetition(roots: Iterable[bytes], below: Mapping[bytes, Sequence[bytes]]) -> bool:
-    """Does any part occur at more than one place?"""
+    """True if any part occurs at more than one place."""
     seen: set[bytes] = set()
     places = 0
     for parts in (tuple(roots), *below.values()):
@@ -142,6 +142,6 @@ def has_repetition(roots: Iterable[bytes], below: Mapping[bytes, Sequence[bytes]
 def refuse_repetition(repeated: int, limit: int, remedy: str) -> ExpansionError:
     """The error for a value whose shared parts, written out, are too large."""
     return ExpansionError(
-        f"shared parts of a value repeat until they take about {repeated:,} bytes of memory "
-        f"(at most {limit:,}); {remedy}"
+        f"shared parts of the value repeat: built, they would take about {repeated:,} bytes of "
+        f"memory (at most {limit:,}); {remedy}"
     )

@@ -1,9 +1,8 @@
-"""How objects get their names: the BLAKE3-256 of their canonical, uncompressed bytes.
+"""Computes digests: the BLAKE3-256 of an object's canonical, uncompressed bytes.
 
-A blob is named by plain BLAKE3, so ``b3sum`` of its content prints its digest.
-Every other kind is hashed in derive-key mode under a context of its own: opaque
-bytes that happen to equal an object must not share its name, or they would be
-stored as a blob and lose the object's links.
+The digest of a blob is plain BLAKE3, so ``b3sum`` of its content prints it. Every other kind is
+hashed in derive-key mode with its own context. So a blob whose bytes equal another object has a
+different digest; otherwise storing it would replace the object and lose its links.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ DIGEST_BYTES: Final = 32
 
 
 def plain_hasher() -> blake3:
-    """Plain BLAKE3 of what arrives in parts."""
+    """A plain BLAKE3 hasher, for data that arrives in parts."""
     return blake3()
 
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
-    """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
+    """Plain BLAKE3: the digest of a blob, and the source of all pseudo-random decisions."""
     return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 

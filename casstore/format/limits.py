@@ -1,8 +1,8 @@
 """The numbers that shape stored bytes, and those that bound what an input may cost (P7).
 
 The first group is part of the format: changing one of them changes digests of
-values, so each needs a new format version. ``docs/decisions/0003`` has the
-measurements behind them.
+values, so each needs a new format version. ``docs/internals/decisions/tree-shape.md``
+has the measurements behind them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.limits import CONTAINER_OUTLINE_MIN_BYTES, MAX_DEPTH
 from casstore.format.node import NULL
 from casstore.format.node_index import NO_NODES, Tail, encode_tail, tail_from
-from casstore.format.splitting import Emit, Spelled, spell
+from casstore.format.splitting import Emit, Encoded, encode_split
 
 _FIELDS: Final = 8
 _HEADER: Final = list_header(_FIELDS)
@@ -58,15 +58,15 @@ class Manifest(NamedTuple):
     nodes: int = 0
     next_seq: int = 0
     leaf: bytes | None = None
-    tips: Spelled = NOTHING
+    tips: Encoded = NOTHING
     node_index: Tail = NO_NODES
     #: The usage of the session's turns.
-    ledger: Spelled = NOTHING
+    ledger: Encoded = NOTHING
     #: See ``encode_components``.
-    components: Spelled = NOTHING
+    components: Encoded = NOTHING
 
 
-def encode_components(components: Mapping[str, Spelled]) -> Spelled:
+def encode_components(components: Mapping[str, Encoded]) -> Encoded:
     """Components as the field of a manifest; each is a link (``linked``) or a value."""
     if not components:
         return NOTHING
@@ -75,32 +75,32 @@ def encode_components(components: Mapping[str, Spelled]) -> Spelled:
     for name in sorted_keys(dict(components)):
         parts += (scalar_bytes(name), components[name].data)
         links += components[name].links
-    return Spelled(b"".join(parts), links)
+    return Encoded(b"".join(parts), links)
 
 
-def cut_components(field: Spelled) -> dict[str, Spelled]:
+def cut_components(field: Encoded) -> dict[str, Encoded]:
     """The components of a manifest by name."""
     if field.data == _NIL:
         return {}
-    found: dict[str, Spelled] = {}
+    found: dict[str, Encoded] = {}
     for name, entry in cut_map(field.data):
         data = entry[len(scalar_bytes(name)) :]
-        found[name] = Spelled(data, links_in(data))
+        found[name] = Encoded(data, links_in(data))
     return found
 
 
-def linked(digest: bytes) -> Spelled:
+def linked(digest: bytes) -> Encoded:
     """A component that is a value or blob of its own."""
-    return Spelled(_LINK + digest, [digest])
+    return Encoded(_LINK + digest, [digest])
 
 
-def link_target(component: Spelled) -> bytes | None:
+def link_target(component: Encoded) -> bytes | None:
     """The digest of a component that is a link; None if it is a value."""
     data = component.data
     return data[len(_LINK) :] if len(data) == _LINK_BYTES and data.startswith(_LINK) else None
 
 
-def spell_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Spelled:
+def encode_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Encoded:
     """Encode a value of a manifest; an error names the path from ``name`` on.
 
     Long parts are outlined: the next manifest links to them again.
@@ -108,12 +108,12 @@ def spell_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Sp
     if value is None:
         return NOTHING
     if type(value) is dict:
-        # As ``spell`` does for a short map, the common case.
+        # The common case, inlined: a short map.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
-            return Spelled(flat, [])
+            return Encoded(flat, [])
     try:
-        return spell(value, room, emit)
+        return encode_split(value, room, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
@@ -153,7 +153,7 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         raise _not_a_manifest(digest) from exc
     items = cut_items(data)
     tips, ledger, named = (
-        NOTHING if items[at] == _NIL else Spelled(items[at], links_in(items[at]))
+        NOTHING if items[at] == _NIL else Encoded(items[at], links_in(items[at]))
         for at in (4, 6, 7)
     )
     if named is not NOTHING and not is_map_piece(named.data):
@@ -187,4 +187,4 @@ def _digest_in(link: Any) -> Any:
 
 
 def _not_a_manifest(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"object {digest.hex()} is stored as a manifest but is none")
+    return CorruptionError(f"object {digest.hex()} is stored as a manifest but is not a valid one")

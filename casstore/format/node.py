@@ -34,14 +34,14 @@ from casstore.format.canonical import (
     unpack_trusted,
 )
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
-from casstore.format.splitting import Emit, Spelled, spell
+from casstore.format.splitting import Emit, Encoded, encode_split
 
 _FIELDS: Final = 10
 _PARENT: Final = 7
 _HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
-NULL: Final = Spelled(_NIL, [])
+NULL: Final = Encoded(_NIL, [])
 _TIMES: Final = frozenset((str, int, float))
 # The payload is nested one list deep.
 PAYLOAD_ROOM: Final = MAX_DEPTH - 1
@@ -68,7 +68,7 @@ class DecodedNode(NamedTuple):
     payload: Any
 
 
-def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
+def encode_payload(value: Any, name: str, emit: Emit) -> Encoded:
     """Encode a payload or cause; an error names the path from ``name`` on.
 
     A short one is not split. A path is read node by node, and a separate object for each text
@@ -79,25 +79,25 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     if type(value) is dict:
         flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES, nested=True)
         if flat is not None:
-            return Spelled(flat, [])
+            return Encoded(flat, [])
     try:
-        whole = _spell_whole(value)
-        return whole or spell(value, PAYLOAD_ROOM, emit)
+        whole = _encode_whole(value)
+        return whole or encode_split(value, PAYLOAD_ROOM, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
 
-def _spell_whole(value: Any) -> Spelled | None:
+def _encode_whole(value: Any) -> Encoded | None:
     """Encode a value without outlining anything; None if it is too long, or cannot be encoded."""
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
         )
-        return None if whole is None else Spelled(*whole)
+        return None if whole is None else Encoded(*whole)
     if (kind is str or kind is bytes) and len(value) <= NODE_PAYLOAD_MAX_BYTES:
         data = scalar_bytes(value)
-        return Spelled(data, []) if len(data) <= NODE_PAYLOAD_MAX_BYTES else None
+        return Encoded(data, []) if len(data) <= NODE_PAYLOAD_MAX_BYTES else None
     return None
 
 
@@ -110,14 +110,16 @@ def check_time(time: object) -> None:
     if time is None:
         return
     if type(time) not in (str, int, float):
-        raise InvalidValueError(f"a time of {time!r}; str, int, finite float or None", ("time",))
+        raise InvalidValueError(
+            f"time must be a str, an int, a finite float or None, got {time!r}", ("time",)
+        )
     try:
         scalar_bytes(time)
     except InvalidValueError as exc:
         raise InvalidValueError(exc.reason, ("time",)) from exc
 
 
-def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
+def encode_node(header: NodeHeader, cause: Encoded, payload: Encoded) -> tuple[bytes, list[bytes]]:
     """The bytes of a node and the digests it links to, in order."""
     parent = header.parent
     links = cause.links + payload.links
@@ -202,11 +204,11 @@ def open_whole(data: bytes) -> list[Any] | None:
     return None
 
 
-def cut_node(data: bytes) -> tuple[Spelled, Spelled]:
+def cut_node(data: bytes) -> tuple[Encoded, Encoded]:
     """The encoded cause and payload of a decoded node."""
     cause, payload = cut_items(data)[-2:]
-    return Spelled(cause, links_in(cause)), Spelled(payload, links_in(payload))
+    return Encoded(cause, links_in(cause)), Encoded(payload, links_in(payload))
 
 
 def _not_a_node(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"object {digest.hex()} is stored as a node but is none")
+    return CorruptionError(f"object {digest.hex()} is stored as a node but is not a valid one")

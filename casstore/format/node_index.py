@@ -309,7 +309,7 @@ def _are_distances(items: Any, count: int) -> bool:
 
 
 def _are_entries(parts: tuple[bytes, ...]) -> bool:
-    """Do these entries belong to one bucket, and is each part in order of position?"""
+    """True if these entries belong to one bucket and each part is in order of position."""
     first: int | None = None
     for part in parts:
         last = -1

@@ -33,7 +33,7 @@ def check_piece_size(kind: int, data: bytes) -> None:
         return
     if kind in _LISTS or not _is_sound(kind, data):
         raise NotCanonicalError(
-            f"a {KIND_NAMES.get(kind, kind)} of {len(data):,} bytes that is not cut into pieces"
+            f"a {KIND_NAMES.get(kind, kind)} of {len(data):,} bytes is not split into pieces"
         )
 
 
@@ -48,7 +48,7 @@ def _is_sound(kind: int, data: bytes) -> bool:
 
 
 def _has_short_entries(entries: list[bytes] | None) -> bool:
-    """Are lists and maps among these entries as short as splitting leaves them?"""
+    """True if lists and maps among these entries are as short as splitting leaves them."""
     return entries is not None and not any(
         len(entry) > NODE_PAYLOAD_MAX_BYTES and entry[0] in CONTAINER_BYTES for entry in entries
     )

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     key: str | None = None
 
 
-class Spelled(NamedTuple):
+class Encoded(NamedTuple):
     """A value in the form in which its container holds it: short bytes, or a link."""
 
     data: bytes
@@ -79,18 +79,18 @@ class Spelled(NamedTuple):
 
 def split(value: Any, emit: Emit) -> bytes:
     """Store ``value`` piece by piece; the digest returned names all of it."""
-    return root_object(spell(value, MAX_DEPTH, emit), emit)
+    return root_object(encode_split(value, MAX_DEPTH, emit), emit)
 
 
-def root_object(spelled: Spelled, emit: Emit) -> bytes:
+def root_object(encoded: Encoded, emit: Emit) -> bytes:
     """The object that represents a whole value, created if it has none yet."""
-    if spelled.outlined is not None:
-        return spelled.outlined
-    return emit(Kind.VALUE, spelled.data, spelled.links)
+    if encoded.outlined is not None:
+        return encoded.outlined
+    return emit(Kind.VALUE, encoded.data, encoded.links)
 
 
 #: Long containers that a value has in several places, by identity and room, with their encoding.
-_Known = dict[tuple[int, int], tuple[Any, Spelled]]
+_Known = dict[tuple[int, int], tuple[Any, Encoded]]
 
 
 class _Parts:
@@ -111,7 +111,7 @@ class _Parts:
                 self._below[digest] = children
         return digest
 
-    def require_bounded(self, spelled: Spelled) -> None:
+    def require_bounded(self, encoded: Encoded) -> None:
         """Raise ExpansionError if shared parts of the value repeat to more than a reader builds."""
         # Texts and the targets of users' links are among the children, and cost nothing.
         data = self._data
@@ -119,7 +119,7 @@ class _Parts:
             name: [child for child in children if child in data]
             for name, children in self._below.items()
         }
-        roots = [name for name in spelled.links if name in data]
+        roots = [name for name in encoded.links if name in data]
         if not expansion.has_repetition(roots, below):
             return
         most = expansion.expand(roots, below, lambda name: expansion.most_cost(len(data[name][1])))
@@ -132,7 +132,7 @@ class _Parts:
             )
 
 
-def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spelled:
+def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Encoded:
     """Encode one value as its container holds it, outlining long parts.
 
     ``known`` has the encodings of parts of the same value. ExpansionError if shared parts of the
@@ -144,35 +144,35 @@ def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spe
             content = text_bytes(value)
             if len(content) >= OUTLINE_MIN_BYTES:
                 digest = emit(Kind.BLOB, content, [])
-                return Spelled(link_bytes(ROLE_TEXT, digest), [digest])
-        return Spelled(scalar_bytes(value), [])
+                return Encoded(link_bytes(ROLE_TEXT, digest), [digest])
+        return Encoded(scalar_bytes(value), [])
     if kind is dict or kind is list or kind is tuple:
-        short = _spell_short(value, room, emit)
+        short = _encode_short(value, room, emit)
         if short is not None:
             return short
         if known is None:
             parts = _Parts(emit)
-            spelled = spell(value, room, parts.emit, {})
-            parts.require_bounded(spelled)
-            return spelled
+            encoded = encode_split(value, room, parts.emit, {})
+            parts.require_bounded(encoded)
+            return encoded
         if (id(value), room) in known:
             return known[id(value), room][1]
         if kind is dict:
-            spelled = _spell_map(value, room, emit, known)
+            encoded = _encode_map(value, room, emit, known)
         else:
-            spelled = _spell_list(value, room, emit, known)
+            encoded = _encode_list(value, room, emit, known)
         # A list that holds one list twice, and so on down, would take exponential time otherwise.
         # The value itself is stored, too: while it exists, no other value has its identity.
-        known[id(value), room] = value, spelled
-        return spelled
+        known[id(value), room] = value, encoded
+        return encoded
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
         digest = emit(Kind.BLOB, value, [])
-        return Spelled(link_bytes(ROLE_BYTES, digest), [digest])
+        return Encoded(link_bytes(ROLE_BYTES, digest), [digest])
     data = scalar_bytes(value)
-    return Spelled(data, [bytes(value.digest)] if kind is Link else [])
+    return Encoded(data, [bytes(value.digest)] if kind is Link else [])
 
 
-def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
+def _encode_short(value: Any, room: int, emit: Emit) -> Encoded | None:
     """Encode a list or map that stays in its container, the common case; None if it does not.
 
     A container this short holds nothing that would be outlined, so it is encoded in one
@@ -182,7 +182,7 @@ def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
         # In so few bytes no text is long enough to be outlined.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
-            return Spelled(flat, [])
+            return Encoded(flat, [])
     short = pack_plain(
         value,
         room,
@@ -190,12 +190,12 @@ def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
         OUTLINE_MIN_BYTES,
         lambda content: emit(Kind.BLOB, content, []),
     )
-    return None if short is None else Spelled(*short)
+    return None if short is None else Encoded(*short)
 
 
-def _spell_list(
+def _encode_list(
     items: list[Any] | tuple[Any, ...], room: int, emit: Emit, known: _Known
-) -> Spelled:
+) -> Encoded:
     if not room:
         raise refuse_depth()
     parts: list[bytes] = []
@@ -203,9 +203,9 @@ def _spell_list(
     try:
         # A copy of one state: another thread may be changing it.
         for item in list(items):
-            spelled = spell(item, room - 1, emit, known)
-            parts.append(spelled.data)
-            links.append(spelled.links)
+            encoded = encode_split(item, room - 1, emit, known)
+            parts.append(encoded.data)
+            links.append(encoded.links)
     except InvalidValueError as exc:
         raise exc.within(len(parts)) from exc.__cause__
     data = list_header(len(parts)) + b"".join(parts)
@@ -215,7 +215,7 @@ def _spell_list(
     return pack_list([Entry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
 
 
-def _spell_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -> Spelled:
+def _encode_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -> Encoded:
     if not room:
         raise refuse_depth()
     mapping = mapping.copy()
@@ -223,13 +223,13 @@ def _spell_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) ->
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     for key in keys:
-        spelled_key = key_bytes(key)
+        encoded_key = key_bytes(key)
         try:
-            spelled = spell(mapping[key], room - 1, emit, known)
+            encoded = encode_split(mapping[key], room - 1, emit, known)
         except InvalidValueError as exc:
             raise exc.within(key) from exc.__cause__
-        parts.append(spelled_key + spelled.data)
-        links.append(spelled.links)
+        parts.append(encoded_key + encoded.data)
+        links.append(encoded.links)
     data = map_header(len(parts)) + b"".join(parts)
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
         return _one_piece(data, [digest for own in links for digest in own], emit)
@@ -237,15 +237,15 @@ def _spell_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) ->
     return pack_map([Entry(*each) for each in zip(parts, links, sizes, keys, strict=True)], emit)
 
 
-def list_entry(spelled: Spelled) -> Entry:
+def list_entry(encoded: Encoded) -> Entry:
     """An item as an entry of its list."""
-    return Entry(spelled.data, spelled.links, len(spelled.data))
+    return Entry(encoded.data, encoded.links, len(encoded.data))
 
 
-def join_map_entry(key: str, spelled: Spelled) -> Entry:
+def join_map_entry(key: str, encoded: Encoded) -> Entry:
     """A key and its value as an entry of their map."""
-    data = key_bytes(key) + spelled.data
-    return Entry(data, spelled.links, len(data), key)
+    data = key_bytes(key) + encoded.data
+    return Entry(data, encoded.links, len(data), key)
 
 
 def value_data(entry: Entry) -> bytes:
@@ -266,7 +266,7 @@ def map_leaf_entries(data: bytes) -> list[Entry]:
     ]
 
 
-def pack(kind: int, entries: list[Entry], emit: Emit) -> Spelled:
+def pack(kind: int, entries: list[Entry], emit: Emit) -> Encoded:
     """Encode a list or map from its entries."""
     return pack_map(entries, emit) if kind == Kind.MAP else pack_list(entries, emit)
 
@@ -277,7 +277,7 @@ def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
     return len(header) + entry_bytes
 
 
-def pack_list(entries: list[Entry], emit: Emit) -> Spelled:
+def pack_list(entries: list[Entry], emit: Emit) -> Encoded:
     """Inline a short list; make one object or a tree of a longer one."""
     data = list_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
@@ -299,7 +299,7 @@ def outline_item(entry: Entry, emit: Emit) -> Entry:
     return Entry(item_link_bytes(len(entry.data), digest), [digest], entry.size)
 
 
-def pack_map(entries: list[Entry], emit: Emit) -> Spelled:
+def pack_map(entries: list[Entry], emit: Emit) -> Encoded:
     """Inline a short map; make one object or a tree of a longer one. Entries are sorted."""
     data = map_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
@@ -325,15 +325,15 @@ def _all_links(entries: list[Entry]) -> list[bytes]:
     return [digest for entry in entries for digest in entry.links]
 
 
-def _one_piece(data: bytes, links: list[bytes], emit: Emit) -> Spelled:
+def _one_piece(data: bytes, links: list[bytes], emit: Emit) -> Encoded:
     if len(data) < CONTAINER_OUTLINE_MIN_BYTES:
-        return Spelled(data, links)
+        return Encoded(data, links)
     return link_part(emit(Kind.VALUE, data, links))
 
 
-def link_part(digest: bytes) -> Spelled:
+def link_part(digest: bytes) -> Encoded:
     """Encode a container that is an object of its own."""
-    return Spelled(link_bytes(ROLE_PART, digest), [digest], digest)
+    return Encoded(link_bytes(ROLE_PART, digest), [digest], digest)
 
 
 def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:

@@ -67,12 +67,12 @@ class Child(NamedTuple):
 
 
 def ends_list_leaf(entry: bytes) -> bool:
-    """Does this encoded item end its piece?"""
+    """True if this encoded item ends its piece."""
     return plain_hash(entry, 1)[0] % FANOUT == 0
 
 
 def ends_map_piece(key: str, level: int) -> bool:
-    """Does this key end its piece at ``level``? (0: a leaf.)
+    """True if this key ends its piece at ``level`` (0: a leaf).
 
     Only the key is used, so a changed value moves no boundary at any level.
     """
@@ -82,7 +82,7 @@ def ends_map_piece(key: str, level: int) -> bool:
 
 
 def ends_list_branch(digest: bytes) -> bool:
-    """Does this child end its branch, in a list or a rope?"""
+    """True if this child ends its branch, in a list or a rope."""
     return digest[0] % FANOUT == 0
 
 
@@ -99,7 +99,7 @@ def group(entries: Iterable[Entry], ends: Callable[[Entry], bool]) -> Iterator[l
 
 
 def is_complete(piece: list[Entry], ends: Callable[[Entry], bool]) -> bool:
-    """Does a piece end here, whatever follows?"""
+    """True if a piece ends here, whatever follows."""
     return len(piece) >= PIECE_MAX_ENTRIES or (len(piece) >= PIECE_MIN_ENTRIES and ends(piece[-1]))
 
 
@@ -173,25 +173,25 @@ def decode_branch(kind: int, data: bytes) -> Branch:
     counts = columns[2]
     keys = columns[4] if kind == Kind.MAP else []
     if type(level) is not int or not 1 <= level <= MAX_LEVEL or type(packed) is not bytes:
-        raise NotCanonicalError("a branch without level or children")
+        raise NotCanonicalError("a branch has no level or no children")
     entries, rest = divmod(len(packed), DIGEST_BYTES)
     if rest or not 1 <= entries <= PIECE_MAX_ENTRIES:
-        raise NotCanonicalError(f"a branch with {len(packed)} bytes of digests")
+        raise NotCanonicalError(f"a branch has {len(packed)} bytes of digests")
     for column in (counts, sizes):
         if type(column) is not list or len(column) != entries:
-            raise NotCanonicalError("a branch whose columns differ in length")
+            raise NotCanonicalError("the columns of a branch differ in length")
         if any(type(number) is not int or number < 1 for number in column):
-            raise NotCanonicalError("a branch with an empty child")
+            raise NotCanonicalError("a branch has an empty child")
     # Repeated children can give any total from a few pieces; lengths and offsets must stay valid.
     if sum(sizes) > MAX_TOTAL_BYTES or (kind != Kind.CHUNKS and sum(counts) > MAX_ENTRIES):
-        raise NotCanonicalError("a branch with more below it than there can be")
+        raise NotCanonicalError("the counts of a branch exceed the limit")
     if kind == Kind.MAP and (
         type(keys) is not list
         or len(keys) != entries
         or any(type(key) is not str for key in keys)
         or any(left >= right for left, right in pairwise(keys))
     ):
-        raise NotCanonicalError("a map branch whose keys are out of order")
+        raise NotCanonicalError("the keys of a map branch are out of order")
     digests = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
     return Branch(level, digests, counts, sizes, keys)
 

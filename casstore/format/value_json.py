@@ -1,8 +1,8 @@
-"""Values as JSON, and back.
+"""Converts values to JSON and back.
 
-JSON has no bytes and no links. They are written as ``{"$bytes": "<base64>"}`` and
-``{"$link": "<digest>"}``; a key of a map that begins with ``$`` gets a second ``$`` in front
-of it, so that reading gives back exactly what was written.
+JSON has no bytes and no links. They are written as ``{"$bytes": "<base64>"}`` and ``{"$link":
+"<digest>"}``. A map key that begins with ``$`` gets a second ``$``, so that the conversion is
+reversible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINK_KEY: Final = "$link"
 
 
 def plain(value: Any) -> Any:
-    """A value in terms of JSON."""
+    """A value as JSON data."""
     if isinstance(value, bytes | bytearray):
         return {BYTES_KEY: base64.b64encode(value).decode()}
     if isinstance(value, Link):
@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_key(key: str) -> str:
-    """A key of a map in terms of JSON."""
+    """A map key as a JSON key."""
     return f"${key}" if key.startswith("$") else key
 
 
@@ -60,7 +60,7 @@ def _unplain_key(key: str) -> str:
     if key.startswith("$$"):
         return key[1:]
     if key.startswith("$"):
-        raise InvalidInputError(f"{key!r} means nothing here; write ${key} for the key {key!r}")
+        raise InvalidInputError(f"{key!r} is not a known marker; for a key {key!r} write ${key}")
     return key
 
 
@@ -74,7 +74,7 @@ def parse_json(data: bytes, where: str) -> Any:
         return found
 
     def refuse(name: str) -> Any:
-        raise InvalidInputError(f"{where} holds {name}, which is no JSON and cannot be stored")
+        raise InvalidInputError(f"{where} holds {name}, which is not JSON and cannot be stored")
 
     try:
         return unplain(json.loads(data, object_pairs_hook=unique, parse_constant=refuse))
@@ -82,4 +82,4 @@ def parse_json(data: bytes, where: str) -> Any:
         raise
     except (ValueError, RecursionError) as exc:
         reason = "it nests too deeply" if isinstance(exc, RecursionError) else exc
-        raise InvalidInputError(f"{where} is no JSON: {reason}") from exc
+        raise InvalidInputError(f"{where} is not JSON: {reason}") from exc

@@ -1,6 +1,6 @@
-"""Format × engine: blobs and values as a caller knows them.
+"""Blobs and values on top of an engine.
 
-``pieces`` is the border: verified reading, batched writing. Above it ``blobs``
-(bytes of any length), ``values`` (put and get whole), ``view`` (read a part),
-``edit`` (change a part) and ``diff`` (compare two).
+``pieces`` reads and verifies objects and batches writes. Above it are ``blobs`` (bytes of any
+length), ``values`` (put and get a whole value), ``view`` (read a part), ``edit`` (change a part)
+and ``diff`` (compare two values).
 """

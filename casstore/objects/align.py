@@ -1,9 +1,8 @@
-"""Which parts of two sequences are the same, in time that never explodes.
+"""Aligns two sequences: finds the runs in which they differ, in O(n log n) on every input (P7).
 
-Common ends are cut off; what is left is anchored at tokens that occur once on each
-side, in the longest order both agree on (patience). The rest are runs that differ.
-Unlike the quadratic classics this is O(n log n) on every input (P7), and anchors on
-unique pieces are what a reader would have picked.
+Equal ends are cut off. The rest is anchored at tokens that occur exactly once on each side, in the
+longest common order (patience diff). The runs between the anchors differ. Anchors at unique pieces
+also match what a human reader would choose.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """``old[old_start:old_stop]`` stands where ``new[new_start:new_stop]`` stands now."""
+    """``new[new_start:new_stop]`` replaces ``old[old_start:old_stop]``."""
 
     old_start: int
     old_stop: int
@@ -32,7 +31,7 @@ def differing_runs(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator
 
 
 def _trimmed(old: Sequence[Hashable], new: Sequence[Hashable], run: Run) -> Iterator[Run]:
-    """The run without what is equal at its ends, unless nothing is left of it."""
+    """The run without equal ends; nothing if it is equal."""
     old_start, old_stop, new_start, new_stop = run
     while old_start < old_stop and new_start < new_stop and old[old_start] == new[new_start]:
         old_start += 1
@@ -45,11 +44,11 @@ def _trimmed(old: Sequence[Hashable], new: Sequence[Hashable], run: Run) -> Iter
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of equal tokens, unique on both sides, increasing on both sides, as many as can be."""
+    """Pairs of equal tokens, unique and increasing on both sides; the longest such sequence."""
     once_old = _unique(old)
     once_new = _unique(new)
     pairs = [(at, once_new[token]) for token, at in once_old.items() if token in once_new]
-    # The longest increasing subsequence of the new positions, by piles.
+    # The longest increasing subsequence of the new positions (patience sorting).
     tops: list[int] = []
     pile_pairs: list[int] = []
     before: list[int] = [-1] * len(pairs)

@@ -1,7 +1,7 @@
 """Bytes of any length: put, stream in, get, stream out.
 
-A blob is named by its content alone. Whether it lies in one object or in chunks
-under a rope is nobody's business above this module.
+A blob is identified by its content alone. Whether it is one object or chunks under a rope is hidden
+by this module.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from casstore.format.hashing import Kind, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 from casstore.objects.pieces import PieceReader, PieceWriter
 
-# How much of a stream is gathered before it is written: large enough that the flushes
-# do not count, small enough to be held several times over.
+# How much of a stream is buffered before it is written: large enough that flushes are cheap, small
+# enough to be in memory several times.
 _STREAM_BATCH_BYTES: Final = 8 << 20
 
-# How many chunks a sequential reader fetches at once.
+# How many chunks a sequential reader fetches together.
 _READ_AHEAD_CHUNKS: Final = 32
 
 
-def put_stream(engine: Engine, source: BinaryIO) -> Digest:
-    """Store everything ``source`` has to give; memory does not grow with it.
+def put_stream(
+    engine: Engine, source: BinaryIO, *, batch_bytes: int = _STREAM_BATCH_BYTES
+) -> Digest:
+    """Store everything that ``source`` yields, in constant memory.
 
-    The blob appears when the last byte is stored. If the source fails, the chunks
-    written so far belong to nothing and are collected.
+    Chunks are written when they add up to ``batch_bytes``, which is held several times over. The
+    blob exists once the last byte is stored. If the source fails, the chunks written so far are
+    unreachable, and gc removes them.
     """
     head = _read_up_to(source, CHUNKED_BLOB_MIN_BYTES)
     writer = PieceWriter()
@@ -45,7 +48,7 @@ def put_stream(engine: Engine, source: BinaryIO) -> Digest:
         hasher.update(chunk)
         rope.add(chunk)
         chunks += 1
-        if writer.size_bytes >= _STREAM_BATCH_BYTES:
+        if writer.size_bytes >= batch_bytes:
             writer.flush(engine)
     digest = hasher.digest()
     if chunks > 1:
@@ -70,15 +73,15 @@ def _read(source: BinaryIO, size: int) -> bytes:
     read = getattr(source, "read", None)
     part = read(size) if callable(read) else None
     if not isinstance(part, bytes):
-        raise InvalidInputError("a stream to store is a file, opened in binary mode, that blocks")
+        raise InvalidInputError("source must be a file in binary and blocking mode")
     if len(part) > size:
-        # There is no room for it, and taking it would let a stream decide what is held in memory.
-        raise InvalidInputError(f"a stream gave {len(part)} bytes where {size} were asked for")
+        # Accepting more than the requested bytes would let the stream control the use of memory.
+        raise InvalidInputError(f"source.read({size}) returned {len(part)} bytes")
     return part
 
 
 class _Rejoined(io.RawIOBase):
-    """The beginning that was read to measure the stream, then the rest of it."""
+    """The beginning of a stream, which was read to measure it, followed by the rest."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
@@ -87,7 +90,7 @@ class _Rejoined(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    # BufferedReader, the only caller, always gives a memoryview.
+    # BufferedReader, the only caller, always passes a memoryview.
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         part = self._head[: len(buffer)] if self._head else _read(self._rest, len(buffer))
         self._head = self._head[len(part) :]
@@ -96,7 +99,7 @@ class _Rejoined(io.RawIOBase):
 
 
 def read_blob(reader: PieceReader, digest: bytes, item: StoredObject, *, max_bytes: int) -> bytes:
-    """The content of a blob whose object has been fetched."""
+    """The content of the blob whose root object is ``item``."""
     if item.kind == Kind.BLOB:
         if len(item.data) > max_bytes:
             raise _too_long(len(item.data), max_bytes)
@@ -114,7 +117,7 @@ def read_blob(reader: PieceReader, digest: bytes, item: StoredObject, *, max_byt
 
 
 def blob_size(digest: bytes, item: StoredObject) -> int:
-    """How many bytes a blob has whose object has been fetched."""
+    """The length of the blob whose root object is ``item``."""
     if item.kind == Kind.BLOB:
         return len(item.data)
     if item.kind != Kind.ROPE:
@@ -124,7 +127,7 @@ def blob_size(digest: bytes, item: StoredObject) -> int:
 
 def _too_long(size: int, max_bytes: int) -> LimitError:
     return LimitError(
-        f"a blob of {size} bytes; at most {max_bytes} are read at once (open_blob streams it)"
+        f"the blob has {size} bytes, more than max_bytes={max_bytes}; read it with open_blob"
     )
 
 
@@ -156,10 +159,10 @@ def _require_branch(item: StoredObject, level: int, size: int) -> tree.Branch:
 
 
 class BlobReader(io.RawIOBase):
-    """A blob as a seekable, read-only file. Each chunk is verified before a byte of it is given.
+    """A blob as a seekable, read-only file. Each chunk is verified before it is returned.
 
-    Read from start to end, the whole is verified too, and the last read raises
-    instead of returning if it does not match.
+    If the blob is read from start to end, the digest of the whole is verified too; on a mismatch
+    the last read raises CorruptionError.
     """
 
     def __init__(self, reader: PieceReader, digest: bytes, item: StoredObject) -> None:
@@ -170,7 +173,7 @@ class BlobReader(io.RawIOBase):
         self._hasher = BlobHasher()
         self._hashed = 0
         self._is_false = False
-        # The chunk that holds the current position: its offset and content.
+        # The chunk at the current position: its offset and content.
         self._window_start = 0
         self._window = b""
         self._root: tree.Branch | None = None
@@ -184,11 +187,11 @@ class BlobReader(io.RawIOBase):
             raise InvalidInputError(f"{digest.hex()} is not a blob")
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -196,16 +199,16 @@ class BlobReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset; past the end there is nothing to read."""
+        """Move to an offset; reading past the end returns nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}
         if whence not in base or base[whence] + offset < 0:
             raise InvalidInputError(f"cannot seek to {offset} from {whence}")
         self._position = base[whence] + offset
         return self._position
 
-    # BufferedReader, the only caller, always gives a memoryview.
+    # BufferedReader, the only caller, always passes a memoryview.
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill ``buffer`` from the current chunk, or as much of it as is left there."""
+        """Fill ``buffer`` from the current chunk, as far as it reaches."""
         if self._position >= self.size_bytes:
             return 0
         if not self._window_start <= self._position < self._window_start + len(self._window):
@@ -223,12 +226,12 @@ class BlobReader(io.RawIOBase):
             self._hashed += len(part)
             at_end = self._hashed == self.size_bytes
             self._is_false = at_end and self._hasher.digest() != self._digest
-        # Once found out it stays so: a second try must not get what the first did not.
+        # The error is permanent: a retry must not return what the first read refused.
         if self._is_false:
             raise CorruptionError(f"blob {self._digest.hex()} does not match its digest")
 
     def _load_window(self) -> None:
-        """Fetch the run of chunks that starts with the one holding the position."""
+        """Fetch several chunks, beginning with the one at the current position."""
         assert self._root is not None
         branch, start = self._root, 0
         while True:

@@ -1,10 +1,9 @@
-"""What changed between two values, reading only the pieces that differ.
+"""Compares two values, reading only the pieces that differ.
 
-Equal digests are equal values, so a shared piece is skipped unread, wherever it has
-moved to. Maps are walked side by side in key order; lists are aligned piece by piece,
-from the root down, so an insertion at the front does not make every later item look
-changed. Where shared pieces repeat so often that walking them would take long, a container is
-reported as changed as a whole (P7).
+Equal digests mean equal values, so shared pieces are skipped unread, also if they moved. Maps are
+walked side by side in key order. Lists are aligned piece by piece, from the root down, so an
+insertion at the front does not make all later items look changed. Where shared pieces repeat so
+often that walking them would take too long, a container is reported as changed as a whole (P7).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import StoredObject
-from casstore.errors import ExpansionError, PathStep
+from casstore.errors import ExpansionError, PathStep, render_path
 from casstore.format import canonical, tree
 from casstore.format.canonical import (
     ROLE_BYTES,
@@ -24,7 +23,8 @@ from casstore.format.canonical import (
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.splitting import Spelled
+from casstore.format.printing import LONGEST, shortened
+from casstore.format.splitting import Encoded
 from casstore.objects.align import differing_runs
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, make_walker
@@ -43,22 +43,24 @@ from casstore.objects.view import Node, is_map, iter_leaves, read_node, read_pie
 ADDED: Final = "added"
 REMOVED: Final = "removed"
 CHANGED: Final = "changed"
+_SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 
 Path = tuple[PathStep, ...]
 _ABSENT: Final = object()
 
 
 class Change:
-    """One difference. ``before`` and ``after`` are read when asked for.
+    """One difference. ``before`` and ``after`` are read on access.
 
-    ``path`` leads to the place in the newer value, or in the older one if it was
-    removed; ``old_path`` to the place in the older one, or None if it was added. The
-    two differ where list items moved.
+    ``path`` is the place in the newer value, or in the older one if it was removed; ``old_path`` is
+    the place in the older value, or None if it was added. They differ where list items moved.
 
     >>> old, new = store.put_value({"cwd": "/repo"}), store.put_value({"cwd": "/tmp"})
     >>> [change] = store.diff(old, new)
     >>> change.op, change.path, change.before, change.after
     ('changed', ('cwd',), '/repo', '/tmp')
+    >>> print(change)
+    ~ $.cwd: '/repo' → '/tmp'
     """
 
     __slots__ = ("_after", "_before", "_walk", "old_path", "op", "path")
@@ -83,9 +85,14 @@ class Change:
         """
         return self._load(self._before)
 
+    def __str__(self) -> str:
+        sides = [self.stored_before(), self.stored_after()]
+        text = [shortened(side.beginning(LONGEST)) for side in sides if side is not None]
+        return f"{_SIGNS[self.op]} {render_path(self.path)}: {' → '.join(text)}"
+
     @property
     def after(self) -> Any:
-        """The newer value at this place; None if there is none.
+        """The newer value at this place; None if it was removed.
 
         >>> [change] = store.diff(store.put_value(["a"]), store.put_value(["a", "b"]))
         >>> change.before, change.after
@@ -94,7 +101,7 @@ class Change:
         return self._load(self._after)
 
     def stored_before(self) -> Stored | None:
-        """The older value, read as it is gone through; None if there was none.
+        """The older value as a ``Stored``, read piece by piece; None if there was none.
 
         >>> [change] = store.diff(store.put_value(["a", "b"]), store.put_value(["a"]))
         >>> change.stored_before().beginning(80), change.stored_after() is None
@@ -103,7 +110,7 @@ class Change:
         return self._stored(self._before)
 
     def stored_after(self) -> Stored | None:
-        """The newer value, read as it is gone through; None if there is none.
+        """The newer value as a ``Stored``, read piece by piece; None if it was removed.
 
         >>> [change] = store.diff(store.put_value(["a"]), store.put_value(["a", "b" * 10_000]))
         >>> change.stored_after().beginning(8)
@@ -148,21 +155,21 @@ def diff_objects(
     before, after = _root_place(reader, *old), _root_place(reader, *new)
     walk = _Walk(reader, [before, after], max_bytes)
     if (old[1].kind in BLOB_KINDS) != (new[1].kind in BLOB_KINDS):
-        # A blob is not the value that holds the same bytes.
+        # A blob and a value with the same bytes are different.
         yield Change(walk, (), (), before, after)
     else:
         yield from walk.places(before, after, (), ())
 
 
-# Part of an object that is compared field by field: an object of its own, a value as the
-# object holds it, or nothing.
-Field = bytes | Spelled | None
+# A field of an object that is compared field by field: a separate object, a value inside the
+# object, or nothing.
+Field = bytes | Encoded | None
 
 
 def diff_fields(
     reader: PieceReader, fields: Iterable[tuple[str, Field, Field]], max_bytes: int
 ) -> Iterator[Change]:
-    """The changes between fields, given by name, older and newer; paths start with the name."""
+    """The changes between two sets of named fields; each path starts with the field's name."""
     pairs = [
         (name, _field_place(reader, old), _field_place(reader, new))
         for name, old, new in fields
@@ -179,7 +186,7 @@ def diff_fields(
 def _field_place(reader: PieceReader, field: Field) -> Any:
     if field is None:
         return _ABSENT
-    if isinstance(field, Spelled):
+    if isinstance(field, Encoded):
         return read_piece(field.data)
     return _root_place(reader, field, reader.follow((field,))[0])
 
@@ -191,24 +198,24 @@ def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:
 
 
 class _Item(NamedTuple):
-    """A list item: its bytes, which tell it from others, and the place they decode to."""
+    """A list item: its bytes, which identify it, and the place they decode to."""
 
     data: bytes
     place: Any
 
 
 class _Walk:
-    """Two values side by side."""
+    """Walks two values side by side."""
 
     def __init__(self, reader: PieceReader, roots: Sequence[Any], max_bytes: int) -> None:
         self.unbounded = reader
         self.reader = make_walker(reader, roots, max_bytes)
         self.max_bytes = max_bytes
-        #: For all changes together: there may be many, each of a part that repeats.
+        #: For all changes together: there may be many, each in a part that repeats.
         self.printing = make_walker(reader, roots)
 
     def places(self, old: Any, new: Any, old_path: Path, new_path: Path) -> Iterator[Change]:
-        """The changes between what stands at two places."""
+        """The changes between two places."""
         if type(old) is Outline and old == new:
             return
         if len(old_path) > MAX_DEPTH:
@@ -222,14 +229,15 @@ class _Walk:
             walk = self._maps if is_map(old_node) else self._lists
             yield from walk(old_node, new_node, old_path, new_path)
         except ExpansionError:
-            # Shared parts differ at more places than can be listed: the container as a whole does.
+            # Shared parts differ at more places than can be listed: report the container as a
+            # whole.
             yield self._change(old_path, new_path, old, new)
 
     def _change(self, old_path: Path, new_path: Path, old: Any, new: Any) -> Change:
         return Change(self, old_path, new_path, old, new)
 
     def _container(self, place: Any) -> Node | None:
-        """The list or map at a place, one piece of it; None for anything else."""
+        """The list or map at a place, one piece deep; None for anything else."""
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
             item = self.reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)
@@ -262,7 +270,7 @@ class _Walk:
                     yield self._change(old_path, (*new_path, theirs.key), _ABSENT, theirs.opened())
                     right.advance()
                 continue
-            # Open the larger of the two, or both, until the same parts face each other.
+            # Descend in the taller tree, or in both, until both are at the same level.
             my_level = mine.level if type(mine) is _Subtree else 0
             their_level = theirs.level if type(theirs) is _Subtree else 0
             if my_level >= their_level:
@@ -302,9 +310,8 @@ class _Walk:
         old_at: tuple[Path, int],
         new_at: tuple[Path, int],
     ) -> Iterator[Change]:
-        """Compare two rows of pieces of one level; open only those that differ."""
-        # A row of what is ahead, not a call for each level: how high a tree says that it is
-        # costs nothing.
+        """Compare two sequences of pieces of one level; open only those that differ."""
+        # A loop, not recursion: the depth of a tree is untrusted.
         ahead = [_differing_parts(level, old, new, old_at, new_at)]
         while ahead:
             found = next(ahead[-1], None)
@@ -338,14 +345,14 @@ class _Walk:
         return items
 
     def _all_items(self, node: Node) -> list[_Item]:
-        """Every item of a list of which at least one side is short."""
+        """Every item of a list, where the list of one side is short."""
         if isinstance(node, Tree):
             leaves = iter_leaves(self.reader, node.root, node.kind, 0, sum(node.root.counts))
             places = [place for _, leaf in leaves for place in leaf]
         else:
             places = list(node)
-        # One side is a tree and the other too short for it, so the same item may stand
-        # in its list on one side and outside on the other: look at all of them inside.
+        # One list is a tree and the other a single piece, so an equal item may be inside its list
+        # on one side and a separate object on the other: compare all items as if inside.
         outside = [place for place in places if _is_item(place)]
         found = iter(self.reader.follow([place.digest for place in outside]))
         places = [
@@ -386,7 +393,7 @@ def _differing_parts(
     old_at: tuple[Path, int],
     new_at: tuple[Path, int],
 ) -> Iterator[tuple[int, list[tree.Child], list[tree.Child], tuple[Path, int], tuple[Path, int]]]:
-    """The runs in which two rows of pieces differ: their level, both runs, where each begins."""
+    """The runs in which two sequences of pieces differ: level, both runs, and the start of each."""
     (old_path, old_first), (new_path, new_first) = old_at, new_at
     old_starts, new_starts = _starts(old, old_first), _starts(new, new_first)
     for run in differing_runs([part.digest for part in old], [part.digest for part in new]):
@@ -412,7 +419,7 @@ def _is_item(place: Any) -> bool:
 
 
 def _token(place: Any) -> bytes:
-    """Bytes that two places share if they hold the same."""
+    """Bytes that are equal if and only if two places have equal values."""
     if type(place) is Outline:
         return canonical.link_bytes(place.role, place.digest)
     if type(place) is list:
@@ -425,7 +432,7 @@ def _token(place: Any) -> bytes:
 
 
 def _same_scalar(old: Any, new: Any) -> bool:
-    """Are two places without entries the same value? 1, 1.0 and True are not."""
+    """True if two scalars are the same value; 1, 1.0 and True are different."""
     if type(old) is not type(new) or type(old) in (list, dict, Tree):
         return False
     if type(old) is Outline:
@@ -434,32 +441,33 @@ def _same_scalar(old: Any, new: Any) -> bool:
 
 
 class _Subtree(NamedTuple):
-    """A part of a map not yet opened. ``level`` 1 is a leaf, more a branch."""
+    """An unopened part of a map. ``level`` 1 is a leaf, higher levels are branches."""
 
     level: int
     said: tree.Child
 
 
 class _MapEntry(NamedTuple):
-    """An entry of a map, still encoded, or already taken apart with the piece it stands in."""
+    """An entry of a map, still encoded, or decoded with the piece that contains it."""
 
     key: str
     data: bytes | None
     place: Any
 
     def opened(self) -> Any:
-        """The place that the entry's value stands for."""
+        """The place of the entry's value."""
         if self.data is None:
             return self.place
         return read_piece(self.data[len(canonical.key_bytes(self.key)) :])
 
 
 class _MapCursor:
-    """A walk over a map in key order that steps over what both sides share, unread."""
+    """Walks a map in key order and skips the parts that both maps share, unread."""
 
     def __init__(self, reader: PieceReader, node: Node) -> None:
         self._reader = reader
-        # Rows of heads yet to visit, the innermost last, each reversed: its end is next.
+        # The heads yet to visit, in nested lists, innermost last. Each list is reversed: its last
+        # item is next.
         self._rows: list[list[_Subtree | _MapEntry]] = []
         if isinstance(node, Tree):
             self._push_branch(node.root)
@@ -471,21 +479,21 @@ class _MapCursor:
 
     @property
     def head(self) -> _Subtree | _MapEntry | None:
-        """What comes next, or None at the end."""
+        """The next part, or None at the end."""
         return self._rows[-1][-1] if self._rows else None
 
     def advance(self) -> None:
-        """Step over the head."""
+        """Skip the head."""
         self._rows[-1].pop()
         self._settle()
 
     def skip_shared(self, other: _MapCursor) -> None:
-        """Step over heads that are the same on both sides: equal subtrees, equal entries."""
+        """Skip heads that are equal on both sides: equal subtrees, equal entries."""
         while self._rows and other._rows:
             mine, theirs = self._rows[-1], other._rows[-1]
             while mine and theirs and mine[-1] == theirs[-1]:
                 if type(mine[-1]) is _MapEntry and mine[-1].data is None:
-                    # Taken apart, 1 and True look equal; let the caller look closer.
+                    # Decoded, 1 and True are equal in Python; the caller compares them exactly.
                     return
                 mine.pop()
                 theirs.pop()
@@ -495,7 +503,7 @@ class _MapCursor:
             other._settle()
 
     def open(self) -> None:
-        """Replace the subtree at the head by what is in it."""
+        """Replace the subtree at the head by its content."""
         subtree = self._rows[-1].pop()
         assert type(subtree) is _Subtree
         level, said = subtree
@@ -511,7 +519,7 @@ class _MapCursor:
         self._settle()
 
     def rest(self) -> Iterator[_MapEntry]:
-        """All entries that are left."""
+        """All remaining entries."""
         while (head := self.head) is not None:
             if type(head) is _MapEntry:
                 yield head

@@ -1,7 +1,6 @@
-"""Changing a large value by path: one call, one new digest, only the pieces on the way.
+"""Changes a large value by path, and reads and writes only the pieces on the path.
 
-Storing the changed value whole would give the same digest (P4); an edit merely gets
-there without reading or hashing the rest.
+The result has the same digest as the changed value stored as a whole (P4).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from casstore.format import splitting
 from casstore.format.canonical import refuse_depth
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.splitting import Emit, Entry, Spelled
+from casstore.format.splitting import Emit, Encoded, Entry
 from casstore.objects import splice
 from casstore.objects.pieces import PieceReader
 from casstore.objects.splice import Container
@@ -34,7 +33,7 @@ class Set(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove what is at ``path``; later list items move up.
+    """Delete the entry at ``path``; later list items move up.
 
     >>> digest = store.put_value({"steps": ["plan", "write"]})
     >>> store.get_value(store.edit(digest, Delete(["steps", 0])))
@@ -73,25 +72,25 @@ Edit = Set | Delete | Insert | Append
 
 def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> bytes:
     """Store the value that ``edit`` makes of the one under ``digest``; returns the new digest."""
-    return splitting.root_object(respell(reader, digest, edit, emit), emit)
+    return splitting.root_object(reencode(reader, digest, edit, emit), emit)
 
 
-def respell(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Spelled:
-    """The same, in the form in which a container would hold the changed value."""
+def reencode(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Encoded:
+    """Like ``apply_edit``, but returns the value in the form that a container holds."""
     if not isinstance(edit, Edit):
         raise InvalidInputError(
-            f"an edit is a Set, Delete, Insert or Append, not {type(edit).__name__}"
+            f"an edit must be a Set, Delete, Insert or Append, got {type(edit).__name__}"
         )
     path = checked_path(edit.path)
     root = reader.get(digest)
     if root.kind != Kind.VALUE and root.kind not in TREE_KINDS:
-        raise InvalidInputError(f"only a value can be edited, and {digest.hex()} is none")
+        raise InvalidInputError(f"only a value can be edited; {digest.hex()} is not a value")
     if len(path) > MAX_DEPTH:
         raise refuse_depth()
     if not path and isinstance(edit, Set):
-        return splitting.spell(edit.value, MAX_DEPTH, emit)
+        return splitting.encode_split(edit.value, MAX_DEPTH, emit)
     if not path and not isinstance(edit, Append):
-        raise InvalidInputError(f"{type(edit).__name__} needs a path to work on")
+        raise InvalidInputError(f"{type(edit).__name__} needs a path that is not empty")
     editor = _Editor(reader, edit, path, emit)
     try:
         return editor.change(splice.open_container(reader, root), 0)
@@ -100,7 +99,7 @@ def respell(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Spell
 
 
 class _Editor:
-    """One edit on its way down the path and, with the new pieces, up again."""
+    """One edit: walks down the path, then rebuilds the pieces on the way up."""
 
     def __init__(
         self, reader: PieceReader, edit: Edit, path: tuple[PathStep, ...], emit: Emit
@@ -109,10 +108,10 @@ class _Editor:
         self._edit = edit
         self._path = path
         self._emit = emit
-        #: Where the new value goes, for errors in it.
+        #: The path of the new value, for error messages.
         self.place = path
 
-    def change(self, container: Container | None, depth: int) -> Spelled:
+    def change(self, container: Container | None, depth: int) -> Encoded:
         """The container at ``path[:depth]``, changed, in the form its parent holds."""
         if container is None:
             raise PathNotFoundError(self._path[: depth + 1])
@@ -124,9 +123,9 @@ class _Editor:
             return self._change_map(container, depth, step, last=last)
         return self._change_list(container, depth, step, last=last)
 
-    def _append(self, container: Container, depth: int) -> Spelled:
+    def _append(self, container: Container, depth: int) -> Encoded:
         if container.kind != Kind.LIST:
-            raise InvalidInputError("only a list can be appended to")
+            raise InvalidInputError("Append needs the path of a list")
         index = splice.length(container)
         self.place = (*self._path, index)
         new = splitting.list_entry(self._new_value(depth))
@@ -134,18 +133,18 @@ class _Editor:
 
     def _change_map(
         self, container: Container, depth: int, step: PathStep, *, last: bool
-    ) -> Spelled:
+    ) -> Encoded:
         if type(step) is not str:
-            raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
+            raise InvalidInputError(f"the key of a map must be a str, got {type(step).__name__}")
         if last and isinstance(self._edit, Insert):
-            raise InvalidInputError("only a list can be inserted into; Set adds a map entry")
+            raise InvalidInputError("Insert needs an index in a list; to add a map entry, use Set")
         index, old = splice.find_key(self._reader, container, step)
         removed = 0 if old is None else 1
         if last and isinstance(self._edit, Set):
-            spelled = self._new_value(depth)
-            # A key that cannot be stored is named by its map, as when that is stored whole.
+            encoded = self._new_value(depth)
+            # The error for an invalid key has the path of its map, as when the map is stored whole.
             self.place = self._path[:depth]
-            entry = splitting.join_map_entry(step, spelled)
+            entry = splitting.join_map_entry(step, encoded)
             return self._splice(container, index, removed, [entry])
         if old is None:
             raise PathNotFoundError(self._path[: depth + 1])
@@ -156,9 +155,11 @@ class _Editor:
 
     def _change_list(
         self, container: Container, depth: int, step: PathStep, *, last: bool
-    ) -> Spelled:
+    ) -> Encoded:
         if type(step) is not int:
-            raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
+            raise InvalidInputError(
+                f"the index of a list must be an int, got {type(step).__name__}"
+            )
         inserts = last and isinstance(self._edit, Insert)
         size = splice.length(container)
         index = step + size if step < 0 else step
@@ -173,10 +174,11 @@ class _Editor:
         inner = self.change(splice.open_entry(self._reader, entry), depth + 1)
         return self._splice(container, index, 1, [splitting.list_entry(inner)])
 
-    def _new_value(self, depth: int) -> Spelled:
+    def _new_value(self, depth: int) -> Encoded:
         assert not isinstance(self._edit, Delete)
-        # A container at path[:depth] lies depth + 1 levels deep; its entries have the rest.
-        return splitting.spell(self._edit.value, MAX_DEPTH - depth - 1, self._emit)
+        # A container at path[:depth] is depth + 1 levels deep; its entries have the remaining
+        # levels.
+        return splitting.encode_split(self._edit.value, MAX_DEPTH - depth - 1, self._emit)
 
-    def _splice(self, container: Container, index: int, removed: int, new: list[Entry]) -> Spelled:
+    def _splice(self, container: Container, index: int, removed: int, new: list[Entry]) -> Encoded:
         return splice.splice(self._reader, container, index, removed, new, self._emit)

@@ -1,4 +1,4 @@
-"""Nodes from their digests: many at once, with the long texts that live beside them."""
+"""Reads many nodes by digest, with the long parts of their payloads from other objects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
 from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node, open_whole
-from casstore.format.splitting import Emit, Spelled
+from casstore.format.splitting import Emit, Encoded
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
 
-# How many places and characters of a payload tell whether it is a message, and of whom.
+# How many entries and characters of a payload are read to recognise a message and its role.
 _BEGINNING = 10_000
 
 #: A node, and the links in its cause and payload, as (role, digest).
@@ -26,7 +26,7 @@ Opened = tuple[DecodedNode, list[tuple[int, bytes]]]
 
 
 def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHeader]:
-    """The headers of stored nodes; nothing outside the nodes themselves is read."""
+    """The headers of stored nodes, read without their payloads' other objects."""
     headers: list[NodeHeader] = []
     for digest, item in zip(digests, reader.follow(digests), strict=True):
         data = _node_data(digest, item)
@@ -39,7 +39,7 @@ def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHead
 
 
 def read_outside(reader: PieceReader, digests: Sequence[bytes]) -> set[bytes]:
-    """What the causes and payloads of nodes keep in objects of their own, or link to."""
+    """The digests that the causes and payloads of nodes link to."""
     return {
         name
         for digest, item in zip(digests, reader.find_many(digests), strict=True)
@@ -51,7 +51,7 @@ def read_outside(reader: PieceReader, digests: Sequence[bytes]) -> set[bytes]:
 def read_nodes(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[DecodedNode]:
-    """Nodes with their payloads, whole."""
+    """Nodes with their complete payloads."""
     return [
         DecodedNode(NodeHeader(*fields[:-2]), *fields[-2:])
         for fields in iter_fields(reader, digests, max_bytes=max_bytes)
@@ -61,10 +61,9 @@ def read_nodes(
 def iter_fields(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Iterator[list[Any]]:
-    """The same as they are spelled: the fields of the header, then cause and payload.
+    """Nodes in encoded form: the fields of the header, then cause and payload.
 
-    For those who read many and make something else of them: all are fetched together, and one
-    after the other is opened.
+    For callers that convert many nodes: all are fetched together and decoded one after the other.
     """
     found = reader.follow(digests)
     for at, (kind, data) in enumerate(found):
@@ -76,7 +75,7 @@ def iter_fields(
 
 
 def stored_nodes(reader: PieceReader, digests: Sequence[bytes]) -> list[DecodedNode]:
-    """Nodes whose causes and payloads are read as they are gone through; null stays None."""
+    """Nodes whose causes and payloads are ``Stored``, read piece by piece; null stays None."""
     nodes: list[DecodedNode] = []
     for digest, item in zip(digests, reader.follow(digests), strict=True):
         header, cause, payload = fill_node(
@@ -88,7 +87,7 @@ def stored_nodes(reader: PieceReader, digests: Sequence[bytes]) -> list[DecodedN
 
 
 def begun_payloads(reader: PieceReader, digests: Sequence[bytes]) -> list[tuple[str, Any]]:
-    """The ids of nodes and the beginnings of their payloads, whatever size those have."""
+    """The ids of nodes and the beginnings of their payloads, of any size."""
     return [
         (node.header.id, None if node.payload is None else node.payload.beginning(_BEGINNING))
         for node in stored_nodes(reader, digests)
@@ -98,9 +97,9 @@ def begun_payloads(reader: PieceReader, digests: Sequence[bytes]) -> list[tuple[
 def _open_carefully(
     reader: PieceReader, digests: Sequence[bytes], found: list[StoredObject], max_bytes: int
 ) -> list[list[Any]]:
-    """The fields of nodes of which some keep something elsewhere."""
+    """The fields of nodes, of which some have parts in other objects."""
     nodes: list[list[Any]] = []
-    # Those nodes, and what they keep elsewhere, by their place.
+    # Those nodes and their outside parts, by position.
     outside: dict[int, Opened] = {}
     for digest, item in zip(digests, found, strict=True):
         data = _node_data(digest, item)
@@ -119,8 +118,8 @@ def _open_carefully(
 def _fill(
     reader: PieceReader, nodes: list[list[Any]], outside: dict[int, Opened], max_bytes: int
 ) -> None:
-    """Put into causes and payloads what they keep elsewhere."""
-    # Most of it are texts: fetched together, they only have to be put in place.
+    """Put the parts from other objects into causes and payloads."""
+    # Most parts are texts: fetched together, they only have to be inserted.
     wanted = {
         name: None
         for _, away in outside.values()
@@ -138,7 +137,7 @@ def _fill(
         assembly.spend(len(item.data))
         return decode_text(item.data, name) if role == ROLE_TEXT else item.data
 
-    # What is more than a text is loaded for all nodes together: their budget is one.
+    # Other parts are loaded for all nodes together: they share one budget.
     partial: list[int] = []
     for at, (opened, away) in outside.items():
         _, *filled = fill_node(opened, resolve)
@@ -152,7 +151,7 @@ def _fill(
 
 
 def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:
-    """Is this part of a payload more than a text at hand?"""
+    """True if this part of a payload is not an already fetched text."""
     return role != ROLE_LINK and (name not in texts or texts[name].kind != Kind.BLOB)
 
 
@@ -163,31 +162,33 @@ def _node_data(digest: bytes, item: StoredObject) -> bytes:
 
 
 def _not_a_node(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"{digest.hex()} stands for a node, but is none")
+    return CorruptionError(f"{digest.hex()} is linked to as a node, but is something else")
 
 
 def read_manifest(reader: PieceReader, digest: bytes, *, named: bool = False) -> Manifest:
-    """The manifest with this digest. ``named`` by a caller it may be missing or something else;
-    named by a row, that is damage.
+    """The manifest with this digest.
+
+    ``named``: the digest comes from a caller, so ObjectNotFoundError or InvalidInputError if it is
+    not a manifest. Otherwise it comes from a row, and CorruptionError is raised.
     """
     item = reader.get(digest) if named else reader.follow((digest,))[0]
     if item.kind != Kind.MANIFEST:
         name = KIND_NAMES.get(item.kind, item.kind)
         if named:
             raise InvalidInputError(f"{digest.hex()} is a {name}, not a manifest")
-        raise CorruptionError(f"{digest.hex()} stands for a manifest, but is a {name}")
+        raise CorruptionError(f"{digest.hex()} is referred to as a manifest, but is a {name}")
     return decode_manifest(digest, item.data)
 
 
 def write_manifest(manifest: Manifest, emit: Emit) -> bytes:
-    """Hand a manifest over; its digest."""
+    """Store a manifest; returns its digest."""
     return emit(Kind.MANIFEST, *encode_manifest(manifest))
 
 
-def load_spelled(
-    reader: PieceReader, spelled: Sequence[Spelled], *, max_bytes: int = DEFAULT_MAX_BYTES
+def load_encoded(
+    reader: PieceReader, encoded: Sequence[Encoded], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[Any]:
-    """The values of fields of a manifest, whole."""
+    """The complete values of fields of a manifest."""
     return Assembly(reader, max_bytes).load(
-        [canonical.decode(field.data, Outline) for field in spelled]
+        [canonical.decode(field.data, Outline) for field in encoded]
     )

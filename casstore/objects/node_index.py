@@ -1,10 +1,10 @@
-"""Reading and extending the node index of a graph (``format.node_index``).
+"""Reads and extends the node index of a graph (``format.node_index``).
 
-``NodeIndex`` finds the nodes of one graph by position and by id. ``IndexBuilder`` appends
-nodes to an index; what it makes depends on the sequence of nodes alone, so an index that is
-rebuilt from its nodes has the same digests. ``common_prefix`` finds where two graphs part.
+``NodeIndex`` finds the nodes of one graph by position and by id. ``IndexBuilder`` appends nodes. An
+index depends on the sequence of nodes alone, so a rebuilt index has the same digests.
+``common_prefix`` finds where two graphs diverge.
 
-Pieces are immutable, so decoded ones are cached by digest and shared by all graphs.
+Pieces are immutable, so decoded pieces are cached by digest and shared by all graphs.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from casstore.format.splitting import Emit
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 
-# How many bytes of pieces, as they are encoded, a process keeps decoded.
+# How many bytes of encoded pieces a process caches in decoded form.
 _CACHE_BYTES: Final = 16 << 20
-# How many pages one request reads when it walks, and how many one index keeps.
+# How many pages one request reads in a walk, and how many one index caches.
 _PAGES_AHEAD: Final = 64
 _KEPT_PAGES: Final = 1024
 
 
 class Place(NamedTuple):
-    """Where a node stands in insertion order, and its digest."""
+    """The position of a node in insertion order, and its digest."""
 
     position: int
     digest: bytes
@@ -64,7 +64,7 @@ class _Recent(NamedTuple):
 
 
 class IndexCache:
-    """Decoded pieces by digest, up to a number of bytes. Safe to share between threads."""
+    """Decoded pieces by digest, bounded in bytes. Safe to share between threads."""
 
     def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -79,7 +79,7 @@ class IndexCache:
         return None if known is None else known[0]
 
     def put(self, digest: bytes, piece: Piece, size_bytes: int) -> None:
-        """Keep a piece; the oldest ones make place for it."""
+        """Cache a piece and evict the oldest ones."""
         with self._lock:
             if digest in self._kept:
                 return
@@ -90,11 +90,11 @@ class IndexCache:
                 self._bytes -= self._kept.pop(oldest)[1]
 
     def get_recent(self, spine: bytes) -> _Recent | None:
-        """The joined hashes that ``put_recent`` has kept for a spine."""
+        """The joined hashes that ``put_recent`` cached for a spine."""
         return self._recent.get(spine)
 
     def put_recent(self, spine: bytes, recent: _Recent) -> None:
-        """Keep the joined hashes of a spine."""
+        """Cache the joined hashes of a spine."""
         with self._lock:
             self._recent[spine] = recent
             while len(self._recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > self._max_bytes:
@@ -108,7 +108,7 @@ class NodeIndex:
         self._reader = reader
         self._cache = cache
         self.tail = tail
-        #: How many nodes the graph has.
+        #: The number of nodes in the graph.
         self.count = count
         self.page_count = count // PAGE_NODES
         self._tail_at = self.page_count * PAGE_NODES
@@ -136,17 +136,19 @@ class NodeIndex:
         pieces: list[Piece] = []
         for digest, item in zip(digests, self._reader.follow(digests), strict=True):
             if item.kind != Kind.INDEX:
-                raise CorruptionError(f"{digest.hex()} stands for a part of a node index")
+                raise CorruptionError(
+                    f"{digest.hex()} is linked to as a part of a node index, but is something else"
+                )
             piece = decode_piece(digest, item.data, trusted=True)
             if len(digests) == 1 or not isinstance(piece, Page):
-                # A walk reads as many pages as it likes; those must not displace all others.
+                # A walk reads many pages, which must not evict all others.
                 self._cache.put(digest, piece, len(item.data))
             pieces.append(piece)
         return pieces
 
     @property
     def spine(self) -> Spine:
-        """All whole pages."""
+        """The spine, which covers all complete pages."""
         if self._made_spine is None:
             if self.tail.spine is None:
                 self._made_spine = NO_PAGES
@@ -165,7 +167,7 @@ class NodeIndex:
         return cast("list[Run]", runs)
 
     def run_digests(self, level: int, numbers: Sequence[int]) -> list[bytes]:
-        """The digests of whole runs of a level (0: pages) by number, from the first one on."""
+        """The digests of complete runs of a level (0: pages) by number, in order."""
         spine = self._made_spine or self.spine
         first = _first_listed(self.page_count, level)
         above = sorted({number // FANOUT for number in numbers if number < first})
@@ -180,7 +182,7 @@ class NodeIndex:
         ]
 
     def _page(self, number: int, ahead: int = 0) -> Page:
-        """A whole page; if it has to be read, then with ``ahead`` ones before (after: > 0) it."""
+        """A complete page. If it is not cached, read ``ahead`` pages after it too (< 0: before)."""
         page = self._pages.get(number)
         if page is None:
             low = max(0, number + min(0, ahead))
@@ -194,7 +196,7 @@ class NodeIndex:
             self._pages.clear()
         digests = self.run_digests(0, numbers)
         if len(numbers) == 1:
-            # One node is looked for, and may be looked for again.
+            # A single look-up: the page may be needed again, so it is cached.
             pages = self.load(digests)
         else:
             pages = self._read(digests)
@@ -215,7 +217,7 @@ class NodeIndex:
     def digests(self, positions: Sequence[int], *, ahead: bool = False) -> list[bytes]:
         """The digests of the nodes at these positions.
 
-        ``ahead``: those behind them will be asked for next, and are read with them.
+        ``ahead``: the following positions will be read next, so they are fetched too.
         """
         tail_at, tail, pages = self._tail_at, self.tail.digests, self._pages
         found: list[bytes] = []
@@ -242,7 +244,7 @@ class NodeIndex:
         return found
 
     def places(self, positions: Sequence[int] | None = None) -> Iterator[Place]:
-        """The nodes at these positions, or all, one after the other, read in pages."""
+        """The nodes at these positions, or all of them, read page by page."""
         wanted = range(self.count) if positions is None else positions
         step = _PAGES_AHEAD * PAGE_NODES
         for start in range(0, len(wanted), step):
@@ -257,7 +259,7 @@ class NodeIndex:
             number = position // PAGE_NODES
             far = self._page(number, -_PAGES_AHEAD).distances[position % PAGE_NODES]
         if far > position:
-            raise CorruptionError(f"the node index gives node number {position} no parent")
+            raise CorruptionError(f"the node index has no valid parent for node number {position}")
         return position - far if far else None
 
     def up(self, position: int) -> Iterator[int]:
@@ -270,7 +272,7 @@ class NodeIndex:
     def path(self, position: int, depth: int) -> Sequence[int]:
         """The positions from the root to a node that has ``depth`` nodes on its path."""
         if depth == position + 1:
-            # As many nodes as there are positions: every node so far is on the path.
+            # As many nodes as positions: every node so far is on the path.
             return range(depth)
         positions = list(self.up(position))
         if len(positions) != depth:
@@ -284,9 +286,10 @@ class NodeIndex:
     # --- by id --------------------------------------------------------------------------
 
     def candidates(self, hashed: Sequence[bytes]) -> list[list[int]]:
-        """For each hash of an id, the positions of the nodes whose ids have it.
+        """For each of these hashes, the numbers of the nodes whose ids have it.
 
-        No other node can have the id; one of these need not.
+        A node with the id that was hashed is among them. Two ids may have the same hash, so the
+        caller compares the ids.
         """
         tail, tail_at = self.tail.hashes, self._tail_at
         found: list[list[int]] = [[] for _ in hashed]
@@ -303,7 +306,7 @@ class NodeIndex:
         return found
 
     def _recent(self) -> _Recent:
-        """The hashes of nodes in pages and small runs."""
+        """The hashes of the nodes in pages and small runs."""
         assert self.tail.spine is not None
         known = self._cache.get_recent(self.tail.spine)
         if known is None:
@@ -319,7 +322,7 @@ class NodeIndex:
         return known
 
     def _search_large(self, hashed: Sequence[bytes], found: list[list[int]]) -> None:
-        """Look into the buckets of large runs."""
+        """Search the buckets of large runs."""
         runs: list[tuple[int, Run]] = []
         start = 0
         for level in _LARGE:
@@ -341,7 +344,7 @@ class NodeIndex:
                         own.append(start + number * RUN_NODES[SPLIT_LEVEL] + offset)
 
     def find(self, node_ids: Sequence[str]) -> list[Place | None]:
-        """The places of nodes by their ids; None for an id that the graph does not have."""
+        """The positions of nodes by id; None for an id that the graph does not have."""
         possible = self.candidates([id_hash(node_id) for node_id in node_ids])
         positions = sorted({position for own in possible for position in own})
         if not positions:
@@ -359,7 +362,7 @@ class NodeIndex:
         return found
 
     def position_of(self, node_id: str, digest: bytes) -> int:
-        """The position of a node whose id and digest are known; CorruptionError if it has none."""
+        """The position of a node with a known id and digest; CorruptionError if it is missing."""
         [possible] = self.candidates([id_hash(node_id)])
         for position, found in zip(possible, self.digests(possible), strict=True):
             if found == digest:
@@ -384,9 +387,9 @@ class NodeIndex:
         return b"".join(parts)
 
     def builder(self, emit: Emit, count: int | None = None) -> IndexBuilder:
-        """What appends to this index, or to the index of its first ``count`` nodes."""
+        """A builder that appends to this index, or to the index of its first ``count`` nodes."""
         if count is None or count == self.count:
-            # The spine is read when a page is full, not before.
+            # The spine is read only when a page is full.
             return IndexBuilder(self, emit, self.tail, self.page_count, None)
         pages, rest = divmod(count, PAGE_NODES)
         runs: list[tuple[bytes, ...]] = []
@@ -407,7 +410,7 @@ class NodeIndex:
 
 
 _LARGE: Final = range(TOP_LEVEL, SPLIT_LEVEL - 1, -1)
-# How many parts the buckets of large runs have.
+# The number of buckets of large runs.
 _PARTS: Final = {level: FANOUT ** (level - SPLIT_LEVEL) for level in _LARGE}
 
 
@@ -423,7 +426,7 @@ class IndexBuilder:
         self._hashes = tail.hashes
         self._distances = list(tail.distances)
         self._digests = list(tail.digests)
-        # The spine: its digest while it is as it was, else its parts.
+        # The spine: its digest while it is unchanged, else its parts.
         self._spine = tail.spine
         self._loose = b""
         self._runs: list[list[bytes]] | None = None
@@ -448,7 +451,7 @@ class IndexBuilder:
             done = stop
 
     def finish(self) -> Tail:
-        """The index for a manifest; its spine is emitted if it is new."""
+        """The index for a manifest; stores the spine if it is new."""
         if self._runs is not None and self._pages:
             spine = Spine(self._loose, tuple([tuple(level) for level in self._runs]))
             self._spine = self._put(spine)
@@ -482,7 +485,7 @@ class IndexBuilder:
             self._runs[level - 1] = []
 
     def _merge(self, level: int, parts: Sequence[bytes]) -> bytes:
-        """Make a run of eight runs of the level below, or of eight pages."""
+        """Merge eight runs of the level below, or eight pages, into one run."""
         index = self._index
         if level == 1:
             hashes, self._loose = self._loose, b""
@@ -509,9 +512,9 @@ def empty_index(reader: PieceReader, cache: IndexCache) -> NodeIndex:
 
 
 def common_prefix(one: NodeIndex, other: NodeIndex) -> int:
-    """How many positions from the first on have the same nodes in both graphs.
+    """The number of leading positions that have the same nodes in both graphs.
 
-    Reads only what differs, and what leads to it.
+    Reads only the pieces that differ, and those above them.
     """
     pages = min(one.page_count, other.page_count)
     at = 0
@@ -554,7 +557,7 @@ def _distance(position: int, parent: int | None) -> int:
 
 
 def _hits(data: bytes, hashed: bytes, step: int) -> Iterable[int]:
-    """The numbers of the entries of ``step`` bytes that start with a hash."""
+    """The positions of the entries of ``step`` bytes that start with a hash."""
     at = data.find(hashed)
     while at >= 0:
         if not at % step:
@@ -563,4 +566,4 @@ def _hits(data: bytes, hashed: bytes, step: int) -> Iterable[int]:
 
 
 def _misfit(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"part {digest.hex()} of a node index is not what its place asks for")
+    return CorruptionError(f"part {digest.hex()} of a node index does not match its parent")

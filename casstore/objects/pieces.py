@@ -1,7 +1,7 @@
-"""The border between digests and engines: everything read is verified, writes are batched.
+"""Reads and verifies objects by digest, and batches writes.
 
-P1 is kept here and nowhere else: no bytes pass upwards that were not checked
-against the digest they were asked for by.
+P1 is enforced here and nowhere else: no bytes pass to the layers above unless they match the digest
+they were requested by.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
 
 _BATCH = 256
 _PART_KINDS = (Kind.VALUE, Kind.LIST, Kind.MAP)
-# How many objects a bounded reader recognises: a walk over more distinct ones needs no more memory.
+# How many objects a bounded reader remembers, so that its memory is bounded too.
 _MAX_SEEN = 1 << 20
 _UNLIMITED = 1 << 62
-# What a bounded reader reads again before the whole walk is measured. Few walks reach it; reading
-# so much takes a fraction of a second.
+# How many bytes a bounded reader rereads before the whole walk is measured. Few walks reach it;
+# reading that much takes a fraction of a second.
 REPEATED_BYTES = 4 << 20
 
 
@@ -39,11 +39,11 @@ class PieceReader:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        #: How many objects were fetched: what a lazy read or a diff costs.
+        #: How many objects were fetched, as a measure of the cost.
         self.pieces_read = 0
 
     def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects, verified; None where there is none."""
+        """The objects, verified; None for those that are not stored."""
         found = self.engine.get_many(digests)
         self.pieces_read += len(found)
         check_objects(digests, found)
@@ -53,14 +53,14 @@ class PieceReader:
         return found
 
     def get(self, digest: bytes) -> StoredObject:
-        """One object that a caller asked for by name."""
+        """The object with a caller's digest; ObjectNotFoundError if it is not stored."""
         [item] = self.find_many((digest,))
         if item is None:
             raise ObjectNotFoundError(digest)
         return item
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject]:
-        """Objects that a caller asked for by name, all there or ObjectNotFoundError."""
+        """The objects with a caller's digests; ObjectNotFoundError if one is not stored."""
         objects: list[StoredObject] = []
         for digest, item in zip(digests, self.find_many(digests), strict=True):
             if item is None:
@@ -69,7 +69,7 @@ class PieceReader:
         return objects
 
     def follow(self, digests: Sequence[bytes]) -> list[StoredObject]:
-        """Objects that another object links to; a missing one is damage (P3)."""
+        """Objects that another object links to; CorruptionError if one is missing (P3)."""
         objects = self.find_many(digests)
         if None in objects:
             missing = digests[objects.index(None)]
@@ -78,12 +78,12 @@ class PieceReader:
 
 
 class BoundedReader(PieceReader):
-    """Reads on behalf of another reader, up to a number of bytes.
+    """Reads through another reader, up to a number of bytes.
 
-    For walks whose length the input decides: repeated links make a small store describe
-    a walk of any length (P7). Once parts of lists and maps have been read again that cost
-    REPEATED_BYTES, find_many calls ``measure``, which raises ExpansionError if the walk is too
-    long. If it does, so does every later call; if not, parts may repeat from then on.
+    For walks whose length depends on untrusted input: repeated links let a small store describe a
+    walk of any length (P7). After rereading parts of lists and maps that cost REPEATED_BYTES,
+    find_many calls ``measure``, which raises ExpansionError if the walk is too long. In that case
+    every later call raises it too; otherwise parts may repeat from then on.
     """
 
     __slots__ = ("_again_left", "_left", "_limit", "_measure", "_reader", "_seen", "_too_long")
@@ -102,7 +102,7 @@ class BoundedReader(PieceReader):
         self.pieces_read = reader.pieces_read
 
     def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects, verified; LimitError once too much has been read, and from then on."""
+        """The objects, verified; LimitError once the limit is reached, and on every later call."""
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _BATCH):
             names = digests[start : start + _BATCH]
@@ -139,7 +139,7 @@ class BoundedReader(PieceReader):
 
 
 class PendingReader(PieceReader):
-    """Reads what a writer has collected as if it were stored already."""
+    """Reads the objects that a writer has collected as if they were stored."""
 
     __slots__ = ("_writer",)
 
@@ -148,7 +148,7 @@ class PendingReader(PieceReader):
         self._writer = writer
 
     def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects, from the writer or verified from the engine."""
+        """The objects, from the writer, else verified from the engine."""
         found = [self._writer.find(digest) for digest in digests]
         stored = iter(
             super().find_many(
@@ -159,7 +159,7 @@ class PendingReader(PieceReader):
 
 
 class PieceWriter:
-    """Collects new objects, children first, and hands them over as one write."""
+    """Collects new objects, children first, and stores them in one write."""
 
     __slots__ = ("_seen", "objects", "size_bytes")
 
@@ -169,11 +169,11 @@ class PieceWriter:
         self._seen: dict[bytes, NewObject] = {}
 
     def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
-        """Take one object; a blob of any length, long ones as ropes. Returns its digest."""
+        """Add an object or a blob of any length, a long one as a rope; returns its digest."""
         if kind == Kind.BLOB:
             digest = plain_hash(data)
         else:
-            # As ``digest_of`` does; spelled out because everything new comes through here.
+            # Like ``digest_of``, inlined because every new object passes here.
             hasher = HASHERS[kind].copy()
             hasher.update(data)
             digest = hasher.digest()
@@ -183,14 +183,14 @@ class PieceWriter:
             if size >= CHUNKED_BLOB_MIN_BYTES and kind == Kind.BLOB:
                 self._add_long_blob(digest, data)
             else:
-                # As ``add`` does.
+                # Like ``add``, inlined.
                 seen[digest] = item = NewObject(digest, kind, data, children)
                 self.objects.append(item)
                 self.size_bytes += size
         return digest
 
     def add(self, item: NewObject) -> None:
-        """Take one object as it is."""
+        """Add one object as it is."""
         self._seen[item.digest] = item
         self.objects.append(item)
         self.size_bytes += len(item.data)
@@ -206,19 +206,19 @@ class PieceWriter:
         self.add(NewObject(digest, Kind.ROPE, *rope.finish()))
 
     def emit_whole(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
-        """Take one object without cutting it, whatever its length."""
+        """Add one object without splitting it, whatever its length."""
         digest = digest_of(kind, data)
         if digest not in self._seen:
             self.add(NewObject(digest, kind, data, children))
         return digest
 
     def find(self, digest: bytes) -> StoredObject | None:
-        """An object that waits to be written."""
+        """An object that is not written yet."""
         item = self._seen.get(digest) if isinstance(digest, bytes) else None
         return None if item is None else StoredObject(item.kind, item.data)
 
     def keep_reachable(self, *roots: bytes) -> None:
-        """Drop what none of ``roots`` needs: leftovers of steps that later ones overtook."""
+        """Drop objects that ``roots`` do not reach: intermediate results."""
         needed: set[bytes] = set()
         ahead = list(roots)
         while ahead:
@@ -229,7 +229,7 @@ class PieceWriter:
         self.objects = [item for item in self.objects if item.digest in needed]
 
     def flush(self, engine: Engine) -> None:
-        """Store what was collected so far; later objects may link to it."""
+        """Store the collected objects; later ones may link to them."""
         if self.objects:
             engine.write(Write(objects=self.objects))
         self.objects = []

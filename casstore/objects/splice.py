@@ -1,9 +1,8 @@
-"""Replacing entries of one stored list or map, touching only the pieces around them.
+"""Replaces entries of a stored list or map, and reads only the pieces around them.
 
-The outcome is the very pieces that packing the changed container whole would give
-(P4). The leaf that changes is cut anew; as long as its last piece does not end where
-an old leaf ended, the next leaf is taken in. Then the branch above gets its new
-children in the same way, and so on until one piece is left: the root.
+The result is identical to storing the changed container as a whole (P4). The leaf that changes is
+split again; while its last piece does not end where an old leaf ended, the next leaf is included.
+Then the branch above is rebuilt with the new children in the same way, up to the root.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from casstore.format.canonical import (
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
-from casstore.format.splitting import Emit, Entry, Spelled
+from casstore.format.splitting import Emit, Encoded, Entry
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import TREE_KINDS, Tree, decode_child, leaf_data, require_part
 
@@ -42,7 +41,7 @@ Container = Piece | Tree
 
 
 def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
-    """The list or map that an object holds; None if it holds neither."""
+    """The list or map in an object; None if it holds neither."""
     if item.kind in TREE_KINDS:
         return Tree(item.kind, tree.decode_branch(item.kind, item.data))
     if item.kind != Kind.VALUE:
@@ -64,7 +63,7 @@ def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
 
 
 def _cut(kind: int, data: bytes) -> list[Entry]:
-    """The entries of an encoded list or map that was inspected."""
+    """The entries of a validated encoding of a list or map."""
     if kind == Kind.MAP:
         return splitting.map_leaf_entries(data)
     return splitting.list_leaf_entries(data)
@@ -76,14 +75,14 @@ def open_entry(reader: PieceReader, entry: Entry) -> Container | None:
 
 
 def length(container: Container) -> int:
-    """How many entries a container has."""
+    """The number of entries of a container."""
     if isinstance(container, Piece):
         return len(container.entries)
     return sum(container.root.counts)
 
 
 def find_entry(reader: PieceReader, container: Container, index: int) -> Entry:
-    """One entry by its place."""
+    """The entry at an index."""
     if isinstance(container, Piece):
         return container.entries[index]
     spine = _Spine.to_index(reader, container, index)
@@ -91,7 +90,7 @@ def find_entry(reader: PieceReader, container: Container, index: int) -> Entry:
 
 
 def find_key(reader: PieceReader, container: Container, key: str) -> tuple[int, Entry | None]:
-    """Where a key stands in a map, or would; and its entry, if it is there."""
+    """The index of a key in a map, or where it would be inserted; and its entry, if it exists."""
     if isinstance(container, Piece):
         entries, first = container.entries, 0
     else:
@@ -110,8 +109,8 @@ def splice(
     removed: int,
     new: list[Entry],
     emit: Emit,
-) -> Spelled:
-    """Replace ``removed`` (0 or 1) entries at ``index`` by ``new``; spell the result."""
+) -> Encoded:
+    """Replace ``removed`` (0 or 1) entries at ``index`` by ``new``; returns the new container."""
     if isinstance(container, Piece):
         entries = [*container.entries[:index], *new, *container.entries[index + removed :]]
         return splitting.pack(container.kind, entries, emit)
@@ -136,7 +135,7 @@ def _sizes(entries: list[Entry]) -> int:
 
 
 def _all_entries(reader: PieceReader, container: Tree) -> list[Entry]:
-    """Every entry of a tree that is about to become one piece, items back in place."""
+    """Every entry of a tree that is about to become one piece, with separate items inlined."""
     entries: list[Entry] = []
     spine: _Spine | None = _Spine.to_index(reader, container, 0)
     while spine is not None:
@@ -155,7 +154,7 @@ def _inlined(reader: PieceReader, entry: Entry) -> Entry:
 
 
 def _rebuild(spine: _Spine, entries: list[Entry], emit: Emit) -> bytes:
-    """Store the tree whose leaf at ``spine`` has become ``entries``; its root's digest."""
+    """Store the tree whose leaf at ``spine`` is replaced by ``entries``; its root's digest."""
     kind = spine.kind
     start, end = spine, spine
     ends = splitting.leaf_ends(kind)
@@ -172,7 +171,7 @@ def _rebuild(spine: _Spine, entries: list[Entry], emit: Emit) -> bytes:
         groups = list(tree.group(children, tree.branch_ends(kind, level)))
         alone = start.is_leftmost(level) and end.is_rightmost(level)
         if alone and level > 1 and len(children) == 1:
-            # The rest of this level is gone: what is left below is the root itself.
+            # This level has no siblings left: the remaining piece below is the root.
             return children[0].digest
         if alone and (len(groups) == 1 or level == spine.top):
             return splitting.grow(kind, children, emit, level)
@@ -200,26 +199,26 @@ def _regroup(
 
 
 def _open_tail(parts: list[Part], ends: Callable[[Part], bool]) -> bool:
-    """Does the last piece of this sequence lack an end of its own?"""
+    """True if the last piece of this sequence does not end at a natural boundary."""
     pieces = list(tree.group(parts, ends))
     return bool(pieces) and not tree.is_complete(pieces[-1], ends)
 
 
 class _Spine:
-    """The way from the root to one leaf: at each level a branch and the child taken."""
+    """The path from the root to one leaf: at each level a branch and the index of the child."""
 
     def __init__(self, reader: PieceReader, kind: int, steps: dict[int, tuple[tree.Branch, int]]):
         self._reader = reader
         self.kind = kind
         self._steps = steps
         self.top = max(steps)
-        #: The index of the leaf's first entry, and of the wanted entry within the leaf.
+        #: The index of the leaf's first entry, and the position of the wanted entry in the leaf.
         self.first = 0
         self.offset = 0
 
     @classmethod
     def to_index(cls, reader: PieceReader, container: Tree, index: int) -> _Spine:
-        """The way to the entry at ``index``; to the last leaf if it is past the end."""
+        """The path to the entry at ``index``; to the last leaf if it is past the end."""
         spine = cls._descend(
             reader, container, lambda branch, at, first: first + branch.counts[at] <= index
         )
@@ -228,7 +227,7 @@ class _Spine:
 
     @classmethod
     def to_key(cls, reader: PieceReader, container: Tree, key: str) -> _Spine:
-        """The way to the leaf that holds ``key`` or would."""
+        """The path to the leaf that holds ``key`` or would hold it."""
         return cls._descend(reader, container, lambda branch, at, first: branch.keys[at] < key)
 
     @classmethod
@@ -238,7 +237,7 @@ class _Spine:
         container: Tree,
         lies_beyond: Callable[[tree.Branch, int, int], bool],
     ) -> _Spine:
-        """Take on each level the first child that what is wanted does not lie beyond."""
+        """At each level take the first child that does not end before the target."""
         steps: dict[int, tuple[tree.Branch, int]] = {}
         branch, first = container.root, 0
         while True:
@@ -257,7 +256,7 @@ class _Spine:
         return spine
 
     def at(self, level: int) -> int:
-        """Which child is taken at ``level``."""
+        """The index of the child taken at ``level``."""
         return self._steps[level][1]
 
     def children(self, level: int) -> list[tree.Child]:
@@ -272,14 +271,14 @@ class _Spine:
         data = leaf_data(self.kind, item, said)
         inspect(data)
         entries = _cut(self.kind, data)
-        # What a branch says of a leaf decides what becomes of the tree, so all of it is tried.
+        # The result depends on what the branch says about its leaf, so all of it is verified.
         last_key = (entries[-1].key or "") if entries else ""
         if (len(entries), _sizes(entries), last_key) != said[1:]:
             raise CorruptionError(f"leaf {said.digest.hex()} is not what its branch says")
         return entries
 
     def right(self, level: int) -> _Spine | None:
-        """The way to the next branch at ``level`` (0: the next leaf), or None at the end."""
+        """The path to the next branch at ``level`` (0: the next leaf), or None at the end."""
         for above in range(level + 1, self.top + 1):
             branch, at = self._steps[above]
             if at + 1 < len(branch.digests):
@@ -296,11 +295,11 @@ class _Spine:
         return _Spine(self._reader, self.kind, steps)
 
     def is_leftmost(self, level: int) -> bool:
-        """Does no branch at ``level`` lie left of this way?"""
+        """True if no branch at ``level`` is left of this path."""
         return all(at == 0 for higher, (_, at) in self._steps.items() if higher > level)
 
     def is_rightmost(self, level: int) -> bool:
-        """Does no branch at ``level`` lie right of this way?"""
+        """True if no branch at ``level`` is right of this path."""
         return all(
             at + 1 == len(branch.digests)
             for higher, (branch, at) in self._steps.items()

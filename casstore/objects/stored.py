@@ -1,9 +1,9 @@
-"""A stored value of any size, in order, in little memory: for printing it.
+"""Reads a stored value of any size in order, in little memory, for printing.
 
-``Stored.events`` goes through a value from its first key to its last and reads each piece when
-it comes to it, long texts in parts. ``Stored.beginning`` builds as much of it as a line of output
-can show. Neither holds the value, so both work on values that are too large to be read whole. If
-shared parts repeat more often than ``Store.put_value`` allows, ``events`` raises ExpansionError.
+``Stored.events`` walks a value from the first key to the last and reads each piece when it reaches
+it, long texts in parts. ``Stored.beginning`` builds as much of the value as a line of output can
+show. Neither holds the whole value, so both work on values that are too large for memory. If shared
+parts repeat more often than ``Store.put_value`` allows, ``events`` raises ExpansionError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from casstore.format.canonical import ROLE_BYTES, ROLE_TEXT
 from casstore.format.expansion import refuse_repetition
 from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.format.limits import MAX_DEPTH, MAX_REPEATED_BYTES
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import BoundedReader, PieceReader
 from casstore.objects.values import (
@@ -55,21 +55,21 @@ _PART_BYTES: Final = 1 << 16
 _FETCH_BATCH: Final = 16
 # Measuring takes about 300 bytes of memory for each distinct part.
 _MEASURED_PARTS: Final = 1 << 20
-# No object that a writer makes is longer, but for maps with long keys.
+# The longest object that casstore writes, except maps with long keys.
 _KEPT_BYTES: Final = 1 << 16
 _BYTES_SHOWN: Final = 32
-# What stands around a value in JSON: brackets or quotes, and a comma.
+# The JSON overhead of a value: brackets or quotes, and a comma.
 _AROUND: Final = 3
-# What an entry is shown of at least, however little is left.
+# The least length that an entry gets in a beginning.
 _LEAST: Final = 64
 
 
 class Event(NamedTuple):
-    """One step through a value.
+    """One step of the walk through a value.
 
-    ``map`` and ``list`` begin a container, ``text`` and ``bytes`` a long content; what follows up
-    to the matching ``end`` is in it. ``key`` has the key of the value that follows, ``scalar`` a
-    value that is complete, ``part`` the next part of a text or of bytes.
+    ``map`` and ``list`` begin a container, ``text`` and ``bytes`` a long content; the following
+    events up to the matching ``end`` belong to it. ``key`` has the key of the next value,
+    ``scalar`` a complete value, ``part`` the next part of a text or of bytes.
     """
 
     kind: str
@@ -87,25 +87,30 @@ class Stored:
     def __init__(
         self, reader: PieceReader, place: Any, walker: BoundedReader | None = None
     ) -> None:
-        """Values that are printed one after the other may share a ``walker``."""
+        """``walker``: shared by values that are printed one after the other."""
         self._reader = reader
         self._place = place
         self._walker = walker
 
     def events(self) -> Iterator[Event]:
-        """Go through the value in order; ExpansionError if its shared parts repeat too often."""
+        """Walk the value in order; ExpansionError if its shared parts repeat too often."""
         return _events(self._walker or make_walker(self._reader, [self._place]), self._place)
 
     def beginning(self, size: int, text_size: int | None = None) -> Any:
-        """The value, or about the first ``size`` characters of its JSON; a plain value.
+        """The value as a plain value, shortened to about ``size`` characters of JSON.
 
-        No text in it is longer than ``text_size``, if that is given, so that the next is seen.
+        ``text_size`` also limits each text, so that the entries after a long text are shown.
         """
         longest = size if text_size is None else text_size
         return _Beginning(self._reader, longest).build(self._place, size, MAX_DEPTH)[0]
 
+    def is_map(self) -> bool:
+        """Whether the value is a map."""
+        node = self._container()
+        return node is not None and is_map(node)
+
     def entry_count(self) -> int | None:
-        """How many entries a list or map has; None for anything else."""
+        """The number of entries of a list or map; None for anything else."""
         node = self._container()
         return None if node is None else node_length(node)
 
@@ -128,7 +133,7 @@ class Stored:
         return here
 
     def _container(self) -> Node | None:
-        """The list or map, one piece of it; None for anything else."""
+        """The list or map, one piece deep; None for anything else."""
         place = self._place
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
             item = self._reader.follow((place.digest,))[0]
@@ -137,7 +142,7 @@ class Stored:
         return place if type(place) in (list, dict, Tree) else None
 
     def whole_text(self, max_bytes: int) -> str | None:
-        """The text, if the value is one of at most ``max_bytes``; None if not."""
+        """The value if it is a text of at most ``max_bytes``; else None."""
         place = self._place
         if type(place) is not str and not (type(place) is Outline and place.role == ROLE_TEXT):
             return None
@@ -148,9 +153,9 @@ class Stored:
 def make_walker(
     reader: PieceReader, places: Sequence[Any], max_bytes: int | None = None
 ) -> BoundedReader:
-    """A reader for going through the values at ``places``, or through parts of them.
+    """A reader for walking the values at ``places``, or parts of them.
 
-    It raises ExpansionError if shared parts of one of them repeat more often than
+    It raises ExpansionError if the shared parts of one of them repeat more often than
     ``Store.put_value`` allows.
     """
 
@@ -166,7 +171,7 @@ def make_walker(
 
 
 def open_stored(reader: PieceReader, digest: bytes, item: StoredObject) -> Stored:
-    """The value or blob whose root object has been fetched."""
+    """The value or blob whose root object is ``item``."""
     if item.kind in BLOB_KINDS:
         return Stored(reader, Outline(ROLE_BYTES, digest))
     if item.kind != Kind.VALUE and item.kind not in TREE_KINDS:
@@ -175,15 +180,15 @@ def open_stored(reader: PieceReader, digest: bytes, item: StoredObject) -> Store
     return Stored(reader, read_node(reader, item))
 
 
-def stored_field(reader: PieceReader, field: Spelled) -> Stored | None:
+def stored_field(reader: PieceReader, field: Encoded) -> Stored | None:
     """The value of a field of a manifest; None if it is null."""
     place = read_piece(field.data)
     return None if place is None else Stored(reader, place)
 
 
 def _events(reader: PieceReader, place: Any) -> Iterator[Event]:
-    # The containers that are open, innermost last. A stack and no recursion: each event would
-    # pass through as many generators as there are levels.
+    # The open containers, innermost last. A stack instead of recursion: with nested generators each
+    # event would pass through all levels.
     ahead: list[Iterator[tuple[str | None, Any]]] = [_fetched(reader, [(None, place)])]
     while ahead:
         entry = next(ahead[-1], None)
@@ -212,7 +217,7 @@ def _events(reader: PieceReader, place: Any) -> Iterator[Event]:
 
 
 class _Fetched(NamedTuple):
-    """A part that lives elsewhere, with its object."""
+    """A part in another object, with that object."""
 
     outline: Outline
     item: StoredObject
@@ -221,12 +226,12 @@ class _Fetched(NamedTuple):
 def _fetched(
     reader: PieceReader, entries: Iterable[tuple[str | None, Any]]
 ) -> Iterator[tuple[str | None, Any]]:
-    """The same entries. What lives elsewhere is fetched for several at once."""
+    """The same entries, with the parts from other objects fetched in batches."""
     entries = iter(entries)
     while batch := list(islice(entries, _FETCH_BATCH)):
         names = list({place.digest: None for _, place in batch if type(place) is Outline})
         found = dict(zip(names, reader.follow(names), strict=True)) if names else {}
-        # Containers inside each other keep a batch each, so long objects are fetched once more.
+        # Nested containers have a batch each, so long objects are fetched again when needed.
         kept = {name: item for name, item in found.items() if len(item.data) <= _KEPT_BYTES}
         del found
         for key, place in batch:
@@ -238,7 +243,7 @@ def _fetched(
 
 
 def _entries(reader: PieceReader, place: Any) -> Iterator[tuple[str | None, Any]]:
-    """The places in a list or map, in order, each with its key if it is a map."""
+    """The places in a list or map, in order, with their keys if it is a map."""
     leaves: Iterable[Any] = [place]
     if type(place) is Tree:
         found = iter_leaves(reader, place.root, place.kind, 0, node_length(place))
@@ -263,7 +268,7 @@ def _content(reader: PieceReader, place: Outline, item: StoredObject) -> Iterato
             shown = decoder.decode(part, final=not part) if is_text else part
         except UnicodeDecodeError as exc:
             raise CorruptionError(
-                f"blob {place.digest.hex()} stands for a text but is not UTF-8"
+                f"blob {place.digest.hex()} is linked to as a text but is not UTF-8"
             ) from exc
         if shown:
             yield Event(PART, shown)
@@ -271,20 +276,22 @@ def _content(reader: PieceReader, place: Outline, item: StoredObject) -> Iterato
 
 
 class BytesBeginning(bytes):
-    """The first bytes of a long content, which has ``size_bytes``."""
+    """The first bytes of a long content of ``size_bytes`` bytes."""
 
     size_bytes: int
 
     def __new__(cls, begin: bytes, size_bytes: int) -> BytesBeginning:
-        """Keep so many bytes that they are told apart."""
+        """Keep enough bytes to distinguish contents."""
         made = super().__new__(cls, begin[:_BYTES_SHOWN])
         made.size_bytes = size_bytes
         return made
 
 
 class _Beginning:
-    """Builds the beginning of a value. One entry gets at most half of what is left, so that the
-    keys behind a long entry are shown as well.
+    """Builds the beginning of a value.
+
+    One entry gets at most half of the remaining length, so that the keys after a long entry are
+    shown too.
     """
 
     def __init__(self, reader: PieceReader, text_size: int) -> None:
@@ -292,7 +299,7 @@ class _Beginning:
         self._text_size = text_size
 
     def build(self, place: Any, size: int, room: int) -> tuple[Any, int]:
-        """About ``size`` characters of a value, and how many it took."""
+        """About ``size`` characters of a value, and how many were used."""
         if type(place) is Outline:
             item = self._reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)

@@ -1,9 +1,8 @@
-"""Values whole: split on the way in, put together on the way out.
+"""Reads whole values: fetches their pieces and joins them.
 
-Reading goes one level at a time: all pieces of a level are fetched in one request,
-so that an engine far away is asked as often as the tree is deep. Shared pieces let a small
-store describe a value of any size, so what the fetched pieces expand to is computed and
-compared with the budget before anything is built (P7).
+Pieces are fetched level by level, one request for each level, so the number of round trips is the
+depth of the tree. Shared pieces let a small store describe a value of any size, so the size of the
+result is computed and compared with the budget before anything is built (P7).
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ _FETCH_BYTES = 8 << 20
 
 
 class Outline(NamedTuple):
-    """A place in a decoded piece whose content lives elsewhere."""
+    """A place in a decoded piece whose content is in another object."""
 
     role: int
     digest: bytes
 
 
 class Tree(NamedTuple):
-    """A list or map that is a tree: its kind and root."""
+    """A list or map that is stored as a tree: its kind and root."""
 
     kind: int
     root: tree.Branch
 
 
 def checked_path(path: Iterable[PathStep]) -> tuple[PathStep, ...]:
-    """A path into a value as it was given, once it is sure that it is one."""
+    """A path into a value as a tuple; InvalidInputError if it is invalid."""
     if isinstance(path, str | bytes) or not isinstance(path, Iterable):
-        raise InvalidInputError(f"a path is a list of keys and places, not {path!r}")
+        raise InvalidInputError(f"a path must be a list of keys and indexes, got {path!r}")
     steps = tuple(path)
     for step in steps:
         if type(step) is not str and type(step) is not int:
             raise InvalidInputError(
-                f"a map is asked by str, a list is asked by int, none by {type(step).__name__}"
+                f"a step of a path must be a str (map) or an int (list), got {type(step).__name__}"
             )
     return steps
 
 
 def read_value(reader: PieceReader, digest: bytes, item: StoredObject, *, max_bytes: int) -> Any:
-    """The value whose root object has been fetched."""
+    """The value whose root object is ``item``."""
     if item.kind != Kind.VALUE and item.kind not in TREE_KINDS:
         raise InvalidInputError(
             f"{digest.hex()} is a {KIND_NAMES.get(item.kind, item.kind)}, not a value"
@@ -68,9 +67,9 @@ def read_value(reader: PieceReader, digest: bytes, item: StoredObject, *, max_by
 class Assembly:
     """The pieces of a value, or of some places in it: fetched level by level, then joined.
 
-    One budget covers everything that comes out of one assembly, which is used once: ``max_bytes``
-    of encoding, each piece counted at every place where it occurs, as much memory for lists and
-    maps but at least DEFAULT_MAX_BYTES, and a quarter of that memory for repeated pieces.
+    An assembly is used once and has one budget: ``max_bytes`` of encoding, in which a piece counts
+    at every place where it occurs; as much memory for lists and maps, but at least
+    DEFAULT_MAX_BYTES; and a quarter of that memory for repeated pieces.
     """
 
     def __init__(self, reader: PieceReader, max_bytes: int) -> None:
@@ -81,29 +80,29 @@ class Assembly:
         self._built = 0
         self._memory = 0
         self._found: dict[bytes, StoredObject] = {}
-        # The value pieces of which something lives elsewhere.
+        # The value pieces that have parts in other objects.
         self._linking: set[bytes] = set()
-        # What a piece costs at each place, and the pieces of lists and maps that it links to.
+        # The cost of a piece at each place, and the pieces of lists and maps that it links to.
         self._costs: dict[bytes, int] = {}
         self._parts: dict[bytes, list[bytes]] = {}
-        # Texts that were read: they are immutable, so all places share one.
+        # Decoded texts. They are immutable, so all places share one.
         self._texts: dict[Outline, str | bytes] = {}
 
     # --- fetching ---------------------------------------------------------------------
 
     def root(self, digest: bytes, item: StoredObject) -> Any:
-        """The whole value whose root object has been fetched."""
+        """The whole value whose root object is ``item``."""
         self._charge([item])
         self._fetch([(digest, item)])
         self._refuse_repetition([digest])
         return self.value(digest, MAX_DEPTH)
 
     def fetch(self, names: list[bytes]) -> dict[bytes, StoredObject]:
-        """Objects as part of what the budget covers; for callers who put them in place."""
+        """Fetch objects within the budget; the caller puts them in place."""
         return dict(self._follow(names))
 
     def load(self, places: list[Any]) -> list[Any]:
-        """The plain values of places in decoded pieces: Outlines, trees, or plain already."""
+        """The plain values of places in decoded pieces: Outlines, trees, or plain values."""
         names = [name for place in places for name in outlined(place)]
         self._fetch(self._follow(list(dict.fromkeys(names))))
         self._refuse_repetition([name for name in names if name in self._costs])
@@ -124,7 +123,7 @@ class Assembly:
         return place
 
     def _fetch(self, level: list[tuple[bytes, StoredObject]]) -> None:
-        """Take these pieces and fetch everything below them, breadth first."""
+        """Fetch everything below these pieces, breadth first."""
         while level:
             wanted: dict[bytes, None] = {}
             for name, found in level:
@@ -135,7 +134,7 @@ class Assembly:
             level = self._follow(list(wanted))
 
     def _follow(self, names: list[bytes]) -> list[tuple[bytes, StoredObject]]:
-        """Fetch the next level, in batches, so that the budget is asked before all is read."""
+        """Fetch the next level in batches, and check the budget after each."""
         level: list[tuple[bytes, StoredObject]] = []
         start = 0
         while start < len(names):
@@ -144,7 +143,7 @@ class Assembly:
             size = self._charge(found)
             level.extend(zip(batch, found, strict=True))
             start += len(batch)
-            # An object may have 16 MiB: batches grow only while those before were small.
+            # An object may have 16 MiB: batches grow only while the earlier ones were small.
             if size > _FETCH_BYTES:
                 self._batch = max(1, self._batch // 2)
             elif len(batch) == self._batch:
@@ -159,7 +158,7 @@ class Assembly:
         return size
 
     def _needs(self, digest: bytes, item: StoredObject) -> list[bytes]:
-        """What must be fetched to build this piece."""
+        """The digests that must be fetched to build this piece."""
         kind, data = item
         if kind == Kind.VALUE:
             value, links = canonical.inspect(data)
@@ -195,7 +194,7 @@ class Assembly:
         """Raise ExpansionError if repeated pieces take too much, before any is built."""
         if not expansion.has_repetition(roots, self._parts):
             return
-        # A link of a list or map may lead to a text by mistake; building finds that out.
+        # A link in a list or map may lead to a text by mistake; building the value reports that.
         costs = self._costs
         found = expansion.expand(roots, self._parts, lambda name: costs.get(name, 0))
         limit = self._memory_limit() // (DEFAULT_MAX_BYTES // MAX_REPEATED_BYTES)
@@ -212,7 +211,9 @@ class Assembly:
         if item.kind in TREE_KINDS:
             return self._tree(item.kind, tree.decode_branch(item.kind, item.data), room)
         if item.kind != Kind.VALUE:
-            raise CorruptionError(f"{digest.hex()} stands for a part of a value, but is none")
+            raise CorruptionError(
+                f"{digest.hex()} is linked to as a part of a value, but is something else"
+            )
         self.spend(len(item.data))
         if not canonical.nests_within(item.data, room):
             raise canonical.refuse_depth()
@@ -220,7 +221,7 @@ class Assembly:
         return self._fill(value, room) if digest in self._linking else value
 
     def _fill(self, value: Any, room: int) -> Any:
-        """Put what lives elsewhere in its place; the value, just decoded, is changed."""
+        """Replace the Outlines in a freshly decoded value by their content, in place."""
         kind = type(value)
         if kind is Outline:
             return self._part(value, room)
@@ -251,8 +252,7 @@ class Assembly:
 
     def _tree(self, kind: int, root: tree.Branch, room: int) -> Any:
         built: Any = {} if kind == Kind.MAP else []
-        # A row of what is ahead, not a call for each level: how high a tree says that it is
-        # costs nothing.
+        # A loop, not recursion: the depth of a tree is untrusted.
         ahead = [(root.level, child) for child in reversed(root.children())]
         last_key: str | None = None
         while ahead:
@@ -279,13 +279,15 @@ class Assembly:
             raise self._too_large()
 
     def _too_large(self) -> LimitError:
-        return LimitError(f"a value of more than {self._max_bytes} bytes; view() reads it in parts")
+        return LimitError(
+            f"the value has more than {self._max_bytes} bytes; read parts of it with view()"
+        )
 
 
 def measure(reader: PieceReader, roots: Sequence[bytes], max_parts: int) -> expansion.Expansion:
-    """Read every distinct part below ``roots`` once, and return what they all cost a reader.
+    """Read every distinct part below ``roots`` once; returns the total cost of building them.
 
-    Parts beyond ``max_parts`` are not read and cost nothing.
+    At most ``max_parts`` parts are read; the others count as free.
     """
     costs: dict[bytes, int] = {}
     below: dict[bytes, list[bytes]] = {}
@@ -317,10 +319,10 @@ def outlined(place: Any) -> list[bytes]:
 
 
 def require_part(role: int, digest: bytes, item: StoredObject) -> None:
-    """Raise unless an object is what a link of this role may stand for.
+    """CorruptionError if an object cannot be the target of a link with this role.
 
-    A list or map that left is an object holding one, never a link to another: else a
-    chain of links could go on for ever.
+    A separate list or map is an object that holds it, never a link to another one: otherwise a
+    chain of links could be endless.
     """
     if role in (ROLE_TEXT, ROLE_BYTES):
         sound = item.kind in BLOB_KINDS
@@ -329,19 +331,21 @@ def require_part(role: int, digest: bytes, item: StoredObject) -> None:
             item.kind == Kind.VALUE and item.data[:1] != b"" and item.data[0] in CONTAINER_BYTES
         )
     if not sound:
-        raise CorruptionError(f"{digest.hex()} is not the part of a value that it stands for")
+        raise CorruptionError(f"{digest.hex()} is not the part of a value that its link says")
 
 
 def decode_text(content: bytes, digest: bytes) -> str:
-    """The string whose UTF-8 a blob holds."""
+    """The string in a blob of UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as exc:
-        raise CorruptionError(f"blob {digest.hex()} stands for a text but is not UTF-8") from exc
+        raise CorruptionError(
+            f"blob {digest.hex()} is linked to as a text but is not UTF-8"
+        ) from exc
 
 
 def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) -> tree.Branch:
-    """A branch as its parent promised it: of this kind and level, with as much below it."""
+    """Decode a branch; CorruptionError unless its kind, level and counts match its parent."""
     if item.kind != kind:
         raise CorruptionError("a tree links to a branch of another kind")
     branch = tree.decode_branch(kind, item.data)
@@ -354,7 +358,7 @@ def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) ->
 
 
 def leaf_data(kind: int, item: StoredObject, said: tree.Child) -> bytes:
-    """The bytes of a leaf of a list or map tree; a list or map, and nothing that leads to one."""
+    """The bytes of a leaf; CorruptionError unless it is a list or map of the tree's kind."""
     data = item.data
     if (
         item.kind != Kind.VALUE
@@ -369,7 +373,7 @@ def leaf_data(kind: int, item: StoredObject, said: tree.Child) -> bytes:
 def require_leaf(
     kind: int, leaf: list[Any] | dict[str, Any], said: tree.Child, after: str | None = None
 ) -> None:
-    """Raise unless a leaf is what its branch says of it, with keys behind ``after``."""
+    """CorruptionError unless a leaf matches its branch and its keys are above ``after``."""
     sound = len(leaf) == said.entries
     if sound and kind == Kind.MAP:
         sound = next(reversed(leaf)) == said.key and (after is None or next(iter(leaf)) > after)

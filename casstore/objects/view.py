@@ -1,8 +1,7 @@
-"""A part of a large value, without the rest: one key, one item, one slice.
+"""Reads a part of a large value: one key, one item, one slice.
 
-A ``View`` stands for a list or map in the store. Asking it for an entry reads the
-pieces on the way to that entry and no others; short entries come as plain values,
-lists and maps as views again.
+A ``View`` represents a stored list or map. Accessing an entry reads only the pieces on the path to
+it; scalars are returned as plain values, lists and maps as views.
 """
 
 from __future__ import annotations
@@ -32,18 +31,17 @@ from casstore.objects.values import (
     require_part,
 )
 
-# What a container in the store is once its first piece is read: a list or dict that
-# may hold Outlines, or a tree.
+# A container after its first piece is read: a list or dict that may contain Outlines, or a tree.
 Node = list[Any] | dict[str, Any] | Tree
 
 
 def read_piece(data: bytes) -> Any:
-    """Decode one piece, leaving an Outline wherever its content lives elsewhere."""
+    """Decode one piece, with an Outline for each part that is in another object."""
     return canonical.decode(data, Outline)
 
 
 def read_node(reader: PieceReader, item: StoredObject) -> Any:
-    """What an object holds, one piece deep."""
+    """The content of an object, one piece deep."""
     if item.kind == Kind.VALUE:
         return read_piece(item.data)
     if item.kind in TREE_KINDS:
@@ -64,12 +62,12 @@ def resolve(reader: PieceReader, place: Any, max_bytes: int) -> Any:
 
 
 def is_map(node: Node) -> bool:
-    """Is this container a map?"""
+    """True for a map."""
     return node.kind == Kind.MAP if isinstance(node, Tree) else type(node) is dict
 
 
 def node_length(node: Node) -> int:
-    """How many entries a container has."""
+    """The number of entries of a container."""
     return sum(node.root.counts) if isinstance(node, Tree) else len(node)
 
 
@@ -81,9 +79,9 @@ def iter_leaves(
     stop: int,
     spend: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[int, Any]]:
-    """The leaves that hold entries ``start`` to ``stop``, each with the index of its first.
+    """The leaves that hold entries ``start`` to ``stop``, each with the index of its first entry.
 
-    ``spend`` is told the size of each before it is decoded.
+    ``spend`` is called with the size of each leaf before it is decoded.
     """
     ahead = _within(root, 0, start, stop)
     last_key: str | None = None
@@ -113,7 +111,7 @@ def _within(
 
 
 def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
-    """(found, place) of a key in a map tree; reads one piece a level."""
+    """(found, place) of a key in a map tree; reads one piece per level."""
     branch = node.root
     while True:
         at = bisect_left(branch.keys, key)
@@ -129,16 +127,16 @@ def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
 
 
 def find_entry(reader: PieceReader, node: Node, step: Any) -> tuple[bool, Any]:
-    """(found, place) of an entry of a container; reads only the pieces on the way to it."""
+    """(found, place) of an entry of a container; reads only the pieces on the path to it."""
     if is_map(node):
         if type(step) is not str:
-            raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
+            raise InvalidInputError(f"the key of a map must be a str, got {type(step).__name__}")
         if isinstance(node, Tree):
             return find_key(reader, node, step)
         assert type(node) is dict
         return step in node, node.get(step)
     if type(step) is not int:
-        raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
+        raise InvalidInputError(f"the index of a list must be an int, got {type(step).__name__}")
     length = node_length(node)
     at = step + length if step < 0 else step
     if not 0 <= at < length:
@@ -153,8 +151,8 @@ def find_entry(reader: PieceReader, node: Node, step: Any) -> tuple[bool, Any]:
 class View:
     """A stored list or map, read on demand.
 
-    ``view["key"]``, ``view[3]``, ``view[2:5]``, ``len(view)``, ``key in view`` and
-    iteration work as on the list or dict it stands for; ``load()`` gives the whole.
+    ``view["key"]``, ``view[3]``, ``view[2:5]``, ``len(view)``, ``key in view`` and iteration work
+    as on a list or dict; ``load()`` returns the whole value.
 
     The examples use ``view``, of a map with a title and a thousand messages.
 
@@ -192,7 +190,7 @@ class View:
 
     @property
     def pieces_read(self) -> int:
-        """How many pieces this view and those made from it have read.
+        """How many pieces this view and the views made from it have read.
 
         >>> view["messages"][500]["text"]
         'message 500'
@@ -215,7 +213,7 @@ class View:
         return type(key) is str and find_entry(self._reader, self._node, key)[0]
 
     def get(self, step: PathStep, default: Any = None) -> Any:
-        """The entry at ``step``, or ``default`` if there is none.
+        """The entry at ``step``, or ``default`` if it does not exist.
 
         >>> view.get("title"), view.get("author", "nobody")
         ('a long talk', 'nobody')
@@ -272,7 +270,7 @@ class View:
     def _places(self) -> Iterator[tuple[str, Any]]:
         node = self._node
         if not is_map(node):
-            raise InvalidInputError("a list has no keys")
+            raise InvalidInputError("keys() and items() need a map; this view is a list")
         if isinstance(node, Tree):
             for _, leaf in iter_leaves(self._reader, node.root, node.kind, 0, len(self)):
                 yield from leaf.items()
@@ -293,13 +291,13 @@ class View:
 
     def _slice(self, wanted: slice) -> list[Any]:
         if is_map(self._node):
-            raise InvalidInputError("a map cannot be sliced")
+            raise InvalidInputError("a view of a map cannot be sliced")
         if wanted.step not in (None, 1):
-            raise InvalidInputError("a slice of a stored list has no step")
+            raise InvalidInputError("a slice of a view cannot have a step")
         try:
             start, stop, _ = wanted.indices(len(self))
         except TypeError as exc:
-            raise InvalidInputError("a slice of a stored list begins and ends at an int") from exc
+            raise InvalidInputError("the bounds of a slice must be ints") from exc
         assembly = Assembly(self._reader, self._max_bytes)
         places = list(self._item_places(start, max(start, stop), assembly.spend))
         return assembly.load(places)
@@ -312,7 +310,7 @@ class View:
 
 
 def open_view(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int) -> Any:
-    """A view of a stored value; a value that is no list or map comes as it is."""
+    """A view of a stored value; the value itself if it is not a list or map."""
     if item.kind != Kind.VALUE and item.kind not in TREE_KINDS:
         return read_value(reader, digest, item, max_bytes=max_bytes)
     node = resolve(reader, read_node(reader, item), max_bytes)

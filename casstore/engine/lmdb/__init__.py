@@ -11,6 +11,6 @@ that share a flush); ``reserve`` (disk space for deleting); ``watching`` (waitin
 ``compaction`` (the same content in less space), ``measuring`` and ``page_arithmetic`` (how much
 space); ``engine`` (the protocol) and ``sharing`` (one engine for all handles on a store in this
 process). For damage: ``pages`` (the file without LMDB), ``examination`` (finds faults),
-``reindexing`` (rebuilds the index) and ``excavation`` (salvages valid content from a damaged
-file). In addition, ``disk_cache`` caches objects of a server in stores of this engine.
+``reindexing`` (rebuilds the index) and ``page_scan`` (salvages valid content from a damaged
+file).
 """

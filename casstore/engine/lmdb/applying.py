@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
@@ -23,12 +22,11 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.index import AnyTransaction, index_key
-from casstore.engine.lmdb.log import Position, first_position
+from casstore.engine.lmdb.log import RecoveryPoint, decode_recovery_point
 from casstore.engine.lmdb.memtable import Entry, Name
 from casstore.engine.lmdb.rows import CHECKSUM_BYTES as ROW_CHECKSUM_BYTES
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, prove_row, row_hash
 from casstore.errors import CorruptionError
-from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
@@ -36,49 +34,15 @@ if TYPE_CHECKING:
 LOG_KEY: Final = b"log"
 #: Objects of several commits share a slab of up to this size.
 JOINED_BYTES: Final = slabs.TARGET_RAW_BYTES
-_STATE: Final = Struct("<?8sQQ16s")
-_STATE_CHECKSUM_BYTES: Final = 8
-_NO_LOG: Final = bytes(8)
 
 
-class LogState(NamedTuple):
-    """Which commits the tables hold, and where in which log the next ones are."""
-
-    in_use: bool
-    log_id: bytes
-    applied: Position
-
-    def encode(self) -> bytes:
-        """The row ``log`` for this state."""
-        state = _STATE.pack(self.in_use, self.log_id, *self.applied)
-        return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
-
-    def closed(self) -> LogState:
-        """The same with the log out of use."""
-        return LogState(False, _NO_LOG, first_position(self.applied.lsn, _NO_LOG))
-
-
-def new_log_state() -> LogState:
-    """The state of a new store."""
-    return LogState(False, _NO_LOG, first_position(0, _NO_LOG))
-
-
-def read_log_state(txn: AnyTransaction, path: str) -> LogState:
-    """What the tables that ``txn`` sees say of the log."""
+def read_recovery_point(txn: AnyTransaction, path: str) -> RecoveryPoint:
+    """The log position that the tables seen by ``txn`` record."""
     found = txn.get(LOG_KEY)
-    state = None if found is None else decode_log_state(bytes(found))
+    state = None if found is None else decode_recovery_point(bytes(found))
     if state is None:
         raise CorruptionError(f"{path} does not say which log it needs, or that row is damaged")
     return state
-
-
-def decode_log_state(row: bytes) -> LogState | None:
-    """What the row ``log`` says; None if it is damaged."""
-    state, checksum = row[:-_STATE_CHECKSUM_BYTES], row[-_STATE_CHECKSUM_BYTES:]
-    if len(state) != _STATE.size or plain_hash(state)[:_STATE_CHECKSUM_BYTES] != checksum:
-        return None
-    in_use, log_id, lsn, offset, last = _STATE.unpack(state)
-    return LogState(in_use, log_id, Position(lsn, offset, last))
 
 
 def next_free_id(txn: AnyTransaction, env: Environment) -> int:
@@ -137,7 +101,7 @@ def apply_entries(
     txn: lmdb.Transaction[bytes],
     entries: Sequence[Entry],
     stored: Sequence[tuple[bytes, bytes]],
-    state: LogState,
+    state: RecoveryPoint,
 ) -> None:
     """Write what entries changed into the tables; ``stored`` are their slabs."""
     if entries:

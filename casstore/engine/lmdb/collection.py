@@ -26,7 +26,7 @@ import lmdb
 from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.applying import read_log_state
+from casstore.engine.lmdb.applying import read_recovery_point
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
@@ -100,7 +100,9 @@ class Collection:
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:
         notes.end(self._env, txn)
         if self._done:
-            notes.note_collected(self._env, txn, read_log_state(txn, self._env.path).applied.lsn)
+            notes.note_collected(
+                self._env, txn, read_recovery_point(txn, self._env.path).applied.lsn
+            )
         if self._clean:
             notes.note_leftovers(self._env, txn, there=False)
 
@@ -141,7 +143,7 @@ class Collection:
 
     def _marked(self) -> Marks:
         if self._marks is None:
-            raise InvalidInputError("a collection marks before it goes on")
+            raise InvalidInputError("call mark() before the other methods of a collection")
         return self._marks
 
     # --- sweeping -------------------------------------------------------------------------
@@ -149,7 +151,9 @@ class Collection:
     def sweep(self, limit: int) -> SweepReport:
         """Delete the names of at most ``limit`` objects, in one short transaction."""
         if self._dry_run:
-            raise InvalidInputError("a dry run sweeps nothing")
+            raise InvalidInputError(
+                "a dry run cannot sweep; open the collection with dry_run=False"
+            )
         marks = self._marked()
         self._held_s = 0.0
         if self._below > 1:

@@ -33,7 +33,7 @@ import lmdb
 from casstore.engine.compression import NO_DICTIONARY, Compressor
 from casstore.engine.lmdb import guard, packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.applying import LOG_KEY, read_log_state
+from casstore.engine.lmdb.applying import LOG_KEY, read_recovery_point
 from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
@@ -84,7 +84,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
         try:
             old.retire_log()
             before = guard.read_extent(directory.data_path)
-            with directory.beside() as place:
+            with directory.compaction_directory() as place:
                 try:
                     report = _copy(old, place, before, tell)
                 except CorruptionError:
@@ -190,7 +190,7 @@ def _require_room(env: Environment) -> None:
     try:
         os.posix_fallocate(env.data_handle, end, _BATCH_BYTES)
     except OSError as exc:
-        raise storage_error(f"no room for a new file of {env.path}", exc) from exc
+        raise storage_error(f"no space for a new file of {env.path}", exc) from exc
 
 
 def _copied(env: Environment) -> list[str]:
@@ -310,7 +310,7 @@ class _Copier:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
             total = txn.get(SUM_KEY)
             kept_sum = None if total is None else bytes(total)
-            state = read_log_state(txn, old.path).closed()
+            state = read_recovery_point(txn, old.path).closed()
             last = txn.cursor(db=old.slabs)
             newest = int.from_bytes(last.key(), "big") if last.last() else 0
         try:

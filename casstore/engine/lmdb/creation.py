@@ -14,7 +14,7 @@ import lmdb
 
 from casstore.engine.clock import wall_clock_ms
 from casstore.engine.files import open_regular
-from casstore.engine.lmdb.applying import LOG_KEY, new_log_state
+from casstore.engine.lmdb.applying import LOG_KEY
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     NEW_FILE,
@@ -22,6 +22,7 @@ from casstore.engine.lmdb.directory import (
     StoreDirectory,
     storage_error,
 )
+from casstore.engine.lmdb.log import first_recovery_point
 from casstore.engine.protocol import TABLES
 from casstore.format.header import header_rows
 
@@ -72,6 +73,6 @@ def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
             meta = env.open_db(META.encode(), txn=txn)
             for key, value in header_rows(wall_clock_ms()).items():
                 txn.put(key, value, db=meta)
-            txn.put(LOG_KEY, new_log_state().encode())
+            txn.put(LOG_KEY, first_recovery_point().encode())
     finally:
         env.close()

@@ -50,7 +50,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class DictionaryReport(NamedTuple):
-    """What training gave: held-out bytes as stored today and with the new dictionary.
+    """The result of training: held-out bytes as stored today and with the new dictionary.
 
     ``adopted`` is the number of the dictionary that new slabs now use, or None.
     """

@@ -193,7 +193,7 @@ class StoreDirectory:
         return handle
 
     def _lmdb_is_open(self) -> bool:
-        """Has a program that ignores our locks opened the file with LMDB itself?
+        """True if a program that ignores our locks has opened the file with LMDB itself.
 
         LMDB holds a lock on the first byte of its lock file. The query does not show locks of this
         process, but there are none: our own are held under our locks, too.
@@ -217,14 +217,14 @@ class StoreDirectory:
         self._share(_READERS if self._readonly else _WRITERS)
 
     def writers_present(self) -> bool | None:
-        """Does any other process hold the store for writing? Call as ``others_present``.
+        """True if another process holds the store for writing. Call as ``others_present``.
 
-        None: this process has no right to look.
+        None if this process has no permission to check.
         """
         return self._others_hold(_WRITERS)
 
     def others_present(self) -> bool:
-        """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
+        """True if another process holds the store. Call inside ``exclusive``, before ``hold``."""
         return bool(self._others_hold(_WRITERS) or self._others_hold(_READERS))
 
     def open_log_lock(self) -> forks.Descriptor | None:
@@ -351,7 +351,7 @@ class StoreDirectory:
                 write_at(handle, bytes(size), 0)
             return os.fstat(handle)
         except OSError as exc:
-            raise storage_error(f"no room for {name} of {self.path}", exc) from exc
+            raise storage_error(f"no space for {name} of {self.path}", exc) from exc
         finally:
             os.close(handle)
 
@@ -372,7 +372,7 @@ class StoreDirectory:
     # --- compacting --------------------------------------------------------------------
 
     @contextmanager
-    def beside(self) -> Iterator[str]:
+    def compaction_directory(self) -> Iterator[str]:
         """A directory for a store that may replace this one; removed afterwards."""
         place = os.path.join(self.path, _COMPACT)
         try:

@@ -72,7 +72,7 @@ from casstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from casstore.engine.faults import Examination, Fault, Structure, Told
+    from casstore.engine.faults import Examination, Fault, Progress, Structure
     from casstore.engine.lmdb.background import BackgroundPacker
     from casstore.engine.lmdb.collection import Collection
     from casstore.engine.lmdb.packing import Scope
@@ -94,7 +94,7 @@ _IDLE_S: Final = 10.0
 
 
 def _reclaims(write: Write) -> bool:
-    """Does this write only delete rows and change some? Then it may use the reserved space."""
+    """True if this write only deletes and changes rows, so that it may use the reserved space."""
     return not write.objects and any(isinstance(change, DeleteRow) for change in write.rows)
 
 
@@ -181,7 +181,7 @@ class LmdbEngine:
         return same
 
     def shares_files_with(self, other: LmdbEngine) -> bool:
-        """Are both the same engine, apart from their durability?"""
+        """True if both are the same engine, apart from their durability."""
         return self._env is other._env
 
     @property
@@ -191,7 +191,7 @@ class LmdbEngine:
 
     @property
     def readonly(self) -> bool:
-        """Does this engine refuse writes?"""
+        """True if this engine refuses writes."""
         return self._env.readonly
 
     # --- reading objects -----------------------------------------------------------------
@@ -219,28 +219,31 @@ class LmdbEngine:
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), READ_BATCH):
             with self._env.snapshot() as (txn, view):
-                reader = self._reader(txn, view)
+                reader = self._reader(txn)
                 read, read_next, find_recent = reader.object, reader.next, view.find_id
                 index = Index(self._env, txn, reader.digest)
                 find, has_row = index.find, index.has_row
                 for digest in digests[start : start + READ_BATCH]:
                     object_id = find_recent(digest)
-                    if isinstance(object_id, Unchanged):
+                    if object_id is None:
+                        found.append(None)
+                    elif not isinstance(object_id, Unchanged):
+                        recent = view.object(object_id)
+                        found.append(StoredObject(recent.kind, recent.data))
+                    else:
                         item = read_next(digest, has_row)
-                        if item is not None:
-                            found.append(item)
-                            continue
-                        object_id = find(digest)
-                    found.append(None if object_id is None else read(object_id))
+                        if item is None and (applied_id := find(digest)) is not None:
+                            item = read(applied_id)
+                        found.append(item)
         return found
 
-    def _reader(self, txn: lmdb.Transaction[memoryview], view: View | None = None) -> SlabReader:
-        return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor, view)
+    def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
+        return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor)
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
         """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
         if limit < 1:
-            raise InvalidInputError(f"a limit of {limit}; at least 1")
+            raise InvalidInputError(f"limit must be at least 1, got {limit}")
         infos: list[ObjectInfo] = []
         with self._env.snapshot() as (txn, view):
             recent = list(view.slabs())
@@ -318,7 +321,7 @@ class LmdbEngine:
         """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse."""
         conditions.check_table(table)
         if limit < 1:
-            raise InvalidInputError(f"a limit of {limit}; at least 1")
+            raise InvalidInputError(f"limit must be at least 1, got {limit}")
         with self._env.snapshot() as (txn, view):
             stored = self._stored_rows(txn, table, start, stop, reverse=reverse)
             changed = view.changed_between(table, start, stop, reverse=reverse)
@@ -456,9 +459,9 @@ class LmdbEngine:
         idle_s = time.monotonic() - self._committed_at_s
         if recent.is_due:
             # Another process may have applied it.
-            recent.learn_applied()
+            recent.drop_applied()
         if recent.is_due or idle_s >= _IDLE_S:
-            recent.apply_behind()
+            recent.apply_concurrently()
         if unflushed:
             # More ``relaxed`` commits are likely to follow, and should not have to wake the thread.
             return GATHER_S
@@ -527,7 +530,7 @@ class LmdbEngine:
     # --- measuring --------------------------------------------------------------------------------
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
-        """What the file's pages are used for; ``progress`` gets the rows done and their total."""
+        """The use of the file's pages; ``progress`` gets the rows done and their total."""
         with importing():
             from casstore.engine.lmdb.measuring import measure
 
@@ -582,7 +585,7 @@ class LmdbEngine:
         return examination.check_structure(self._env, self._env.data_path)
 
     def check_rows(
-        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+        self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
         """Check every row of these tables; ``whole``: these are all, so check the sum, too."""
         with importing():
@@ -590,7 +593,7 @@ class LmdbEngine:
 
         for table in tables:
             conditions.check_table(table)
-        return examination.check_rows(self._env, tables, told, whole=whole)
+        return examination.check_rows(self._env, tables, progress, whole=whole)
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
         """Rows from ``start`` on, in order, without damaged ones."""
@@ -601,7 +604,10 @@ class LmdbEngine:
         return examination.readable_rows(self._env, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
-        """Objects with an id above ``after``, some slabs at a time, straight from the file."""
+        """Check the objects of the next slabs after the id ``after``, reading past all caches.
+
+        ``content``: for which ids to hash the content as well; None: for none.
+        """
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -623,12 +629,14 @@ class LmdbEngine:
 
         return examination.find_names(self._env, ids)
 
-    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
+    def check_index(
+        self, excused: Callable[[int], bool], progress: Progress | None = None
+    ) -> list[Fault]:
         """Find names in the index that lead to no object, except ids that are ``excused``."""
         with importing():
             from casstore.engine.lmdb import examination
 
-        return examination.check_index(self._env, excused, told)
+        return examination.check_index(self._env, excused, progress)
 
     def read_mark(self) -> bytes | None:
         """The mark that the last check stored."""

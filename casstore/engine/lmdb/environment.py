@@ -23,7 +23,7 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import guard
-from casstore.engine.lmdb.applying import apply_entries, full_slabs, read_log_state
+from casstore.engine.lmdb.applying import apply_entries, full_slabs, read_recovery_point
 from casstore.engine.lmdb.creation import (
     COLLECTION,
     DATABASES,
@@ -173,7 +173,7 @@ class Environment:
         with self.tables_lock:
             try:
                 with self.begin_write() as txn:
-                    state = read_log_state(txn, self.path)
+                    state = read_recovery_point(txn, self.path)
                     todo = [entry for at, entry in entries if at.lsn > state.applied.lsn]
                     stored = full_slabs(todo, self.compressor)
                     if todo:
@@ -254,7 +254,7 @@ class Environment:
         except lmdb.ReadonlyError as exc:
             # LMDB's error for a refusal by the operating system. Readers need write access to
             # lock.mdb: LMDB records the pages in use there.
-            also = "; who reads must be able to write to its lock.mdb" if self.readonly else ""
+            also = "; readers need write access to its lock.mdb" if self.readonly else ""
             raise StorageError(f"no right to open {exc}{also}") from exc
         except lmdb.Error as exc:
             if "already open" in str(exc):
@@ -349,7 +349,7 @@ class Environment:
             return self.handle.begin(write=True)
 
     def _is_present(self) -> bool:
-        """Is the open file still the store's?"""
+        """True if the open file is still the store's."""
         try:
             # Relative to the open directory: it may have been renamed, and the process may have
             # changed its working directory.
@@ -383,7 +383,7 @@ class Environment:
                         changes = not is_over(txn)
                         if changes:
                             txn.commit()
-                            self.recent.begin_behind(state)
+                            self.recent.begin_after(state)
                     finally:
                         # After a commit there is nothing left to abort.
                         txn.abort()
@@ -426,7 +426,7 @@ class Environment:
         """A descriptor that holds the collector lock; closing it releases the lock."""
         handle = self._directory.lock_collector()
         if handle is None:
-            raise BusyError(f"{self.path} is being collected already")
+            raise BusyError(f"{self.path} has a running collection; wait until it has ended")
         return handle
 
     def cover(self) -> None:
@@ -452,7 +452,7 @@ class Environment:
             self.covered_bytes = needed_bytes
 
     def may_be_full(self, log_bytes: int) -> bool:
-        """Could a map that the caller has bounded lack space for the content of the log?
+        """True if a map bounded by the caller may lack space for the content of the log.
 
         The tables may need several times as much: each changed row also changes branch pages.
         """
@@ -573,7 +573,7 @@ Stored = TypeVar("Stored", bytes, memoryview)
 
 
 def is_over(txn: lmdb.Transaction[bytes]) -> bool:
-    """Has this transaction been committed or aborted?"""
+    """True if this transaction has been committed or aborted."""
     try:
         txn.id()
     except lmdb.Error:

@@ -28,8 +28,8 @@ from casstore.engine.faults import (
     Examination,
     Examined,
     Fault,
+    Progress,
     Structure,
-    Told,
 )
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
@@ -55,7 +55,7 @@ _SLABS_A_BATCH: Final = 64
 _BYTES_A_BATCH: Final = 8 << 20
 _NAMES_A_BATCH: Final = 4096
 _BEGIN_TRIES: Final = 64
-_TOLD_EVERY: Final = 4096
+_ROWS_A_REPORT: Final = 4096
 
 
 def check_header(env: Environment) -> list[Fault]:
@@ -171,7 +171,7 @@ def _walk_tables(pages: PageFile, root: int) -> Structure:
 
 
 def check_rows(
-    env: Environment, tables: Sequence[str], told: Told | None, *, whole: bool
+    env: Environment, tables: Sequence[str], progress: Progress | None, *, whole: bool
 ) -> list[Fault]:
     """Check rows, and their sum if these are all tables: one snapshot, so no false alarm."""
     faults: list[Fault] = []
@@ -186,8 +186,8 @@ def check_rows(
                 except CorruptionError as exc:
                     faults.append(Fault(ROW_DAMAGED, str(exc), table=table, key=name))
                 seen += 1
-                if told is not None and not seen % _TOLD_EVERY:
-                    told(seen)
+                if progress is not None and not seen % _ROWS_A_REPORT:
+                    progress(seen)
         # With a row damaged, or a table left out, the sum cannot be right.
         known = RowSum(_bytes_of(txn.get(SUM_KEY)))
         if not faults and whole and set(tables) == set(env.tables) and not total.equals(known):
@@ -337,7 +337,9 @@ def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
     return names
 
 
-def check_index(env: Environment, excused: Callable[[int], bool], told: Told | None) -> list[Fault]:
+def check_index(
+    env: Environment, excused: Callable[[int], bool], progress: Progress | None
+) -> list[Fault]:
     """Names in the index that lead to no object, or to another one."""
     faults: list[Fault] = []
     start = b""
@@ -358,8 +360,8 @@ def check_index(env: Environment, excused: Callable[[int], bool], told: Told | N
                 start = key + b"\0"
                 more = cursor.next()
                 seen += 1
-        if told is not None:
-            told(seen)
+        if progress is not None:
+            progress(seen)
 
 
 def _check_name(

@@ -49,7 +49,7 @@ class Gate:
 
     @property
     def is_inside(self) -> bool:
-        """Is this thread inside?"""
+        """True if this thread is inside."""
         return threading.get_ident() in self._inside
 
     def check(self) -> None:
@@ -64,7 +64,7 @@ class Gate:
 
     @property
     def is_shut(self) -> bool:
-        """Is the gate shut permanently?"""
+        """True if the gate is shut permanently."""
         return self._refusal is not None
 
     def shut(self, refusal: CasstoreError) -> None:

@@ -56,7 +56,7 @@ class Ticket(Generic[Work, Result]):
 
     @property
     def finished(self) -> bool:
-        """Is there nothing left to run for this ticket?"""
+        """True if nothing is left to run for this ticket."""
         return self.abandoned or self.answer is not None
 
 

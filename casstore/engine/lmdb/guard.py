@@ -48,12 +48,12 @@ class Extent(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Is the file shorter than its meta page claims?"""
+        """True if the file is shorter than its meta page claims."""
         return self.file_bytes < self.needed_bytes
 
     @property
     def is_in_order(self) -> bool:
-        """Are the transaction numbers of the meta pages consecutive?"""
+        """True if the transaction numbers of the meta pages are consecutive."""
         first, second = self.transactions
         return abs(first - second) == 1 or first == second == 0
 

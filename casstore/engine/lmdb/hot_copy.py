@@ -62,7 +62,7 @@ def copy_store(
     place = os.path.realpath(target)
     own = os.path.realpath(env.path)
     if os.path.commonpath((place, own)) == own:
-        raise InvalidInputError(f"{target} lies in the store itself; choose a place outside")
+        raise InvalidInputError(f"{target} is inside the store itself; choose another directory")
     if os.path.lexists(target):
         if not replace:
             raise TargetExistsError(target)

@@ -38,10 +38,10 @@ def index_key(digest: bytes, object_id: int) -> bytes:
 
 def read_key(key: bytes) -> int:
     """The id that a row of the index leads to."""
-    spelled = key[PREFIX_BYTES:]
-    if not 0 < len(spelled) <= slabs.ID_BYTES or not spelled[0]:
+    encoded = key[PREFIX_BYTES:]
+    if not 0 < len(encoded) <= slabs.ID_BYTES or not encoded[0]:
         raise CorruptionError(f"row {key.hex()} of the index is damaged")
-    return int.from_bytes(spelled, "big")
+    return int.from_bytes(encoded, "big")
 
 
 class Proven:
@@ -175,7 +175,7 @@ def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
 def is_named(
     txn: AnyTransaction, env: Environment, view: View | None, digest: bytes, object_id: int
 ) -> bool:
-    """Does this id name the object with this digest? Without a view, by the index alone."""
+    """True if this id names the object with this digest. Without a view, by the index alone."""
     if view is not None:
         recent = view.find_id(digest)
         if not isinstance(recent, Unchanged):

@@ -64,6 +64,10 @@ _FREE_SHARE: Final = 4
 # Zeros are written in parts of this size.
 _FILL_BYTES: Final = 1 << 20
 
+_STATE: Final = Struct("<?8sQQ16s")
+_STATE_CHECKSUM_BYTES: Final = 8
+_NO_LOG: Final = bytes(8)
+
 # One call that writes and flushes. Where the system has none, there are two.
 _WRITE_AND_FLUSH: Final = getattr(os, "RWF_DSYNC", 0)
 
@@ -89,6 +93,37 @@ class Record(NamedTuple):
 def first_position(lsn: int, log_id: bytes) -> Position:
     """The position before the first record of a new log."""
     return Position(lsn, _FIRST_OFFSET, log_id.ljust(CHECKSUM_BYTES, b"\0"))
+
+
+class RecoveryPoint(NamedTuple):
+    """Which commits the tables hold, and where in which log the next ones are."""
+
+    in_use: bool
+    log_id: bytes
+    applied: Position
+
+    def encode(self) -> bytes:
+        """The row ``log`` for this state."""
+        state = _STATE.pack(self.in_use, self.log_id, *self.applied)
+        return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
+
+    def closed(self) -> RecoveryPoint:
+        """The same with the log out of use."""
+        return RecoveryPoint(False, _NO_LOG, first_position(self.applied.lsn, _NO_LOG))
+
+
+def first_recovery_point() -> RecoveryPoint:
+    """The state of a new store."""
+    return RecoveryPoint(False, _NO_LOG, first_position(0, _NO_LOG))
+
+
+def decode_recovery_point(row: bytes) -> RecoveryPoint | None:
+    """Decode the row ``log``; None if it is damaged."""
+    state, checksum = row[:-_STATE_CHECKSUM_BYTES], row[-_STATE_CHECKSUM_BYTES:]
+    if len(state) != _STATE.size or plain_hash(state)[:_STATE_CHECKSUM_BYTES] != checksum:
+        return None
+    in_use, log_id, lsn, offset, last = _STATE.unpack(state)
+    return RecoveryPoint(in_use, log_id, Position(lsn, offset, last))
 
 
 class RedoLog:
@@ -262,10 +297,11 @@ class RedoLog:
         return free.f_bavail * free.f_frsize < _FREE_SHARE * wanted_bytes
 
     def append(self, end: Position, offset: int, body: bytes, *, flush: bool) -> Position:
-        """Write a record after ``end``, at ``offset``; returns the position after it.
+        """Write the record that follows ``end`` in the log; returns the position after it.
 
-        It is not published. Raises StorageError; then the record is ignored, even after a crash,
-        or the error says that the outcome is unknown.
+        It is written at ``offset``, which is where ``end`` points, or the first offset of the file.
+        Readers see it once the caller has published it. If this raises StorageError, recovery
+        ignores the record, unless the error says that the outcome is unknown.
         """
         self.require_sound()
         if offset != end.offset:
@@ -418,7 +454,7 @@ def _scan(content: bytes) -> Iterator[Survivor]:
 
 
 def _is_proven(header: bytes, body: bytes) -> bool:
-    """Does a record have the checksum that its header says?"""
+    """True if a record has the checksum in its header."""
     unsealed, checksum = header[:-CHECKSUM_BYTES], header[-CHECKSUM_BYTES:]
     return plain_hash(unsealed + body)[:CHECKSUM_BYTES] == checksum
 

@@ -317,7 +317,7 @@ class Marks:
             more = cursor.prev()
 
     def _more(self, txn: Txn, below: int) -> bool:
-        """Is there a slab with ids below this one?"""
+        """True if there is a slab with ids below this one."""
         cursor = txn.cursor(db=self._env.slabs)
         if not cursor.first():
             return False
@@ -475,14 +475,14 @@ class Marks:
         return found, below
 
     def is_dead(self, directory: Directory) -> bool:
-        """Is nothing in this slab named? Never the newest: new ids follow its last id."""
+        """True if nothing in this slab is named. Never the newest: new ids follow its last id."""
         stop = directory.first_id + directory.objects
         if stop > self.last_id:
             return False
         return not any(self._states[directory.first_id : stop].translate(_IS_NAMED))
 
     def is_reached(self, object_id: int) -> bool:
-        """Was this object reached?"""
+        """True if this object was reached."""
         return bool(self._states[object_id] & _REACHED)
 
     def forget(self, object_ids: Iterable[int]) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.log import Position
+from casstore.engine.lmdb.log import Position, RecoveryPoint
 from casstore.engine.protocol import TABLES, NewObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
@@ -56,7 +56,7 @@ UNCHANGED: Final = Unchanged()
 
 
 class Entry:
-    """What one transaction changed."""
+    """The changes of one transaction."""
 
     __slots__ = (
         "_slab", "first_id", "links", "next_id", "now_ms", "objects", "rows", "size_bytes",
@@ -149,24 +149,28 @@ def _cut(joined: bytes, length: int) -> list[bytes]:
 
 
 class Memtable:
-    """Entries since ``base``, and the versions of each row and name in them."""
+    """The commits since a state of the tables, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_deleted", "_ids", "_offsets", "_rows", "applied_ids", "base", "changes", "entries",
-        "last", "next_id", "size_bytes",
+        "_deleted", "_ids", "_last_ids", "_offsets", "_rows", "applied_ids", "changes",
+        "entries", "last", "next_id", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
-    def __init__(self, base: Position, next_id: int) -> None:
-        #: ``base``: the log position after the last record that the tables hold. ``last``: the
-        #: position after the last record in this memtable.
-        self.base = self.last = base
+    def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
+        #: The log as the tables name it. ``state.applied`` is the position after the last record
+        #: that they hold, ``last`` the position after the last record in this memtable.
+        self.state = state
+        self.last = state.applied
+        #: The LMDB transaction that the state was read from; -1 if unknown.
+        self.transaction = transaction
         #: Each entry with the position after its record.
         self.entries: list[tuple[Position, Entry]] = []
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
         self.changes = self.size_bytes = 0
-        # Where the record of each entry begins.
+        # Where the record of each entry begins, and the last id that is given after it.
         self._offsets: list[int] = []
+        self._last_ids: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
         # The id of each object that an entry stored. Ids are assigned in commit order, so a view
         # contains an object exactly if its id is below the view's next free id.
@@ -192,7 +196,7 @@ class Memtable:
         # An interrupt may have cut short an attempt to add the same entry.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
-        del self._offsets[len(self.entries) :]
+        del self._offsets[len(self.entries) :], self._last_ids[len(self.entries) :]
         for table, key, value in entry.rows:
             place = table, key
             if place in rows:
@@ -205,6 +209,7 @@ class Memtable:
             deleted[digest].append((lsn, None))
         self.entries.append((position, entry))
         self._offsets.append(offset)
+        self._last_ids.append(entry.next_id - 1)
         # After the entry, which holds the objects.
         for digest, object_id in entry.named():
             ids[digest] = object_id
@@ -217,7 +222,7 @@ class Memtable:
 
     def after(self, applied: Position) -> Memtable:
         """A memtable without the entries that were applied."""
-        rest = Memtable(applied, self.next_id)
+        rest = Memtable(self.state._replace(applied=applied), self.next_id)
         if len(self.applied_ids) < _MAX_APPLIED_IDS:
             rest.applied_ids = self.applied_ids
         for offset, (position, entry) in zip(self._offsets, self.entries, strict=True):
@@ -256,6 +261,14 @@ class Memtable:
             found = self._ids.get(digest, UNCHANGED)
         # Commits after this view assigned higher ids.
         return UNCHANGED if isinstance(found, int) and found >= next_id else found
+
+    def find_entry(self, object_id: int) -> Entry | None:
+        """The commit that stored an object; None if the tables have it."""
+        entries = self.entries
+        if not entries or object_id < entries[0][1].first_id:
+            return None
+        at = bisect_left(self._last_ids, object_id)
+        return entries[at][1] if at < len(entries) else None
 
     def places(self, table: str) -> list[bytes]:
         """The keys of all changed rows of a table."""
@@ -308,13 +321,21 @@ class View:
             names.update(entry.named())
         return names
 
+    def object(self, object_id: int) -> NewObject:
+        """An object whose id ``find_id`` returned."""
+        entry = self._memtable.find_entry(object_id)
+        assert entry is not None
+        return entry.objects[object_id - entry.first_id]
+
+    def stored_at_ms(self, object_id: int) -> int | None:
+        """When an object was stored; None if the tables have it."""
+        entry = self._memtable.find_entry(object_id)
+        return None if entry is None else entry.now_ms
+
     def slab_of(self, object_id: int) -> tuple[bytes, bytes] | None:
         """The slab that holds an object; None if the tables have it."""
-        entries = self._memtable.entries
-        if not entries or object_id < entries[0][1].first_id:
-            return None
-        at = bisect_left(entries, object_id, key=_last_id)
-        return entries[at][1].slab() if at < len(entries) else None
+        entry = self._memtable.find_entry(object_id)
+        return None if entry is None else entry.slab()
 
     def entries(self) -> list[tuple[Position, Entry]]:
         """All commits, each with the position after its record."""
@@ -326,11 +347,6 @@ class View:
             slab = entry.slab()
             if slab is not None:
                 yield slab
-
-
-def _last_id(numbered: tuple[Position, Entry]) -> int:
-    """The last id of an entry, for bisection: an entry without objects covers no id."""
-    return numbered[1].next_id - 1
 
 
 def merge(

@@ -95,8 +95,9 @@ class RecentTouches:
         self._at_ms: dict[int, int] = {}
 
     def is_young(self, object_id: int, now_ms: int, stored_at_ms: Callable[[int], int]) -> bool:
-        """Was this object stored or touched within the interval? ``stored_at_ms`` returns the time
-        of an object that is not in this cache.
+        """True if this object was stored or touched within the interval.
+
+        ``stored_at_ms`` returns the time of an object that is not in this cache.
         """
         at_ms = self._at_ms.get(object_id)
         if at_ms is None:
@@ -140,7 +141,7 @@ def announce(
 
 
 def is_announced(env: Environment, txn: Txn, token: bytes) -> bool:
-    """Do writers still note rows for the collector with this token?"""
+    """True if writers still note rows for the collector with this token."""
     is_open = txn.get(_OPEN, None, env.collection)
     return is_open is not None and bytes(is_open[:TOKEN_BYTES]) == token
 

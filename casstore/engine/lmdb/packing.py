@@ -85,7 +85,7 @@ class Run(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """Is nothing of it named?"""
+        """True if no object of it is named."""
         return not any(piece.live for piece in self.pieces)
 
     @property

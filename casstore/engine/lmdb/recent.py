@@ -21,17 +21,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
 from casstore.engine.files import storage_error
 from casstore.engine.lmdb.applying import (
-    LogState,
     apply_entries,
     full_slabs,
     next_free_id,
-    read_log_state,
+    read_recovery_point,
 )
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.log import (
@@ -39,6 +38,7 @@ from casstore.engine.lmdb.log import (
     LOG_FILE,
     Position,
     Record,
+    RecoveryPoint,
     RedoLog,
     first_position,
 )
@@ -65,18 +65,7 @@ _DIRECT_COMMITS: Final = 1
 #: The background thread applies the log when this much has gathered.
 APPLY_BYTES: Final = 256 << 10
 APPLY_CHANGES: Final = 2048
-_FOLLOW_TRIES: Final = 64
-
-
-class _Ground(NamedTuple):
-    """The known state of the tables, and the commits since. Replaced as one: an interrupt may
-    come between any two assignments.
-    """
-
-    state: LogState
-    memtable: Memtable
-    #: The LMDB transaction that both were read from; -1 if unknown.
-    transaction: int
+_CATCH_UP_TRIES: Final = 64
 
 
 class Recent:
@@ -90,9 +79,12 @@ class Recent:
         self._lock = directory.open_log_lock()
         self._applier_lock = directory.open_applier_lock()
         self._log: RedoLog | None = None
-        self._ground: _Ground
+        #: The commits that this process knows and that may not be in the tables. Replaced, with the
+        #: state of the tables that it begins with, by one assignment: an interrupt may come between
+        #: any two.
+        self.memtable: Memtable
         # Guards the memtable against a reader that reads the log while a writer adds to it.
-        self._following = threading.Lock()
+        self._memtable_lock = threading.Lock()
         # The LMDB transaction in which the log was last seen to be unused.
         self._unused_at = -1
         self._direct_commits = 0
@@ -108,16 +100,6 @@ class Recent:
         return None if self._log is None else self._log.fileno()
 
     @property
-    def memtable(self) -> Memtable:
-        """The commits that this process knows and that may not be in the tables."""
-        return self._ground.memtable
-
-    @property
-    def _state(self) -> LogState:
-        """The state of the log in the tables that ``memtable`` began with."""
-        return self._ground.state
-
-    @property
     def log_bytes(self) -> int:
         """The length of the log, as far as this process knows."""
         return 0 if self._log is None else self._log.size_bytes
@@ -130,12 +112,12 @@ class Recent:
         self._reset()
         if not self._env.readonly:
             self._log = self._directory.open_log(self._max_log_bytes, create=True)
-        if self._state.in_use:
+        if self.memtable.state.in_use:
             self._require_log()
             if writers is None:
                 raise StorageError(
                     f"no right to lock {self._env.path}, which was not closed or is being written "
-                    "to; who reads must be able to write to the files in its locks/"
+                    "to; readers need write access to the files in its locks/"
                 )
             if writers:
                 self.catch_up()
@@ -148,13 +130,13 @@ class Recent:
             self._begin(txn)
 
     def _begin(self, txn: AnyTransaction) -> None:
-        state = read_log_state(txn, self._env.path)
+        state = read_recovery_point(txn, self._env.path)
         try:
             next_id = next_free_id(txn, self._env)
         except lmdb.CorruptedError:
             # Writes report the damage. Reads and checks of the rest must stay possible.
             next_id = UNKNOWN_ID
-        self._ground = _Ground(state, Memtable(state.applied, next_id), txn.id())
+        self.memtable = Memtable(state, next_id, txn.id())
 
     def _require_log(self) -> RedoLog:
         """The log that the tables name."""
@@ -162,7 +144,7 @@ class Recent:
             self._log = self._directory.open_log(self._max_log_bytes)
         log = self._log
         if log is not None:
-            if log.id == self._state.log_id:
+            if log.id == self.memtable.state.log_id:
                 return log
             try:
                 log.read_header()
@@ -175,7 +157,7 @@ class Recent:
                 "was not closed; put it back, or run `casstore recover --discard-log` to go on "
                 "without them"
             )
-        if log.id != self._state.log_id:
+        if log.id != self.memtable.state.log_id:
             raise CorruptionError(
                 f"{path} is the log of another store, or of an earlier state of this one; put "
                 "the right one back, or run `casstore recover --discard-log` to go on without "
@@ -186,7 +168,7 @@ class Recent:
     def _recover(self) -> None:
         """Read the log of a store that was not closed, up to its end."""
         log = self._require_log()
-        if log.applying_lsn < self._state.applied.lsn:
+        if log.applying_lsn < self.memtable.state.applied.lsn:
             raise CorruptionError(
                 f"{log.path} is older than the tables; put the newer one back, or run `casstore "
                 "recover --discard-log` to go on without the commits that it may hold"
@@ -199,7 +181,7 @@ class Recent:
             # Until a writer opens the store, the log stays, and its shared numbers are invalid.
             self._crashed = log.generation
         else:
-            log.share(self.memtable.last.lsn, self.memtable.base.lsn)
+            log.share(self.memtable.last.lsn, self.memtable.state.applied.lsn)
 
     def close(self) -> None:
         """Release the files."""
@@ -216,7 +198,7 @@ class Recent:
         log = self._log
         if (
             log is not None
-            and self._state.in_use
+            and self.memtable.state.in_use
             and log.published_lsn > self.memtable.last.lsn
             and self._is_live(log)
         ):
@@ -224,7 +206,10 @@ class Recent:
         return self.memtable
 
     def _is_live(self, log: RedoLog) -> bool:
-        """Are the log's shared numbers valid? Not after a crash, until a writer has opened it."""
+        """True if the log's shared numbers are valid.
+
+        After a crash they are invalid until a writer has opened the store.
+        """
         return not self._crashed or log.generation != self._crashed
 
     def view(self, txn: AnyTransaction, memtable: Memtable) -> View | None:
@@ -233,38 +218,39 @@ class Recent:
         ``memtable`` was current before ``txn`` began.
         """
         last = memtable.last.lsn
-        if self._state.in_use:
+        if self.memtable.state.in_use:
             log = self._log
             assert log is not None
             if (
                 # Announced, and perhaps committed.
-                log.applying_lsn > last and read_log_state(txn, self._env.path).applied.lsn > last
+                log.applying_lsn > last
+                and read_recovery_point(txn, self._env.path).applied.lsn > last
             ):
                 return None
         elif txn.id() != self._unused_at:
-            if read_log_state(txn, self._env.path).in_use:
+            if read_recovery_point(txn, self._env.path).in_use:
                 return None
             self._unused_at = txn.id()
         return memtable.view()
 
     def catch_up(self) -> None:
         """Read the commits of other processes, from the log or from the tables."""
-        with self._following:
+        with self._memtable_lock:
             log = self._log
             if (
                 log is not None
-                and log.id == self._state.log_id
+                and log.id == self.memtable.state.log_id
                 and self._read_log(log)
                 # A higher number: a commit without a log record went straight into the tables.
                 and log.applying_lsn <= self.memtable.last.lsn
             ):
                 return
-            for _ in range(_FOLLOW_TRIES):
+            for _ in range(_CATCH_UP_TRIES):
                 with self._env.reading_bytes() as txn:
-                    state = read_log_state(txn, self._env.path)
-                    if state.applied.lsn > self.memtable.last.lsn or not self._state.in_use:
+                    state = read_recovery_point(txn, self._env.path)
+                    if state.applied.lsn > self.memtable.last.lsn or not self.memtable.state.in_use:
                         self._begin(txn)
-                if not self._state.in_use:
+                if not self.memtable.state.in_use:
                     return
                 if self._read_log(self._require_log()):
                     return
@@ -321,9 +307,9 @@ class Recent:
 
     def _see_others(self) -> None:
         """Read what other processes have committed and applied."""
-        if not self._state.in_use:
+        if not self.memtable.state.in_use:
             with self._env.reading_bytes() as txn:
-                if txn.id() == self._ground.transaction:
+                if txn.id() == self.memtable.transaction:
                     return
             self.catch_up()
             return
@@ -332,16 +318,16 @@ class Recent:
         # A direct commit whose process was killed is in the tables, and was never published.
         if log.published_lsn > memtable.last.lsn or log.applying_lsn > memtable.last.lsn:
             self.catch_up()
-        elif memtable.changes > 2 * APPLY_CHANGES and log.applying_lsn > memtable.base.lsn:
+        elif memtable.changes > 2 * APPLY_CHANGES and log.applying_lsn > memtable.state.applied.lsn:
             with self._env.reading_bytes() as txn:
-                applied = read_log_state(txn, self._env.path).applied
+                applied = read_recovery_point(txn, self._env.path).applied
             self._forget(applied)
 
     def _forget(self, applied: Position) -> None:
         """Drop entries that the tables hold."""
-        with self._following:
-            if self.memtable.base.lsn < applied.lsn <= self.memtable.last.lsn:
-                self._ground = self._ground._replace(memtable=self.memtable.after(applied))
+        with self._memtable_lock:
+            if self.memtable.state.applied.lsn < applied.lsn <= self.memtable.last.lsn:
+                self.memtable = self.memtable.after(applied)
 
     def commit(self, entry: Entry, batch: WriteBatch, answers: Answers, *, durable: bool) -> None:
         """Commit an entry and answer its batch. Hold the file lock.
@@ -353,7 +339,7 @@ class Recent:
         log = self._log
         if (
             log is None
-            or not self._state.in_use
+            or not self.memtable.state.in_use
             or entry.size_bytes > MAX_LOGGED_BYTES
             or self._env.may_be_full(log.size_bytes)
             or len(body := encode_entry(entry)) > MAX_LOGGED_BYTES
@@ -382,7 +368,7 @@ class Recent:
             # An interrupt after the call: the record is published.
             batch.answers = answers
             raise
-        with self._following:
+        with self._memtable_lock:
             # Another thread may have read it from the log by now.
             if self.memtable.last.lsn == end.lsn:
                 self.memtable.add(offset, position, entry)
@@ -391,7 +377,7 @@ class Recent:
         """Apply the log and an entry to the tables, without a record of its own."""
         memtable = self.memtable
         lsn = memtable.last.lsn + 1
-        state = self._state
+        state = self.memtable.state
         if state.in_use:
             state = state._replace(applied=memtable.last._replace(lsn=lsn))
         elif self._direct_commits < _DIRECT_COMMITS:
@@ -411,25 +397,25 @@ class Recent:
                     # py-lmdb raises nothing else: the commit is done, and an interrupt followed.
                     batch.answers = answers
                     raise
-            self._begin_behind(state, entry.next_id)
+            self._begin_after(state, entry.next_id)
             self._env.cover()
 
-    def _take_into_use(self, lsn: int) -> LogState:
+    def _take_into_use(self, lsn: int) -> RecoveryPoint:
         """Begin a log; it is in use once the tables name it."""
         assert self._log is not None
         log_id = os.urandom(ID_BYTES)
-        return LogState(True, log_id, self._log.begin(log_id, lsn))
+        return RecoveryPoint(True, log_id, self._log.begin(log_id, lsn))
 
     def flush(self) -> bool:
         """Make all published commits survive a power loss; False if they did already."""
         log = self._log
-        return log is not None and self._state.in_use and log.flush(log.published_lsn)
+        return log is not None and self.memtable.state.in_use and log.flush(log.published_lsn)
 
     # --- applying -----------------------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
-        """Has enough gathered for the background thread to apply the log?"""
+        """True if enough has gathered for the background thread to apply the log."""
         memtable = self.memtable
         return memtable.changes >= APPLY_CHANGES or memtable.size_bytes >= APPLY_BYTES
 
@@ -437,17 +423,17 @@ class Recent:
         """Apply the whole log to the tables. Hold the file lock."""
         if not self.memtable.entries:
             return
-        state = self._state._replace(applied=self.memtable.last)
+        state = self.memtable.state._replace(applied=self.memtable.last)
         try:
             with self._env.tables_lock:
                 with self._env.begin_write() as txn:
                     self._apply_into(txn, state)
-                self._begin_behind(state, self.memtable.next_id)
+                self._begin_after(state, self.memtable.next_id)
                 self._env.cover()
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
 
-    def apply_behind(self) -> bool:
+    def apply_concurrently(self) -> bool:
         """Apply the log concurrently with commits, up to its end at the time of the call.
 
         False if there is nothing to apply, or another process applies it. It does not need the
@@ -464,32 +450,32 @@ class Recent:
         except OSError as exc:
             raise storage_error(f"cannot lock {self._env.path}", exc) from exc
         try:
-            return self._apply_behind()
+            return self._apply_concurrently()
         finally:
             flock(lock, LOCK_UN)
 
-    def learn_applied(self) -> None:
+    def drop_applied(self) -> None:
         """Drop entries that another process has applied."""
         memtable = self.current()
         if memtable.entries:
             with self._env.reading_bytes() as txn:
-                applied = read_log_state(txn, self._env.path).applied
+                applied = read_recovery_point(txn, self._env.path).applied
             self._forget(applied)
 
-    def _apply_behind(self) -> bool:
-        self.learn_applied()
+    def _apply_concurrently(self) -> bool:
+        self.drop_applied()
         entries = self.memtable.entries.copy()
-        if not entries or not self._state.in_use:
+        if not entries or not self.memtable.state.in_use:
             return False
         last = entries[-1][0]
-        state = self._state._replace(applied=last)
+        state = self.memtable.state._replace(applied=last)
         # Compressed before LMDB's lock is taken.
         stored = full_slabs([entry for _, entry in entries], self._env.compressor)
         try:
             with self._env.tables_lock:
                 self._env.gate.check()
                 with self._env.begin_write() as txn:
-                    applied = read_log_state(txn, self._env.path).applied
+                    applied = read_recovery_point(txn, self._env.path).applied
                     if applied.lsn >= last.lsn:
                         # Another process was first, and may have applied more.
                         txn.abort()
@@ -501,26 +487,26 @@ class Recent:
         self._forget(last)
         return True
 
-    def apply_into(self, txn: lmdb.Transaction[bytes]) -> LogState:
+    def apply_into(self, txn: lmdb.Transaction[bytes]) -> RecoveryPoint:
         """Apply the whole log within a transaction that changes tables. Hold the file lock.
 
         The transaction gets an LSN of its own. It may remove objects that entries in the memory of
         other processes name, and by the LSN they notice that their entries are out of date. After
-        the commit, call ``begin_behind`` with the state that this returns.
+        the commit, call ``begin_after`` with the state that this returns.
         """
-        state = self._state
+        state = self.memtable.state
         if state.in_use:
             last = self.memtable.last
             state = state._replace(applied=last._replace(lsn=last.lsn + 1))
             self._apply_into(txn, state)
         return state
 
-    def begin_behind(self, state: LogState) -> None:
+    def begin_after(self, state: RecoveryPoint) -> None:
         """Begin a new memtable after the tables have been brought up to date."""
-        self._begin_behind(state, self.memtable.next_id)
+        self._begin_after(state, self.memtable.next_id)
 
     def _apply_into(
-        self, txn: lmdb.Transaction[bytes], state: LogState, entry: Entry | None = None
+        self, txn: lmdb.Transaction[bytes], state: RecoveryPoint, entry: Entry | None = None
     ) -> None:
         entries = self.memtable.entries.copy()
         if entry is not None:
@@ -531,24 +517,24 @@ class Recent:
     def _write_entries(
         self,
         txn: lmdb.Transaction[bytes],
-        state: LogState,
+        state: RecoveryPoint,
         entries: Sequence[tuple[Position, Entry]],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
         """Write those entries that the tables do not hold yet."""
         env = self._env
-        applied = read_log_state(txn, env.path).applied
+        applied = read_recovery_point(txn, env.path).applied
         todo = [entry for position, entry in entries if position.lsn > applied.lsn]
         if len(todo) < len(entries):
             # Another process has applied some of them meanwhile.
             stored = full_slabs(todo, env.compressor)
-        if self._state.in_use:
+        if self.memtable.state.in_use:
             self._require_log().note_applying(state.applied.lsn)
         apply_entries(env, txn, todo, stored, state)
 
-    def _begin_behind(self, state: LogState, next_id: int) -> None:
-        with self._following:
-            self._ground = _Ground(state, Memtable(state.applied, next_id), -1)
+    def _begin_after(self, state: RecoveryPoint, next_id: int) -> None:
+        with self._memtable_lock:
+            self.memtable = Memtable(state, next_id)
         log = self._log
         if state.in_use and log is not None and log.published_lsn < state.applied.lsn:
             try:
@@ -561,9 +547,9 @@ class Recent:
 
     def take_out_of_use(self) -> None:
         """Apply everything, and mark the log unused. Hold the file lock."""
-        if not self._state.in_use:
+        if not self.memtable.state.in_use:
             return
-        state = self._state._replace(applied=self.memtable.last).closed()
+        state = self.memtable.state._replace(applied=self.memtable.last).closed()
         env = self._env
         try:
             with env.tables_lock, env.begin_write() as txn:
@@ -572,4 +558,4 @@ class Recent:
                 self._write_entries(txn, state, entries, stored)
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
-        self._ground = _Ground(state, Memtable(state.applied, self.memtable.next_id), -1)
+        self.memtable = Memtable(state, self.memtable.next_id)

@@ -88,7 +88,7 @@ class Reserve:
 
     @property
     def may_use(self) -> bool:
-        """Is this thread in an operation that reclaims space?"""
+        """True if this thread is in an operation that reclaims space."""
         return threading.get_ident() in self._reclaiming
 
     def require_free(self) -> None:

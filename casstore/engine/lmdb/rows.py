@@ -26,7 +26,7 @@ SUM_KEY: Final = b"rows_sum"
 _SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
 
 
-# What the hash of a row starts with: the length of the table's name, and the name; then
+# The input to a row's hash starts with the length of the table's name, and the name; then
 # the length of the key.
 _TABLE_PREFIXES: Final = {table: bytes((len(table),)) + table.encode() for table in TABLES}
 _KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY_BYTES + 1)]
@@ -154,7 +154,7 @@ class RowSum:
         self._total -= int.from_bytes(hashed, "big")
 
     def equals(self, other: RowSum) -> bool:
-        """Is it the same sum?"""
+        """True if both sums are equal."""
         return self.encode() == other.encode()
 
     def encode(self) -> bytes:

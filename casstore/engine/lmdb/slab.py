@@ -140,8 +140,9 @@ class Columns:
     def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
         """Add a new object with its id and the ids that it links to.
 
-        If ``links`` is None, the object has no name: its kind becomes DEAD, and each child is
-        recorded as a link to the object itself.
+        ``links`` is None for an object that was deleted before the log was applied. It keeps its
+        id and its bytes, but its kind becomes DEAD. Links to itself stand for its children, whose
+        ids are unknown.
         """
         digest, kind, data, children = item
         size = len(data)
@@ -273,7 +274,7 @@ def digest_at(value: bytes | memoryview, position: int) -> bytes:
 
 
 def is_dead_at(value: bytes | memoryview, position: int) -> bool:
-    """Is one entry of a stored slab dead? Unchecked, and without decoding the slab."""
+    """True if one entry of a stored slab is dead. Unchecked, and without decoding the slab."""
     at = HEADER_BYTES + DIGEST_BYTES * count_of(value) + position
     if value[0] == LAYOUT:
         if at >= len(value):

@@ -198,9 +198,9 @@ class Transaction:
                 self._touched[object_id] = None
 
     def _stored_at_ms(self, object_id: int) -> int:
-        recent = self._view.slab_of(object_id)
+        recent = self._view.stored_at_ms(object_id)
         if recent is not None:
-            return slabs.stored_at_ms(recent[1])
+            return recent
         cursor = self._txn.cursor(self._env.slabs)
         if not cursor.set_range(slabs.slab_key(object_id)):
             raise CorruptionError(f"no slab of {self._env.path} holds object {object_id}")

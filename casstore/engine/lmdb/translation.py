@@ -45,10 +45,10 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     if isinstance(exc, _DAMAGE):
         return CorruptionError(f"{path} is damaged: {exc}")
     if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
-        return StorageFullError(f"no room for {path}: {exc}")
+        return StorageFullError(f"no space for {path}: {exc}")
     if exc.code == errno.EIO and _is_full(path):
         # LMDB's error if the system wrote a part, and had no space for the rest.
-        return StorageFullError(f"no room for {path}: {exc}")
+        return StorageFullError(f"no space for {path}: {exc}")
     if exc.code == errno.ENOMEM:
         return AddressSpaceError(
             f"no address space to map {path}: raise this process's limit (ulimit -v), close other "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Final
 
 from casstore.engine.compression import Compressor
@@ -11,7 +12,8 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import find_id
+from casstore.engine.lmdb.index import AnyTransaction, find_id
+from casstore.engine.lmdb.memtable import View
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
 from casstore.errors import CorruptionError
@@ -25,11 +27,18 @@ def verify_content(env: Environment) -> int:
     """Check all objects and rows; the number of objects, or CorruptionError at the first fault.
 
     Caches are bypassed: everything is read from the files. The rows of commits that are only in
-    the log were checked when they were read from there.
+    the log were checked when they were read from there. The log may be applied meanwhile.
     """
     _verify_rows(env)
     compressor = Compressor(DictionaryShelf(env).load)
-    return _verify_objects(env, compressor) + _verify_recent(env, compressor)
+    # The log first: objects that are applied after that are in the tables when those are read.
+    _verify_recent(env, compressor)
+    if not _verify_objects(env, compressor, slabs_in_a_transaction=_BATCH):
+        # Other transactions changed the tables between the batches; one transaction sees one state.
+        _verify_objects(env, compressor, slabs_in_a_transaction=None)
+    with env.snapshot() as (txn, view):
+        added, deleted = _recent_names(env, txn, view)
+        return int(txn.stat(env.index)["entries"]) + len(added) - deleted
 
 
 def _verify_rows(env: Environment) -> None:
@@ -47,49 +56,63 @@ def _verify_rows(env: Environment) -> None:
             )
 
 
-def _verify_objects(env: Environment, compressor: Compressor) -> int:
-    """Check the objects that the index names; returns their number."""
+def _verify_objects(
+    env: Environment, compressor: Compressor, *, slabs_in_a_transaction: int | None
+) -> bool:
+    """Check the objects that the index names.
+
+    Returns False if the number of objects is not that of the index, and the tables were changed
+    while they were read.
+    """
     cache = SlabCache(0)
     checked = 0
     last_id = 0
+    transactions = set()
     more = True
     while more:
         with env.reading() as txn:
+            transactions.add(txn.id())
             reader = SlabReader(txn.cursor(db=env.slabs), cache, compressor)
             cursor = txn.cursor(db=env.slabs)
             more = cursor.set_range(slabs.slab_key(last_id + 1))
-            for _ in range(_BATCH):
-                if not more:
+            for number in count():
+                if not more or number == slabs_in_a_transaction:
                     break
                 above = last_id
                 last_id = int.from_bytes(cursor.key(), "big")
                 checked += _verify_slab(reader, last_id, above, partial(find_id, env, txn))
                 more = cursor.next()
-    with env.reading() as txn:
-        indexed = txn.stat(env.index)["entries"]
-    if indexed != checked:
-        raise CorruptionError(f"{env.path} names {indexed} objects but holds {checked}")
-    return checked
+            indexed = txn.stat(env.index)["entries"]
+    if indexed == checked:
+        return True
+    if len(transactions) > 1:
+        return False
+    raise CorruptionError(f"{env.path} names {indexed} objects but holds {checked}")
 
 
-def _verify_recent(env: Environment, compressor: Compressor) -> int:
-    """Check the objects that only the log names; their number, less the names it deletes."""
+def _verify_recent(env: Environment, compressor: Compressor) -> None:
+    """Check the objects that only the log names."""
     with env.snapshot() as (txn, view):
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
-        added: dict[bytes, int] = {}
-        gone = 0
-        for digest, object_id in view.names().items():
-            applied = find_id(env, txn, digest)
-            if applied == object_id:
-                continue
-            gone += applied is not None
-            if object_id is not None:
-                added[digest] = object_id
-        proven = sum(
+        added, _ = _recent_names(env, txn, view)
+        for key, _ in view.slabs():
             _verify_slab(reader, int.from_bytes(key, "big"), 0, added.get)
-            for key, _ in view.slabs()
-        )
-    return proven - gone
+
+
+def _recent_names(
+    env: Environment, txn: AnyTransaction, view: View
+) -> tuple[dict[bytes, int], int]:
+    """The names that the log adds to the index, with their ids; how many names it deletes."""
+    added: dict[bytes, int] = {}
+    deleted = 0
+    for digest, object_id in view.names().items():
+        applied = find_id(env, txn, digest)
+        if applied == object_id:
+            continue
+        deleted += applied is not None
+        if object_id is not None:
+            added[digest] = object_id
+    return added, deleted
 
 
 def _verify_slab(

@@ -2,8 +2,9 @@
 
     Write ──> request ──(one statement)──> the function write of tables
 
-``address`` reads where the store is, ``schema`` makes and upgrades it, ``connections`` holds the
-pool and turns the server's errors into ours, ``request`` spells a write as arrays, and a function
-in ``tables`` carries it out in one round trip. ``collection`` argues why a sweep beside writers
-loses nothing. psycopg is imported here and nowhere else.
+``address`` parses the URL, ``schema`` creates and upgrades the tables, ``connections`` holds the
+pool and translates the server's errors, ``request`` encodes a write as arrays, and a function in
+``tables`` runs it in one round trip. ``cache`` and ``disk_cache`` keep objects in memory and in
+local files. ``collection`` explains why a sweep concurrent with writers loses nothing. Only this
+package imports psycopg.
 """

@@ -1,7 +1,7 @@
-"""Why a connection could not be made: a server that is away may come back, a wrong name may not.
+"""Decides whether a failed connection is worth retrying: a server may come back, a wrong name not.
 
-The client library keeps the server's code for it to itself, and its words come in the server's
-language. So the server is asked once more, in as few bytes as it answers to.
+libpq does not expose the server's error code for a failed connection, and its message is in the
+server's language. So this module connects once more, with the shortest valid startup message.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-# Whoever answers does so at once.
+# A server that accepts connections answers quickly.
 _ANSWER_S: Final = 2.0
 _MAX_ANSWER_BYTES: Final = 8192
 _VERSION_3: Final = 3 << 16
 _LENGTH: Final = struct.Struct("!i")
 _FIRST: Final = struct.Struct("!ii")
-# Still starting or ending, or with as many connections as it may have.
+# Starting up, shutting down, or too many connections.
 _NOT_NOW: Final = frozenset((b"57P01", b"57P02", b"57P03", b"53300"))
-# What is kept for others is told only to who has proven himself: the words are all there is.
+# Reserved connection slots are reported only after authentication, so only the message text
+# identifies this case.
 _RESERVED: Final = "connection slots"
 
 
 def may_pass(exc: psycopg.Error, conninfo: str) -> bool:
-    """Is it worth trying again to make this connection, which failed with ``exc``?"""
+    """True if it is worth retrying the connection that failed with ``exc``."""
     if isinstance(exc, psycopg.errors.ConnectionTimeout) or _RESERVED in str(exc):
         return True
     tried = exc.pgconn
     if tried is None or not (tried.host or tried.hostaddr):
-        # No host of that name, no service, a parameter that makes no sense.
+        # An unknown host or service, or an invalid parameter.
         return False
     try:
         code = _answer_of((tried.hostaddr or tried.host).decode(), int(tried.port))
     except ValueError:
-        # A host whose name is no text, or a port that is no number, is not there later either.
+        # An invalid host name or port number stays invalid.
         return False
     if code is None or code in _NOT_NOW:
         return True
-    # It is there, and speaks: a password or a certificate that it does not take stays wrong.
+    # The server answers, so the cause is permanent (a wrong password or certificate), unless the
+    # server has the wrong role.
     return _is_of_another_kind(conninfo)
 
 
 def _answer_of(host: str, port: int) -> bytes | None:
-    """The code with which a server answers a stranger, empty if it lets him on; None: it does not.
+    """The server's error code for a startup message; empty: accepted; None: no answer.
 
-    Nothing is told but that somebody is there, so it need not be proven who answers.
+    Nothing confidential is sent, so the server need not be authenticated.
     """
     words = b"user\0casstore\0database\0postgres\0\0"
     try:
@@ -79,12 +81,12 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _is_of_another_kind(conninfo: str) -> bool:
-    """Is there one to connect to, but not a primary, or not a standby, as it is asked for?"""
+    """True if a server accepts connections but has the wrong role (primary or standby)."""
     if conninfo_to_dict(conninfo).get("target_session_attrs", "any") == "any":
         return False
     try:
         psycopg.connect(conninfo, target_session_attrs="any").close()
     except psycopg.Error:
         return False
-    # After a failover somebody is promoted soon.
+    # After a failover a standby is promoted soon.
     return True

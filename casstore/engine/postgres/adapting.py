@@ -1,4 +1,4 @@
-"""What psycopg is told of our arrays, for statements that it sends by itself."""
+"""Array types for the statements that psycopg itself encodes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from casstore.engine.postgres.arrays import (
 
 
 class Ints(list[int]):
-    """Numbers of four bytes."""
+    """An array of four-byte integers."""
 
 
 class Longs(list[int]):
-    """Numbers of eight bytes."""
+    """An array of eight-byte integers."""
 
 
 class Blobs(list[bytes | None]):
-    """Byte strings; None among them is NULL."""
+    """An array of byte strings; None is NULL."""
 
 
 class _IntsDumper(Dumper):
@@ -55,7 +55,7 @@ class _BlobsDumper(Dumper):
 
 
 def adapters_with_arrays() -> AdaptersMap:
-    """What psycopg knows, and these arrays."""
+    """The adapters of psycopg, extended by these arrays."""
     known = AdaptersMap(adapters)
     known.register_dumper(Ints, _IntsDumper)
     known.register_dumper(Longs, _LongsDumper)

@@ -1,10 +1,11 @@
-"""Where a store is: a PostgreSQL URL, with a few words of our own among its parameters.
+"""Parses the address of a store: a PostgreSQL URL with some parameters of casstore.
 
     postgresql://user@host/database?schema=team&prepare=off&sslmode=verify-full
 
-Ours are ``schema``, ``pool``, ``prepare``, ``patience``, ``cache`` and ``cache_mib``; all others,
-TLS among them, are handed to libpq as they stand. So the URL is taken apart as libpq does it, which
-is not as URLs of the web are: a password may hold ``#`` and ``?``, and ``+`` is a plus.
+The parameters of casstore are ``schema``, ``pool``, ``prepare``, ``patience``, ``cache`` and
+``cache_mib``; all others, for example those for TLS, are passed to libpq unchanged. The URL is
+split as libpq does it, which differs from web URLs: a password may contain ``#`` and ``?``, and
+``+`` is a plus sign.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ MIN_CACHE_MIB: Final = 4
 MAX_CACHE_MIB: Final = 1 << 20
 _MAX_PORT: Final = 65_535
 
-# Longer names are cut by the server, and two stores would become one.
+# The server truncates longer names, so two stores could share a schema.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _YES: Final = {"on": True, "off": False}
-# To libpq, who connects ends at an @ before the first /. A password with a / in it, which is a
-# mistake, is not to be shown either.
+# libpq ends the user part at an @ before the first /. A password with an unescaped / is a mistake,
+# but must not be shown either.
 _PARTS: Final = re.compile(r"(\w+://)((?:[^/]*@)?(?:[^?]*@)?)([^?]*)(?:\?(.*))?", re.DOTALL)
 _HALF_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class Address(NamedTuple):
-    """A place to connect to, and how to behave there."""
+    """The server, database and schema of a store, and the options for connecting."""
 
-    #: What libpq is told: everything but the parameters that are ours.
+    #: The URL for libpq, without the parameters of casstore.
     conninfo: str
     schema: str = DEFAULT_SCHEMA
-    #: How many connections at the most.
+    #: The largest number of connections.
     pool: int = DEFAULT_POOL
-    #: Statements are prepared once a connection; a pooler in transaction mode forbids that.
+    #: Whether statements are prepared; a pooler in transaction mode does not allow it.
     prepare: bool = True
-    #: How long a call goes on trying to reach a server that is away.
+    #: How long a call retries to reach an unavailable server.
     patience_s: float = DEFAULT_PATIENCE_S
-    #: A directory of this machine in which objects are kept that were read; None: nowhere.
+    #: The local directory of the disk cache; None: no disk cache.
     cache: str | None = None
-    #: How much may be kept there.
+    #: The limit of the disk cache.
     cache_mib: int = DEFAULT_CACHE_MIB
 
     @property
     def place(self) -> str:
-        """The store's place as messages name it: without a password."""
+        """The address for messages, without the password."""
         return f"postgresql://{split(self.conninfo).where}?schema={self.schema}"
 
     def without_secrets(self, message: str) -> str:
-        """What libpq says of a URL that it cannot read, which it repeats, passwords and all."""
+        """The message of libpq about an invalid URL, without the passwords that it quotes."""
         parts = split(self.conninfo)
         secrets = [parts.who.removesuffix("@").partition(":")[2]]
         for word in parts.parameters:
@@ -72,18 +73,18 @@ class Address(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A URL in pieces, none of them decoded."""
+    """The parts of a URL, still percent-encoded."""
 
     kind: str
-    #: A user, maybe with a password, and the @ behind them.
+    #: User, optional password, and the @ after them.
     who: str
-    #: Hosts and a database.
+    #: Hosts and database.
     where: str
     parameters: list[str]
 
 
 def split(url: str) -> Parts:
-    """Take a URL apart as libpq does."""
+    """Split a URL as libpq does."""
     found = _PARTS.fullmatch(url)
     assert found is not None
     kind, who, where, parameters = found.groups()
@@ -91,19 +92,21 @@ def split(url: str) -> Parts:
 
 
 def is_address(place: str) -> bool:
-    """Does this name a database, and not a directory?"""
+    """True if this is the URL of a database and not a directory."""
     return place.startswith(PREFIXES)
 
 
 def parse(url: str) -> Address:
-    """Read a URL. InvalidInputError for a parameter of ours that makes no sense."""
+    """Parse a URL. InvalidInputError for an invalid parameter of casstore."""
     if not is_address(url):
-        raise InvalidInputError("a PostgreSQL store is named by a URL: postgresql://host/database")
-    if not url.isprintable() or _HALF_ESCAPE.search(url):
-        # It may be in the password, and is not told.
         raise InvalidInputError(
-            "a store's URL has a character in it that must be spelled %XX: a control character, "
-            "or a % that stands for nothing"
+            "the address of a PostgreSQL store must be a URL: postgresql://host/database"
+        )
+    if not url.isprintable() or _HALF_ESCAPE.search(url):
+        # The character is not shown: it may belong to the password.
+        raise InvalidInputError(
+            "the store's URL has a character that must be written as %XX: a control character, "
+            "or a % that does not begin such a code"
         )
     parts = split(url)
     _check_ports(parts)
@@ -122,15 +125,17 @@ def parse(url: str) -> Address:
         try:
             address = address._replace(**{field: read(value)})
         except (KeyError, ValueError) as exc:
-            raise InvalidInputError(f"{name}={value!r} in the store's URL: {_MEANT[name]}") from exc
+            raise InvalidInputError(
+                f"{name}={value!r} in the store's URL is invalid; allowed: {_MEANT[name]}"
+            ) from exc
     return address
 
 
 def _check_ports(parts: Parts) -> None:
-    """InvalidInputError for a port that is no number; libpq says so only when it connects."""
+    """InvalidInputError for a port that is not a number; libpq reports it only when it connects."""
     ports: list[tuple[str, str]] = []
     for each in parts.where.partition("/")[0].split(","):
-        # An address in brackets has colons of its own.
+        # An IPv6 address in brackets contains colons.
         begin, bracket, rest = each.rpartition("]")
         host, _, port = rest.partition(":")
         ports.append((f"the port of host {begin + bracket + host!r}", port))
@@ -139,18 +144,18 @@ def _check_ports(parts: Parts) -> None:
         if unquote(name) == "port":
             ports += [("port=", port) for port in unquote(value).split(",")]
     for what, port in ports:
-        told = unquote(port)
-        # None is libpq's own, or that of the environment.
-        number = int(told) if told.isascii() and told.isdigit() and len(told) < 6 else 0
-        if told and not 1 <= number <= _MAX_PORT:
-            # It is not shown: where the host was forgotten, the password stands in its place.
+        digits = unquote(port)
+        # Empty: libpq's default, or that of the environment.
+        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 6 else 0
+        if digits and not 1 <= number <= _MAX_PORT:
+            # The value is not shown: if the host is missing, the password is in its place.
             raise InvalidInputError(
                 f"{what} in the store's URL is not a number from 1 to {_MAX_PORT}"
             )
 
 
 def check_schema(name: str) -> str:
-    """A name for a schema, or ValueError."""
+    """The name of a schema; ValueError if it is invalid."""
     if _SCHEMA.fullmatch(name) is None or name.startswith("pg_"):
         raise ValueError(name)
     return name
@@ -192,10 +197,10 @@ _READ: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "cache_mib": ("cache_mib", _mebibytes),
 }
 _MEANT: Final = {
-    "schema": "a name of up to 63 small letters, digits and _",
+    "schema": "a name of up to 63 lower-case letters, digits and _",
     "pool": f"a number of connections, 1 to {MAX_POOL}",
     "prepare": "on or off",
-    "patience": "seconds to go on trying, up to a day",
-    "cache": "a directory of this machine",
-    "cache_mib": f"so many MiB on the disk, {MIN_CACHE_MIB} to {MAX_CACHE_MIB}",
+    "patience": "seconds to retry, up to a day",
+    "cache": "a local directory",
+    "cache_mib": f"a number of MiB, {MIN_CACHE_MIB} to {MAX_CACHE_MIB}",
 }

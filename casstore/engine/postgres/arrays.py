@@ -1,8 +1,8 @@
-"""Arrays as PostgreSQL reads them in binary: numbers and byte strings, without a detour by text.
+"""Encodes arrays of integers and byte strings in PostgreSQL's binary format.
 
-psycopg would look at every item to choose a type for it, and choose another one for small
-numbers than for large ones; each choice is a statement of its own to the server. Here the type
-is known.
+psycopg would inspect every item to choose a type, and choose another type for small integers than
+for large ones; each combination of types is another statement for the server. Here the type is
+fixed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from struct import Struct, pack, unpack_from
 from typing import Final
 
-# The numbers that the server gives its own types.
+# The type OIDs of the server.
 BOOL: Final = 16
 BYTEA: Final = 17
 INT8: Final = 20
@@ -32,27 +32,27 @@ _NULL: Final = _LENGTH.pack(-1)
 
 
 def int4(number: int) -> bytes:
-    """A number of four bytes."""
+    """A four-byte integer."""
     return _INT.pack(number)
 
 
 def long(number: int) -> bytes:
-    """A number of eight bytes."""
+    """An eight-byte integer."""
     return _LONG.pack(number)
 
 
 def ints(items: list[int]) -> bytes:
-    """An array of numbers of four bytes."""
+    """An array of four-byte integers."""
     return _numbers(items, INT4, 4, "i")
 
 
 def longs(items: list[int]) -> bytes:
-    """An array of numbers of eight bytes."""
+    """An array of eight-byte integers."""
     return _numbers(items, INT8, 8, "q")
 
 
 def blobs(items: Sequence[bytes | None]) -> bytes:
-    """An array of byte strings; None among them is NULL."""
+    """An array of byte strings; None is NULL."""
     if not items:
         return _EMPTY.pack(0, 0, BYTEA)
     parts: list[bytes] = [b""]
@@ -68,11 +68,11 @@ def blobs(items: Sequence[bytes | None]) -> bytes:
     return b"".join(parts)
 
 
-def read_longs(spelled: bytes) -> list[int]:
-    """The numbers of an array of numbers of eight bytes, none of them NULL."""
-    # Each has its length before it; an empty array is its first three words.
-    count = (len(spelled) - _HEAD.size) // 12
-    return list(unpack_from("!" + "4xq" * count, spelled, _HEAD.size)) if count > 0 else []
+def read_longs(encoded: bytes) -> list[int]:
+    """The items of an array of eight-byte integers without NULLs."""
+    # Each item has its length before it; an empty array has only three header words.
+    count = (len(encoded) - _HEAD.size) // 12
+    return list(unpack_from("!" + "4xq" * count, encoded, _HEAD.size)) if count > 0 else []
 
 
 def _numbers(items: list[int], oid: int, size: int, code: str) -> bytes:

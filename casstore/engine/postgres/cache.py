@@ -1,8 +1,8 @@
-"""Objects kept in memory up to a number of bytes, the least recently used going first.
+"""A cache of objects in memory: bounded in bytes, least recently used objects are evicted.
 
-An object never changes, so what is kept is always true. It may be gone from the store: whoever
-removes objects through this engine removes them here, and a collection by anybody else empties
-the cache when this engine next hears of it.
+Objects never change, so a cached object is always right, but the store may have deleted it.
+Deletions through this engine also remove it here; a collection by another process clears the cache
+as soon as this engine notices it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from casstore.engine.forks import Lock
 from casstore.engine.protocol import StoredObject
 
-# What an entry takes beside its bytes: a key, a tuple, their places in the map.
+# The memory of an entry in addition to the object's bytes: key, tuple, dict slot.
 _ENTRY_BYTES: Final = 400
 
 
@@ -29,7 +29,7 @@ class ObjectCache:
         self._epoch = 0
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
-        """Those of ``digests`` that are kept."""
+        """Those of ``digests`` that are cached."""
         with self._lock:
             found = {}
             for digest in digests:
@@ -41,11 +41,11 @@ class ObjectCache:
 
     @property
     def generation(self) -> int:
-        """Changes whenever something was removed; ask before reading, and tell ``put``."""
+        """Changes when objects were removed; get it before reading, pass it to ``put``."""
         return self._epoch
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Keep objects that were read since ``generation``, unless something was removed since."""
+        """Cache objects that were read since ``generation``, unless objects were removed since."""
         with self._lock:
             if generation != self._epoch:
                 return
@@ -60,7 +60,7 @@ class ObjectCache:
                 self._used_bytes -= len(evicted.data) + _ENTRY_BYTES
 
     def remove(self, digests: Iterable[bytes]) -> None:
-        """Forget objects that are gone."""
+        """Remove deleted objects."""
         with self._lock:
             self._epoch += 1
             for digest in digests:
@@ -69,7 +69,7 @@ class ObjectCache:
                     self._used_bytes -= len(item.data) + _ENTRY_BYTES
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         with self._lock:
             self._epoch += 1
             self._objects.clear()
@@ -77,38 +77,38 @@ class ObjectCache:
 
     @property
     def used_bytes(self) -> int:
-        """How much is kept."""
+        """The bytes of all entries."""
         return self._used_bytes
 
 
 class SpareObjects(Protocol):
-    """Objects kept somewhere nearer than the server, proven when they are read; none is needed."""
+    """A second-level cache, nearer than the server. It verifies the objects it returns."""
 
     def begin(self, store: int, epoch: int) -> None:
-        """Use what is kept of a store since the collection of this number began."""
+        """Use the objects cached since the collection of this number began."""
         ...
 
     @property
     def generation(self) -> int:
-        """Changes whenever objects may have gone; ask before reading, and tell ``put``."""
+        """Changes when objects may have been deleted; get it before reading, pass it to ``put``."""
         ...
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
-        """Those of ``digests`` that are kept."""
+        """Those of ``digests`` that are cached."""
         ...
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Keep objects that were read since ``generation``, unless some have gone since."""
+        """Cache objects that were read since ``generation``, unless some were deleted since."""
         ...
 
     def pass_on_to(self, epoch: int) -> None:
-        """Throw away what was kept before the collection of this number began."""
+        """Delete the objects cached before the collection of this number began."""
         ...
 
     def clear(self) -> None:
-        """Throw everything away."""
+        """Delete everything."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the cache."""
         ...

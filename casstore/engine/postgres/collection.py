@@ -1,24 +1,25 @@
-"""Collection on the server, beside writers on any number of machines.
+"""Garbage collection on the server, concurrently with writers on any number of machines.
 
-Writers are not kept out while objects go, so the rules of ``docs/gc.md`` are kept in another way
-than on one machine. Every object carries an *epoch*, the number of the newest collection that was
-told somebody relies on it.
+Writers continue while objects are removed, so the rules of ``docs/internals/gc.md`` are enforced
+differently than on one machine. Each object has an *epoch*: the number of the newest collection
+during which a write relied on the object.
 
-1. A write leaves the epoch on everything it relies on before it looks whether that is there: each
-   child of a new object, each object it found stored, each that a condition asks for. What it
-   finds afterwards no collection of this epoch takes. What is gone it stores again, or refuses
-   by name.
-2. A collection begins with a new epoch at a moment when nobody is writing: all writes before are
-   there for its marking to see, all after it carry the new epoch. It takes only what was
-   unreached then, and judges it with its row locked: whatever has the epoch by now is kept, with
-   all it links to. A row that comes to name an object names one that its write relies on, or one
-   that another row names at that moment; so by induction nothing is named that is not kept.
-3. Parents go before children, by falling id; of what is removed together all is locked before any
-   of it is judged. So when a child is judged, it is known of everything that links to it
-   whether it is kept.
+1. A write relies on each child of a new object, each object it found stored, and each object in its
+  conditions. It first sets the current epoch on these objects, then checks that they exist. No
+  collection of that epoch removes an object with the epoch set. If an object is already gone, the
+  write stores it again or fails with its digest.
+2. A collection starts a new epoch at a moment when no write is running: marking sees all earlier
+  writes, and all later writes use the new epoch. It removes only objects that marking found
+  unreachable, and decides with the object's row locked: an object that has the epoch by then is
+  kept, with everything it links to. A row that comes to refer to an object refers to one that its
+  write relies on, or to one that another row refers to at that moment; so by induction no row
+  refers to a removed object.
+3. Parents are removed before children, by descending id. The objects of one step are all locked
+  before any decision. So when the step decides about a child, it is known which of its parents are
+  kept.
 
-Marking reads one snapshot, in pages, and blocks nobody. Ids are given after all children
-were found, so a child's is lower than its parents', whoever writes at the same time.
+Marking reads one snapshot, in pages, and blocks no writer. An id is assigned after all children
+were found, so a child's id is lower than its parents' ids, also with concurrent writers.
 """
 
 from __future__ import annotations
@@ -53,28 +54,28 @@ from casstore.errors import (
 if TYPE_CHECKING:
     from casstore.engine.postgres.engine import PostgresEngine
 
-# A collector that gives no sign for so long is taken for dead, and another may begin.
+# After this time without a renewal, a collector counts as dead, and another may begin.
 LEASE_MS: Final = 60_000
 _RENEW_S: Final = LEASE_MS / 1000 / 6
-# A client that has not written for so long will not ask any more what became of its last write.
+# After this time without a write, a client no longer asks about the result of its last write.
 _CLIENT_MS: Final = 7 * 86_400_000
-# How often a collection asks for a moment in which nobody writes.
+# How often a collection tries to find a moment without a running write.
 _MAX_BEGINNINGS: Final = 5
 _PAGE: Final = 5000
 
 Pulse = Callable[[int], None]
 
 
-def _ids(spelled: bytes) -> IdSet:
-    """The ids that ``unreached`` has spelled."""
+def _ids(encoded: bytes) -> IdSet:
+    """The ids that ``unreached`` has encoded."""
     ids = IdSet()
-    for number in unpack(f">{len(spelled) // 8}Q", spelled):
+    for number in unpack(f">{len(encoded) // 8}Q", encoded):
         ids.add(number)
     return ids
 
 
 class PostgresCollection:
-    """One collection of a store. Use as a context manager: mark, then sweep until it is done."""
+    """One garbage collection; a context manager: mark, then sweep until done."""
 
     def __init__(
         self, engine: PostgresEngine, roots: Roots, *, grace_ms: int, dry_run: bool
@@ -86,12 +87,12 @@ class PostgresCollection:
         self._token = os.urandom(16)
         self._epoch = 0
         self._renewed_s = 0.0
-        # What nobody reaches, by falling id, and how far sweeping has come in it.
+        # The unreachable objects by descending id, and how many of them were swept.
         self._unreached = array("Q")
         self._swept = 0
         self._marked = False
         self._done = False
-        # Reached after all, because something that was relied on links to them.
+        # Unreachable when marked, but kept since: a kept object links to them.
         self._spared = IdSet()
         statement = engine.statement
         self._begin = statement("SELECT {s}.begin_collection(%b, %b, %b, %b)")
@@ -122,7 +123,7 @@ class PostgresCollection:
         engine.connections.check()
         if not self._dry_run:
             if engine.readonly:
-                raise ReadOnlyError("the store was opened for reading only")
+                raise ReadOnlyError("the store is open read-only")
             self._epoch = self._begun()
             self._renewed_s = monotonic()
         return self
@@ -134,17 +135,21 @@ class PostgresCollection:
             try:
                 [[epoch]] = self._engine.connections.fetch(self._begin, asked)
             except BusyError:
-                # Somebody's long write; asking stopped others meanwhile, so not for long.
+                # A long write is running. Waiting for it blocks new writes, so give up soon and
+                # retry.
                 if attempt == _MAX_BEGINNINGS - 1:
                     raise
                 continue
             if epoch is None:
-                # Or it is ours: begun by a call whose answer was lost, and which we waited for.
+                # Our own collection may be the one that runs: begun by a call whose answer was
+                # lost.
                 [[epoch]] = self._engine.connections.fetch(self._begin, asked)
             if epoch is None:
                 break
             return int(epoch)
-        raise BusyError(f"{self._engine.address.place} is being collected already")
+        raise BusyError(
+            f"{self._engine.address.place} has a running collection; wait until it has ended"
+        )
 
     def __exit__(
         self,
@@ -155,8 +160,8 @@ class PostgresCollection:
         self._unreached = array("Q")
         if not self._dry_run:
             with suppress(CasstoreError):
-                # If the server cannot be told, the lease ends by itself, and clients that are
-                # gone are forgotten next time.
+                # If the server cannot be reached, the collector's lease expires, and old clients
+                # are deleted by the next collection.
                 self._engine.connections.fetch(self._end, (self._done, self._token))
                 self._engine.connections.fetch(
                     self._forget, (self._engine.given_ms(), Int8(_CLIENT_MS))
@@ -165,10 +170,10 @@ class PostgresCollection:
     # --- marking --------------------------------------------------------------------------
 
     def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
-        """Find out what nobody reaches. ``only`` bounds what a sweep may take, by ``unreached``.
+        """Find the unreachable objects. ``only``: sweep nothing but what ``unreached`` returned.
 
-        CorruptionError if a row cannot be read, or something that is reached is not there:
-        then nothing may be removed.
+        CorruptionError if a row cannot be read or a reachable object is missing: then nothing may
+        be removed.
         """
         with self._engine.connections.alone() as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -191,13 +196,13 @@ class PostgresCollection:
                     reached.add(found[digest])
                     roots += 1
         unreached = array("Q")
-        # What is not allowed to go stays, and so must all it links to.
+        # Objects outside ``only`` are kept, and so is everything they link to.
         needed = IdSet()
         kept = kept_bytes = left = unreached_bytes = seen = met = 0
         for id_, size_bytes, at_ms, epoch, children in self._pages(connection, self._read_objects):
             seen += 1
             if id_ < 1:
-                raise CorruptionError(f"there is an object number {id_}; run check")
+                raise CorruptionError(f"invalid object id {id_}; run check")
             try:
                 is_reached = id_ in reached
                 met += is_reached
@@ -219,8 +224,8 @@ class PostgresCollection:
                         for child in children:
                             needed.add(child)
             except TypeError as exc:
-                # The server would keep lists of any form, and what is no number in them.
-                what = f"object number {id_} links to what is no object; run check"
+                # The server accepts any list, also one with NULLs.
+                what = f"object id {id_} has an invalid list of children; run check"
                 raise CorruptionError(what) from exc
             if not seen % _PAGE:
                 self._tell(seen, pulse)
@@ -231,7 +236,7 @@ class PostgresCollection:
         return MarkReport(roots, kept, left, kept_bytes, unreached_bytes)
 
     def _named(self, connection: Client) -> Iterator[list[bytes]]:
-        """The digests that rows name, many at a time, each as often as it is named."""
+        """The digests that rows refer to, in batches, with repetitions."""
         names = {number: table for table, number in TABLE_NUMBERS.items()}
         wanted = Ints([TABLE_NUMBERS[table] for table in self._roots.tables])
         batch: dict[bytes, None] = {}
@@ -248,7 +253,7 @@ class PostgresCollection:
     def _pages(
         connection: Client, query: bytes, parameters: tuple[Any, ...] = ()
     ) -> Iterable[tuple[Any, ...]]:
-        """Rows of a long answer, without holding all of it."""
+        """The rows of a long result, a page at a time."""
         with psycopg.ServerCursor(connection, "pages") as cursor:
             cursor.itersize = _PAGE
             cursor.execute(query, parameters, binary=True)
@@ -264,17 +269,17 @@ class PostgresCollection:
             pulse(seen)
 
     def _missing(self, connection: Client, reached: IdSet) -> CorruptionError:
-        """Name one object that is linked to and not there."""
+        """The error for a missing object that another one links to."""
         stored = IdSet()
         for id_, *_ in self._pages(connection, self._read_objects):
             stored.add(id_)
         lost = next(id_ for id_ in reached if id_ not in stored)
         row = connection.execute(self._find_name, (Int8(lost),), binary=True).fetchone()
         by = "" if row is None else f", which object {row[0].hex()} links to"
-        return CorruptionError(f"object number {lost}{by} is not stored")
+        return CorruptionError(f"object id {lost}{by} is not stored")
 
     def unreached(self) -> bytes:
-        """What nobody reaches, by number."""
+        """The ids of the unreachable objects, encoded."""
         self._require_marked()
         return pack(f">{len(self._unreached)}Q", *self._unreached)
 
@@ -283,7 +288,9 @@ class PostgresCollection:
     def sweep(self, limit: int) -> SweepReport:
         """Remove at most ``limit`` objects in one short transaction."""
         if self._dry_run:
-            raise InvalidInputError("a dry run sweeps nothing")
+            raise InvalidInputError(
+                "a dry run cannot sweep; open the collection with dry_run=False"
+            )
         self._require_marked()
         batch = self._unreached[self._swept : self._swept + limit]
         report = SweepReport(0, 0, 0, 0.0, done=True)
@@ -296,7 +303,7 @@ class PostgresCollection:
             try:
                 [answer] = self._engine.connections.fetch(self._sweep, asked)
             except BaseException:
-                # The server may have done it all the same.
+                # The server may have done it although the call failed.
                 self._engine.forget_all()
                 raise
             overtaken, swept, size_bytes, freed_bytes, reached, held_s = answer
@@ -307,7 +314,7 @@ class PostgresCollection:
                 self._spared.add(child)
             gone: list[bytes] = swept or []
             if len(gone) < len(batch):
-                # Some may have gone before, in a call whose answer was lost.
+                # A call whose answer was lost may have removed some of them already.
                 self._engine.forget_all()
             else:
                 self._engine.forget(gone)
@@ -317,10 +324,10 @@ class PostgresCollection:
 
     def _require_marked(self) -> None:
         if not self._marked:
-            raise InvalidInputError("a collection marks before it goes on")
+            raise InvalidInputError("call mark() before the other methods of a collection")
 
     def _overtaken(self) -> CollectionOvertakenError:
         return CollectionOvertakenError(
-            f"the collector of {self._engine.address.place} was not heard of for too long, and "
-            "another has begun; collect again"
+            f"the collector of {self._engine.address.place} did not renew its lease in time, and "
+            "another collection has begun; collect again"
         )

@@ -1,8 +1,7 @@
-"""Connections to the server: a pool of them, and what goes wrong with them in our own words.
+"""The pool of connections to the server, and the translation of the server's errors.
 
-A call that finds its connection broken tries another one, as long as the store's patience lasts.
-That is harmless for whatever only reads; writes carry a number that keeps them from happening
-twice (``request``).
+A call whose connection breaks retries with another one until the store's ``patience`` is over. That
+is harmless for reads; a write has a number that keeps it from running twice (``request``).
 """
 
 from __future__ import annotations
@@ -43,48 +42,48 @@ Rows = list[tuple[Any, ...]]
 
 _CLIENT_BYTES: Final = 16
 _PREPARE_AFTER: Final = 5
-# How often a write meets others before it gives up; each time somebody else got through.
+# How often a write is retried after a conflict; in each conflict another write succeeded.
 _MAX_COLLISIONS: Final = 256
 _LONGEST_PAUSE_S: Final = 0.05
-# How long the pool is asked for a connection at a time, and how long it goes on trying to make
-# one: it waits ever longer between attempts, and whoever asks again has it begin anew.
+# How long one request for a connection waits for the pool, and how long the pool retries to
+# connect: its pauses grow, and a new request restarts them.
 _ASK_S: Final = 2.0
 _MAKE_S: Final = 5.0
 
-# A machine that is gone does not say so. Left to itself, TCP goes on for a quarter of an hour, and
-# for two hours if it is silent; this has to be noticed while the patience of a call lasts.
+# A dead machine does not close its connections. By default TCP retries for 15 minutes, and takes
+# two hours to probe an idle connection; calls must notice it within their patience.
 _NOTICING: Final = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-# How long one of several hosts is waited for before the next is tried.
+# How long to wait for one of several hosts before trying the next.
 _CONNECT_S: Final = 5
 
-# The pauses of whoever opens a store on a server that is away.
+# The pauses between attempts to open a store on an unavailable server.
 _FIRST_REST_S: Final = 0.05
 _LONGEST_REST_S: Final = 0.5
 
-# How long a connection is kept away from the pool.
+# How long a connection may be reused without returning it to the pool.
 _LENT_S: Final = 60.0
 
 _ADAPTERS: Final = adapters_with_arrays()
 
-# Lost, or not to be had just now: shutdown, crash, still starting, too many connections.
+# Connection lost or refused for now: shutdown, crash, startup, too many connections.
 _AWAY: Final = frozenset(("57P01", "57P02", "57P03", "57P05", "53300"))
-# The third: an object that another has stored since it was looked for.
+# The third: another write stored an object after this one looked for it.
 _COLLIDED: Final = frozenset(("40001", "40P01", "23505"))
 _FORBIDDEN: Final = frozenset(("42501", "25006"))
 _FULL: Final = frozenset(("53100", "54000"))
 _LOCKED: Final = frozenset(("55P03",))
-# A time limit of the server's, or somebody's pg_cancel_backend.
+# A time limit of the server, or pg_cancel_backend.
 _CANCELLED: Final = frozenset(("57014",))
 _NOT_THERE: Final = frozenset(("42P01", "42883", "3F000"))
 
 
 class Call(NamedTuple):
-    """A statement whose parameters come spelled as the server reads them, in binary."""
+    """A statement whose parameters are encoded in the server's binary format."""
 
     name: bytes
     query: bytes
@@ -93,23 +92,23 @@ class Call(NamedTuple):
 
 
 class Client(psycopg.Connection[Any]):
-    """A connection that counts the writes made over it, under a name that no other has."""
+    """A connection that numbers the writes made over it, under a unique client name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.client = os.urandom(_CLIENT_BYTES)
         self.number = 0
-        #: Whom it goes back to.
+        #: The pool that it belongs to.
         self.lender: ConnectionPool[Client] | None = None
         self._known_calls: set[bytes] = set()
-        # A pooler may hand us a backend on which somebody listened; psycopg would keep all that
-        # arrives for ever, unless somebody takes it.
+        # A pooler may assign a server process on which another client listened. Without a handler
+        # psycopg would collect its notifications without limit.
         self.add_notify_handler(_let_pass)
 
     def call(self, call: Call, parameters: Sequence[bytes | None]) -> PGresult:
-        """Make a call that is made often, past all that psycopg does to choose types.
+        """Run a frequent call without psycopg's search for types.
 
-        The connection is the caller's alone for as long as it takes.
+        No other thread may use the connection during the call.
         """
         pgconn = self.pgconn
         if self.prepare_threshold is None:
@@ -124,7 +123,7 @@ class Client(psycopg.Connection[Any]):
             except psycopg.Error:
                 raise
             except BaseException:
-                # Interrupted: nobody knows whether the name is taken now.
+                # Interrupted: it is unknown whether the server has prepared the statement.
                 self.close()
                 raise
             self._known_calls.add(call.name)
@@ -132,7 +131,7 @@ class Client(psycopg.Connection[Any]):
         return self._answer(ExecStatus.TUPLES_OK)
 
     def _answer(self, expected: ExecStatus) -> PGresult:
-        # Waits so that Ctrl-C gets through, and then has the server give up as well.
+        # This wait is interruptible by Ctrl-C, and then cancels the statement on the server.
         result: PGresult = self.wait(execute(self.pgconn))[-1]
         if result.status != expected:
             raise psycopg.errors.error_from_result(result, self.info.encoding)
@@ -140,7 +139,7 @@ class Client(psycopg.Connection[Any]):
 
 
 def _let_pass(notification: psycopg.Notify) -> None:
-    """Do nothing: who listens has a handler beside this one."""
+    """Do nothing: the listener has its own handler."""
 
 
 class Connections:
@@ -151,19 +150,20 @@ class Connections:
         self._pid = os.getpid()
         self._closed = False
         self._pool: ConnectionPool[Client] | None = None
-        # A connection that was lent by the pool and is used again without asking it: that takes as
-        # long as spelling the whole call. Who waits for the pool is counted, and served first.
+        # A connection that stays borrowed from the pool and is used again without asking the pool,
+        # which takes as long as encoding the whole call. Threads that wait for the pool are counted
+        # and have priority.
         self._at_hand: list[Client] = []
         self._lent_s = 0.0
         self._asking: set[int] = set()
-        # By thread. Ctrl-C may come between any two calls, and a connection that only a variable
-        # knew of would be missing from the pool for ever; so it moves from one place to another
-        # without a call in between.
+        # By thread. Ctrl-C may interrupt between any two calls, and a connection that only a local
+        # variable refers to would be lost to the pool. So it moves from one of these places to
+        # another without a call in between.
         self._in_use: dict[int, Client] = {}
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Make the pool. Connections are made when they are needed, and kept."""
+        """Create the pool. It connects on demand."""
         self._pool = self._made_pool()
 
     def _made_pool(self) -> ConnectionPool[Client]:
@@ -180,18 +180,18 @@ class Connections:
         )
 
     def check(self) -> None:
-        """Raise if calls are refused: the engine was closed, or the process forked."""
+        """Raise ClosedError or ForkedError if the engine was closed or the process forked."""
         if self._closed:
             raise ClosedError("the engine was closed")
         if os.getpid() != self._pid:
             raise ForkedError("this store was opened before a fork; the child must open it again")
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         if self._closed:
             return
         self._closed = True
-        # The child of a fork has the parent's connections, and must not touch them.
+        # A forked child has copies of the parent's connections, and must not use them.
         if self._pool is not None and os.getpid() == self._pid:
             with self._lock:
                 pool = self._pool
@@ -201,7 +201,7 @@ class Connections:
 
     @contextmanager
     def alone(self, *, patient: bool = True) -> Iterator[Client]:
-        """A connection beside the pool, for what takes long."""
+        """A connection outside the pool, for long operations."""
         connection = self._patiently_connected(self.address.patience_s if patient else 0.0)
         try:
             with translated(self.address):
@@ -210,7 +210,7 @@ class Connections:
             connection.close()
 
     def run_alone(self, work: Callable[[Client], Answer]) -> Answer:
-        """Call ``work``, which may be done twice, with a connection that it has for itself."""
+        """Call ``work``, which may be repeated, with a connection outside the pool."""
         deadline = time.monotonic() + self.address.patience_s
         while True:
             connection = self._patiently_connected(deadline - time.monotonic())
@@ -224,9 +224,9 @@ class Connections:
             _rest(_FIRST_REST_S, deadline)
 
     def _patiently_connected(self, patience_s: float) -> Client:
-        """A connection; a server that is away is waited for as calls do it.
+        """A new connection; retries while the server is unavailable.
 
-        One that answers and does not let us in would not do so later either.
+        Does not retry if the server rejects the connection for good.
         """
         deadline = time.monotonic() + patience_s
         rest_s = _FIRST_REST_S
@@ -239,7 +239,7 @@ class Connections:
                 if not is_away(exc) or time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
                 if not may_pass(exc, self.address.conninfo):
-                    # It may have come back between our question and the next one.
+                    # The server may have come back after the failed attempt.
                     if was_refused:
                         raise in_our_words(exc, self.address) from exc
                     was_refused = True
@@ -252,12 +252,12 @@ class Connections:
         try:
             return Client.connect(self.address.conninfo, **self._patient_options(deadline))
         except (psycopg.ProgrammingError, UnicodeError) as exc:
-            told = self.address.without_secrets(str(exc).strip())
-            # Not from exc: a traceback would tell what the message does not.
-            raise InvalidInputError(f"{self.address.place}: {told}") from None
+            reason = self.address.without_secrets(str(exc).strip())
+            # Without ``from exc``: its traceback would show the password that the message hides.
+            raise InvalidInputError(f"{self.address.place}: {reason}") from None
 
     def _patient_options(self, deadline: float) -> dict[str, Any]:
-        """With an end to the wait for a machine that says nothing at all, unless one was set."""
+        """Options with a timeout for hosts that do not answer, unless the URL sets one."""
         options = self._options()
         given = conninfo_to_dict(self.address.conninfo)
         if not {"service", "connect_timeout"} & given.keys() and (
@@ -273,12 +273,12 @@ class Connections:
         if "," in str(given.get("host", "")) and "PGCONNECT_TIMEOUT" not in os.environ:
             noticing["connect_timeout"] = _CONNECT_S
         if "service" in given:
-            # Its file says whatever it says, and we would speak louder.
+            # A service file may set the timeout; an option here would override it.
             noticing.clear()
         return {
             **{name: value for name, value in noticing.items() if name not in given},
             "autocommit": True,
-            # Whatever the database and the role have: in one of them text comes as bytes.
+            # Override the encoding of the database and role: with SQL_ASCII, text arrives as bytes.
             "client_encoding": "utf8",
             "context": _ADAPTERS_CONTEXT,
             "prepare_threshold": _PREPARE_AFTER if self.address.prepare else None,
@@ -287,7 +287,7 @@ class Connections:
     # --- calls ------------------------------------------------------------------------------
 
     def fetch(self, query: bytes, parameters: Sequence[Any] = ()) -> Rows:
-        """Ask something that may be asked again."""
+        """Run a query that may be repeated."""
 
         def ask(connection: Client) -> Rows:
             return connection.execute(query, parameters, binary=True).fetchall()
@@ -295,7 +295,7 @@ class Connections:
         return self.run(ask)
 
     def run(self, work: Callable[[Client], Answer]) -> Answer:
-        """Call ``work`` with a connection; again with another if the first one was lost."""
+        """Call ``work`` with a connection; retry with another one if the connection is lost."""
         deadline = time.monotonic() + self.address.patience_s
         collisions = 0
         while True:
@@ -306,43 +306,44 @@ class Connections:
                     answer = work(connection)
                 except BaseException as exc:
                     if isinstance(exc, psycopg.Error) and is_away(exc):
-                        # Nobody else may go on counting where a write is still to be asked about.
+                        # No other thread may number its writes on this connection while one is
+                        # unresolved.
                         connection.close()
                     self._give_back(connection)
                     raise
                 self._keep(connection)
                 return answer
             except PoolClosed as exc:
-                # Or it was given up for another one.
+                # Or the pool was replaced.
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
                 if time.monotonic() >= deadline:
                     raise StorageUnavailableError(
-                        f"no connection to {self.address.place} was to be had; is the server "
-                        "there, and has it connections to spare?"
+                        f"cannot get a connection to {self.address.place}; check that the server "
+                        "is running and has free connections"
                     ) from exc
             except psycopg.Error as exc:
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
                 if has_collided(exc) and collisions < _MAX_COLLISIONS:
                     collisions += 1
-                    # Those who met would meet again, if all came back at the same moment.
+                    # A random pause, so that conflicting writes do not meet again.
                     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * collisions)))
                     continue
                 if not is_away(exc):
                     raise in_our_words(exc, self.address) from exc
                 if time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
-                # A server that comes back is not asked by all of its clients at once.
+                # A random pause, so that not all clients reconnect at the same moment.
                 time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
 
     def _take(self) -> Client:
         me = threading.get_ident()
         lost = self._in_use.get(me)
         if lost is not None:
-            # Ctrl-C ended the last call on the way to the pool or back, and who has it now is not
-            # to be told. With its pool it is out of the count.
+            # Ctrl-C interrupted the last call while it borrowed or returned the connection, so its
+            # owner is unknown. Replace the pool, which drops the connection from the count.
             assert lost.lender is not None
             self._give_up(lost.lender)
             self._in_use.pop(me, None)
@@ -365,8 +366,8 @@ class Connections:
         except (PoolTimeout, PoolClosed):
             raise
         except BaseException:
-            # Ctrl-C: our place in the queue stays there, and the next connection is given to it
-            # and lost. The pool has no way to tell it otherwise.
+            # Ctrl-C: this thread's request stays in the pool's queue, and the next connection would
+            # be assigned to it and lost. The pool cannot cancel a request.
             self._give_up(pool)
             raise
         connection = self._in_use[me]
@@ -374,19 +375,20 @@ class Connections:
         return connection
 
     def _give_up(self, pool: ConnectionPool[Client]) -> None:
-        """Go on with another pool. What the old one has lent comes back to it, and is closed."""
+        """Replace the pool. The old one closes the connections that it has lent on their return."""
         with self._lock:
             if self._closed or self._pool is not pool:
                 return
             self._pool = self._made_pool()
-        # It waits for its threads, one of which may be connecting just now.
+        # In a thread: closing waits for the pool's threads, and one of them may be connecting.
         threading.Thread(target=pool.close, name="casstore-old-pool", daemon=True).start()
 
     def _keep(self, connection: Client) -> None:
-        """Have a connection at hand for the next call, unless somebody waits for one."""
+        """Hold a connection back for the next call, unless another thread waits for one."""
         me, now_s = threading.get_ident(), time.monotonic()
         with self._lock:
-            # One is enough, and now and then the pool has a look at it: they grow old.
+            # Only one is held back, and only for a limited time: the pool must check old
+            # connections.
             is_fresh = connection.lender is self._pool and now_s - self._lent_s < _LENT_S
             if is_fresh and not (self._at_hand or self._asking or self._closed):
                 self._at_hand = [connection]
@@ -404,13 +406,13 @@ class Connections:
 
 
 def _rest(longest_s: float, deadline: float) -> None:
-    """Wait a moment, another one than others do."""
+    """Sleep for a random time."""
     pause_s = random.uniform(longest_s / 2, longest_s)
     time.sleep(min(pause_s, max(0, deadline - time.monotonic())))
 
 
 def is_away(exc: psycopg.Error) -> bool:
-    """Was the connection lost, or the server not to be reached?"""
+    """True if the connection was lost, or the server cannot be reached."""
     state = exc.sqlstate
     if state is None:
         return isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError)
@@ -418,36 +420,36 @@ def is_away(exc: psycopg.Error) -> bool:
 
 
 def has_collided(exc: psycopg.Error) -> bool:
-    """Did the server refuse it because of what somebody else did at the same moment?"""
+    """True if the server refused the statement because of a concurrent one."""
     return exc.sqlstate in _COLLIDED
 
 
 def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
-    """What a caller would do about an error of the server."""
+    """The casstore error for an error of the server, by its remedy."""
     state = exc.sqlstate or ""
     said = f"{address.place}: {str(exc).strip()}"
     if is_away(exc) and exc.sqlstate is None:
         return StorageUnavailableError(
-            f"{said}; try again when the server is back, if host, port and user are right"
+            f"{said}; retry when the server is available, if host, port and user are right"
         )
     if is_away(exc):
-        return StorageUnavailableError(f"{said}; try again when the server is back")
+        return StorageUnavailableError(f"{said}; retry when the server is available")
     if state in _FORBIDDEN:
         return ReadOnlyError(f"{said}; use a role that may write, and the primary server")
     if has_collided(exc) or state in _LOCKED:
-        return BusyError(f"{said}; others hold what this needs, try again")
+        return BusyError(f"{said}; other transactions hold the locks; retry")
     if state in _CANCELLED:
-        return BusyError(f"{said}; try again, and if it is a time limit, allow more")
+        return BusyError(f"{said}; retry; if it is a time limit, allow more")
     if state in _FULL:
         return StorageFullError(said)
     if state in _NOT_THERE:
-        return StorageError(f"{said}; the store was dropped, or is of another release")
+        return StorageError(f"{said}; the store was dropped, or belongs to another release")
     return StorageError(said)
 
 
 @contextmanager
 def translated(address: Address) -> Iterator[None]:
-    """Turn the server's errors into ours."""
+    """Raise the server's errors as casstore errors."""
     try:
         yield
     except psycopg.Error as exc:
@@ -455,7 +457,7 @@ def translated(address: Address) -> Iterator[None]:
 
 
 class _Context:
-    """Hands psycopg our adapters."""
+    """Passes our adapters to psycopg."""
 
     adapters = _ADAPTERS
     connection = None

@@ -1,7 +1,7 @@
-"""The engine on PostgreSQL: every call one statement, every statement one round trip.
+"""The engine on PostgreSQL: each call is one statement and one round trip.
 
-What a write does is written in ``tables``; here it is handed over and its answer read. Time is the
-server's, unless a clock is given, which is for tests.
+The SQL of a write is in ``tables``; this module sends it and reads the result. Times are the
+server's, unless a test passes a clock.
 """
 
 from __future__ import annotations
@@ -47,18 +47,20 @@ from casstore.errors import (
 )
 
 _DEFAULT_CACHE_BYTES: Final = 32 << 20
-# For so long the server's time is reckoned from what it said last.
+# How long the server's time is extrapolated from its last answer.
 _HEARD_LATELY_S: Final = 1.0
-# Any number of rows that a caller may ask for fits into eight bytes here.
+# The limit on rows that is passed to the server as eight bytes.
 _MOST: Final = (1 << 63) - 1
 
 
 def _no_dictionary(number: int) -> bytes:
-    raise CorruptionError(f"an object names dictionary {number}, and there are none here")
+    raise CorruptionError(
+        f"an object needs dictionary {number}, but stores on a server have no dictionaries"
+    )
 
 
 class PostgresEngine(Examining):
-    """Storage for one store in one schema of a database. Safe to call from many threads."""
+    """The engine of one store in one schema of a database. Safe to call from many threads."""
 
     def __init__(
         self,
@@ -90,16 +92,16 @@ class PostgresEngine(Examining):
         self._spare = spare
         if spare is not None:
             spare.begin(identity.store, self._epoch)
-        # What the server's clock said last, and when by ours.
+        # The last time of the server's clock, and the local monotonic time of that answer.
         self._heard = (0, float("-inf"))
-        self._spell()
+        self._encode()
         self._watching = Watching(self)
         self.connections.open()
 
-    def _spell(self) -> None:
+    def _encode(self) -> None:
         types = request.PARAMETER_TYPES
         places = ", ".join([f"${place}" for place in range(1, len(types) + 1)])
-        #: How a write is handed over; its parameters are spelled by ``request``.
+        #: The statement for a write; ``request`` encodes its parameters.
         self.write_call = Call(
             b"write",
             self.statement(f"SELECT * FROM {{s}}.write({places})"),
@@ -109,8 +111,8 @@ class PostgresEngine(Examining):
         self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
         self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
         self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
-        # Without an end it is another statement: to a plan that is made for any parameters, an end
-        # that may or may not be there is none, and all rows behind it would be read.
+        # Two statements, with and without an upper bound: the generic plan for an optional bound
+        # ignores the bound and reads all rows after it.
         self._scan_rows = {
             (reverse, ends): self.statement(
                 "SELECT key, value FROM {s}.rows WHERE kind = %b AND key >= %b"
@@ -138,12 +140,12 @@ class PostgresEngine(Examining):
 
     def _read_epoch(self, connection: Client) -> int:
         row = connection.execute(self.statement("SELECT epoch FROM {s}.state")).fetchone()
-        # That there is none is damage, which a check of the store opened here has to tell.
+        # A missing row is damage, which ``check`` on this store must be able to report.
         return 0 if row is None else int(row[0])
 
     def statement(self, text: str) -> bytes:
-        """A statement of ours, with this store's schema in it."""
-        return schema.spelled(text, self.address.schema)
+        """A statement of this package, with this store's schema filled in."""
+        return schema.encoded(text, self.address.schema)
 
     # --- objects ----------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class PostgresEngine(Examining):
         return [digest for digest in wanted if digest not in found]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None where there is none."""
+        """The objects in the order of ``digests``; None for those that are not stored."""
         check_digests(digests)
         self.connections.check()
         found = self.cache.find(digests)
@@ -187,13 +189,13 @@ class PostgresEngine(Examining):
         return [found.get(digest) for digest in digests]
 
     def _inflated(self, digest: bytes, codec: int, size_bytes: int, content: bytes) -> bytes:
-        # The row's word for it is compared with the frame's, but both could be made up (P7).
+        # The frame must have this size too, but both could be forged (P7).
         if not 0 <= size_bytes <= MAX_OBJECT_BYTES:
             raise CorruptionError(f"object {digest.hex()} claims {size_bytes} bytes")
         return self._compressor.inflate(codec, 0, content, size_bytes)
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
-        """Objects with an id lower than ``before``, highest first; at most ``limit`` of them."""
+        """At most ``limit`` objects with ids below ``before``, highest first."""
         _check_limit(limit)
         below = _MOST if before is None else max(0, min(before, _MOST))
         found = self.connections.fetch(self._scan_objects, (Int8(below), _number(limit)))
@@ -211,16 +213,16 @@ class PostgresEngine(Examining):
     # --- writes -----------------------------------------------------------------------------
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write, wholly or not at all.
+        """Run one write atomically.
 
-        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError, looked
-        for in that order over the whole write; StorageUnavailableError if the server's answer
-        stayed away for good: then the write may have happened.
+        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError; the whole write is
+        checked for the first, then for the second, then for the third. StorageUnavailableError if
+        no answer of the server arrives: then the write may have happened.
         """
         self.connections.check()
         validate(write)
         if self.readonly:
-            raise ReadOnlyError("the store was opened for reading only")
+            raise ReadOnlyError("the store is open read-only")
         lasting = self._lasting if write.durable is None else write.durable
         made = request.prepare(write, self.store_number, self._compressor)
         generation = self.cache.generation
@@ -230,31 +232,33 @@ class PostgresEngine(Examining):
         def ask(connection: Client) -> PGresult:
             nonlocal parameters, counted_by
             if parameters is None:
-                # Asked again over another connection it is still the same write.
+                # A retry over another connection has the same number, so the server runs the write
+                # once.
                 counted_by = connection
                 connection.number += 1
                 given_ms = None if self.clock is None else self.clock()
-                parameters = made.spelled(
+                parameters = made.encoded(
                     connection.client, connection.number, given_ms, lasting=lasting
                 )
             try:
                 return connection.call(self.write_call, parameters)
             except psycopg.Error as exc:
                 if connection is counted_by and has_collided(exc):
-                    # The server says that it did not happen. Others may write over this connection
-                    # before we ask again, and a number below theirs is taken for one that did.
+                    # The server reports that the write did not happen. Before the retry another
+                    # thread may write over this connection with a higher number, and the server
+                    # treats lower numbers as done.
                     parameters = None
                 raise
 
         try:
             answer = request.read_answer(self.connections.run(ask))
         except BaseException:
-            # The server may have done it all the same.
+            # The server may have run the write although the call failed.
             if write.deletes:
                 self.forget_all()
             raise
         if answer.epoch is not None:
-            # Not the time of a write whose answer was lost: that is as old as the search for it.
+            # A write whose first answer was lost returns its original time, which is too old.
             self._heard = (answer.now_ms, monotonic())
         if answer.missing is not None:
             raise ObjectNotFoundError(answer.missing)
@@ -274,7 +278,7 @@ class PostgresEngine(Examining):
     def _keep(
         self, write: Write, digests: list[bytes], stored: list[int] | None, generation: int
     ) -> None:
-        """Keep what was stored just now: it is read again soon, as what the next step builds on."""
+        """Cache the objects of a write: the next step probably reads them."""
         arrived = set(digests)
         if stored is not None:
             arrived = {digest for digest, number in zip(digests, stored, strict=True) if number}
@@ -286,7 +290,7 @@ class PostgresEngine(Examining):
         self.cache.put(items, generation)
 
     def _note(self, epoch: int | None) -> None:
-        """Forget what was read before a collection that somebody else has begun."""
+        """Clear the cache if another process has begun a collection since it was filled."""
         if epoch is not None and epoch != self._epoch:
             self.cache.clear()
             if self._spare is not None:
@@ -294,14 +298,14 @@ class PostgresEngine(Examining):
             self._epoch = epoch
 
     def forget(self, digests: Sequence[bytes]) -> None:
-        """Keep nothing of objects that are gone from the store."""
+        """Remove objects from the cache that were deleted from the store."""
         self.cache.remove(digests)
         if self._spare is not None and digests:
-            # All of it: bytes that were erased must not lie in a file that is kept.
+            # The whole disk cache: erased bytes must not stay in a file.
             self._spare.clear()
 
     def forget_all(self) -> None:
-        """Keep nothing: objects are gone, and it is not known which."""
+        """Clear the cache: objects were deleted, and it is not known which."""
         self.cache.clear()
         if self._spare is not None:
             self._spare.clear()
@@ -309,7 +313,7 @@ class PostgresEngine(Examining):
     # --- rows -------------------------------------------------------------------------------
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, in the order asked for; None where there is none."""
+        """The rows in the order of ``keys``, from one snapshot; None for missing rows."""
         self.connections.check()
         for table, key in keys:
             check_key(table, key)
@@ -346,24 +350,24 @@ class PostgresEngine(Examining):
     # --- collecting -------------------------------------------------------------------------
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
-        """A collection that keeps what roots reach and what was put within the grace."""
+        """A collection that keeps reachable objects and those put within the grace period."""
         self.connections.check()
         return PostgresCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
 
     def commits_since_collection(self) -> int:
-        """How many writes have changed something since a collection last came to its end."""
+        """How many writes changed the store since the last completed collection."""
         self.connections.check()
         found = self.connections.fetch(self._since)
         if not found:
             raise CorruptionError(
-                f"{self.address.place} does not say how far collections have come; run check"
+                f"{self.address.place} has no valid row in the table state; run check"
             )
         return int(found[0][0])
 
     # --- time, watching, ending -------------------------------------------------------------
 
     def given_ms(self) -> Int8 | None:
-        """What statements are told of the time: nothing, unless a clock was given."""
+        """The time to pass to statements; None, unless a clock was given: the server's time."""
         return None if self.clock is None else Int8(self.clock())
 
     def now_ms(self) -> int:
@@ -374,14 +378,14 @@ class PostgresEngine(Examining):
         heard_ms, heard_s = self._heard
         elapsed_s = monotonic() - heard_s
         if elapsed_s < _HEARD_LATELY_S:
-            # It has told us the time a moment ago; what has passed since is the same everywhere.
+            # The server's last answer is recent: add the time that has passed since.
             return heard_ms + int(elapsed_s * 1000)
         [[now_ms]] = self.connections.fetch(self._now)
         self._heard = (int(now_ms), monotonic())
         return int(now_ms)
 
     def watch(self) -> Watch:
-        """A watch that wakes after every write from now on, whoever makes it."""
+        """A watch that wakes after every later write of any process."""
         self.connections.check()
         return self._watching.watch()
 
@@ -389,11 +393,11 @@ class PostgresEngine(Examining):
         """Make everything acknowledged so far survive a power loss."""
         self.connections.check()
         if not self._lasting and not self.readonly:
-            # A transaction that lasts takes all along that was written before it.
+            # Committing a durable transaction flushes everything that was committed before it.
             self.connections.fetch(self._flush)
 
     def close(self) -> None:
-        """Let go of the connections. Closing twice is allowed; every other call then fails."""
+        """Close the connections. Closing twice is allowed; every other call then fails."""
         self.connections.close()
         self._watching.close()
         self.cache.clear()
@@ -402,9 +406,9 @@ class PostgresEngine(Examining):
 
 
 def _check_limit(limit: int) -> None:
-    # A page that may hold nothing cannot be told from the end of the scan.
+    # The caller could not distinguish an empty page from the end of the scan.
     if limit < 1:
-        raise InvalidInputError(f"a page of {limit} (at least 1)")
+        raise InvalidInputError(f"limit must be at least 1, got {limit}")
 
 
 def _number(limit: int) -> Int8:

@@ -1,8 +1,8 @@
-"""What is wrong with a store on a server, as far as that is the store's own affair.
+"""Finds faults in a store on a server, apart from those that the server itself can find.
 
-Pages, indexes and the uniqueness of keys are the server's, which has checksums and ``amcheck`` for
-them. Ours is that objects inflate to what they were, that they are numbered above what they link
-to, and that everything named is there: ``maintenance.check`` asks for it piece by piece.
+The server checks its pages, indexes and unique keys, with checksums and ``amcheck``. This module
+checks that objects decompress to their recorded size, that each id is higher than the ids it links
+to, and that every referenced object exists. ``maintenance.check`` calls it step by step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from casstore.engine.faults import (
     Examination,
     Examined,
     Fault,
+    Progress,
     Structure,
-    Told,
 )
 from casstore.engine.postgres.adapting import Blobs, Longs
 from casstore.engine.postgres.connections import Connections
@@ -30,17 +30,17 @@ from casstore.errors import CorruptionError, ReadOnlyError
 from casstore.format.hashing import DIGEST_BYTES
 
 _OBJECTS_A_BATCH: Final = 512
-# What one answer of the server may bring, before it is inflated.
+# How many compressed bytes one answer of the server may contain.
 _BYTES_A_BATCH: Final = 8 << 20
 
 
 class Examining:
-    """The part of the engine that looks for faults; see ``engine.faults.Checking``."""
+    """The part of the engine that finds faults; see ``engine.faults.Checking``."""
 
     connections: Connections
     readonly: bool
     statement: Callable[[str], bytes]
-    #: The bytes of an object by its digest, codec, size and content.
+    #: Decodes an object: (digest, codec, size, content) → bytes.
     _inflated: Callable[[bytes, int, int, bytes], bytes]
 
     def _ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -49,7 +49,7 @@ class Examining:
     # --- asked by the check -----------------------------------------------------------------
 
     def check_header(self) -> list[Fault]:
-        """Look at the state of the store, and that numbers given from now on are new."""
+        """Check the row ``state``, and that the sequence continues above the highest id."""
         [[states, given, highest, lowest]] = self._ask(
             "SELECT (SELECT count(*) FROM {s}.state), (SELECT last_value FROM {s}.object_ids), "
             "(SELECT coalesce(max(id), 0) FROM {s}.objects), "
@@ -57,28 +57,28 @@ class Examining:
         )
         faults = []
         if states != 1:
-            what = f"there are {states} rows that say how far collections have come, not one"
+            what = f"the table state has {states} rows instead of one"
             faults.append(Fault(HEADER_DAMAGED, what, table="state"))
         if given < highest:
-            what = f"objects are numbered up to {highest}, and the next number is {given + 1}"
+            what = f"the highest object id is {highest}, but the next id will be {given + 1}"
             faults.append(Fault(HEADER_DAMAGED, what, table="object_ids"))
         if lowest < 1:
-            what = f"objects are numbered from {lowest} on, and numbers begin with 1"
+            what = f"the lowest object id is {lowest}, but ids begin with 1"
             faults.append(Fault(HEADER_DAMAGED, what, table="object_ids"))
         return faults
 
     def check_structure(self) -> Structure:
-        """Say nothing: how tables are laid out is the server's affair."""
+        """Return no faults: the server is responsible for the layout of its tables."""
         return Structure([], frozenset())
 
     def check_rows(
-        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+        self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Look for rows of tables that there are not; what a row says is proven by who reads it."""
+        """Find rows of unknown tables. The layer that reads a row checks its content."""
         found = self._ask("SELECT kind, count(*) FROM {s}.rows GROUP BY kind")
         known = set(TABLE_NUMBERS.values())
         return [
-            Fault(ROW_DAMAGED, f"{number} rows belong to a table {kind}, which there is not")
+            Fault(ROW_DAMAGED, f"{number} rows belong to table number {kind}, which does not exist")
             for kind, number in found
             if kind not in known
         ]
@@ -95,7 +95,7 @@ class Examining:
         return [Row(*row) for row in found]
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
-        """Objects with an id above ``after``, some at a time."""
+        """A batch of objects with ids above ``after``."""
         found = self._ask(
             "SELECT id, digest, kind, children, octet_length(content) FROM {s}.objects "
             "WHERE id > %b ORDER BY id LIMIT %b",
@@ -105,7 +105,7 @@ class Examining:
         last = found[-1][0] if len(found) == _OBJECTS_A_BATCH else None
         faults = [
             Fault(
-                OBJECT_DAMAGED, f"object number {id_} has no name, or links to what is no object",
+                OBJECT_DAMAGED, f"object id {id_} has an invalid digest or list of children",
                 first_id=id_, last_id=id_,
             )
             for id_, digest, _, children, _ in found
@@ -123,7 +123,7 @@ class Examining:
         return Examination(objects, faults, last)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ids of objects, all of one moment; None where there is none."""
+        """The ids of objects, from one snapshot; None for digests that are not stored."""
         if not digests:
             return []
         found = dict(
@@ -132,31 +132,33 @@ class Examining:
         return [found.get(bytes(digest)) for digest in digests]
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
-        """The digests by which objects are found, all of one moment; None: by none."""
+        """The digests of objects, from one snapshot; None for ids that are not stored."""
         if not ids:
             return []
         found = dict(self._ask("SELECT id, digest FROM {s}.objects WHERE id = ANY(%b)", Longs(ids)))
         return [found.get(each) for each in ids]
 
-    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
-        """Say nothing: the server finds objects by an index of its own."""
+    def check_index(
+        self, excused: Callable[[int], bool], progress: Progress | None = None
+    ) -> list[Fault]:
+        """Return no faults: the index of digests belongs to the server."""
         return []
 
     def read_mark(self) -> bytes | None:
-        """What the last check left behind."""
+        """The state that the last check saved."""
         found = self._ask("SELECT mark FROM {s}.state")
         return found[0][0] if found else None
 
     def write_mark(self, mark: bytes) -> None:
-        """Leave something for the next check."""
+        """Save state for the next check."""
         if self.readonly:
-            raise ReadOnlyError("the store was opened for reading only")
+            raise ReadOnlyError("the store is open read-only")
         self._ask("UPDATE {s}.state SET mark = %b RETURNING true", mark)
 
     # --- its parts --------------------------------------------------------------------------
 
     def _stored(self, sizes: dict[int, int]) -> Iterator[tuple[int, tuple[int, bytes, int]]]:
-        """Codec, bytes as stored and size of objects, a few megabytes at a time."""
+        """Codec, stored bytes and size of each object, a few megabytes at a time."""
         for batch in _batches(sizes):
             for id_, codec, content, size_bytes in self._ask(
                 "SELECT id, codec, content, size_bytes FROM {s}.objects WHERE id = ANY(%b)",
@@ -182,13 +184,13 @@ class Examining:
         except CorruptionError as exc:
             what = f"object {digest.hex()}: {exc}"
             return found._replace(fault=Fault(OBJECT_DAMAGED, what, digest=digest))
-        # A child that is not there has no name; that it is not is found out by its number.
+        # A missing child has no digest here; the check of ids reports that it is missing.
         links = tuple([names.get(child) or b"" for child in children])
         return found._replace(item=StoredObject(kind, data), links=links)
 
 
 def _is_well_formed(digest: bytes, children: list[Any]) -> bool:
-    """Is this what a write leaves? The server would keep digests and lists of any form."""
+    """True if a write could have stored this; the server accepts any digest and any list."""
     return len(digest) == DIGEST_BYTES and all(isinstance(child, int) for child in children)
 
 

@@ -1,11 +1,10 @@
-"""A write as the parameters of one statement: two arrays, each digest and each key once.
+"""Encodes a write as the parameters of one statement: two arrays, each digest and key once.
 
-Objects are named by their place in one list of digests, and so are the children they link to. All
-numbers are one array and all strings another, part after part as the function ``write`` of
-``tables`` reads them. Of several
-changes to a row the last one counts, so it is the only one sent. Every key that the write looks at
-or changes has a lock, by a number that is made from it here; two keys that share a number merely
-wait for each other.
+Objects and children are referred to by their position in one list of digests. All integers are in
+one array and all byte strings in another, in the order in which the function ``write`` in
+``tables`` reads them. Of several changes to a row only the last is sent. Every key that the write
+checks or changes has an advisory lock, whose number is computed from the key here; two keys with
+the same number only wait for each other.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import InvalidInputError
 
-#: How the tables of the protocol are numbered. A number is never given to another table; 5 and
-#: 13 were those of tables that are gone.
+#: The numbers of the protocol's tables. A number is never reused; 5 and 13 belonged to tables that
+#: no longer exist.
 TABLE_NUMBERS: Final = {
     "attachments": 1,
     "heads": 2,
@@ -60,21 +59,22 @@ TABLE_NUMBERS: Final = {
     "tombstones": 12,
 }
 
-#: Where the tables have their numbers, among locks.
+#: The offset of the table numbers in lock numbers.
 CLIENT: Final = 0
 _UPPER: Final = 0x7FFF_FFFF_0000_0000
 
-# More keys than this have the store to themselves for the moment of their write: the server's
-# table of locks is shared by all, and it is not large.
+# A write with more keys than this takes the store's lock exclusively: the server's lock table is
+# shared by all clients and small.
 MAX_LOCKS: Final = 64
-# An array, and a message, end at a gigabyte; compressed content may be longer than it was.
+# An array and a message are limited to one gigabyte; compressing may lengthen incompressible
+# content a little.
 MAX_WRITE_BYTES: Final = 768 << 20
 
 _OPS: Final = {RowIs: 0, RowStarts: 1, RowLive: 2, RowLapsed: 3}
-# No row is as long; the server counts with four bytes.
+# Longer than any row; the server uses four bytes for lengths.
 _FAR: Final = 1 << 30
 
-#: What the parameters of the function are, in its order.
+#: The types of the function's parameters, in order.
 PARAMETER_TYPES: Final = (
     BYTEA, INT8, INT8, BOOL, INT8_ARRAY,
     INT4, INT4, INT4, INT4, INT4, INT4, INT4, INT4,
@@ -84,19 +84,19 @@ PARAMETER_TYPES: Final = (
 
 
 class Request(NamedTuple):
-    """What the statement is told of a write, but for who makes it, and when."""
+    """The parameters of a write, except the client, its number and the time."""
 
     store: int
-    #: The numbers of its keys, and whether others may share them.
+    #: The lock numbers of its keys, and whether each lock is shared.
     locks: dict[int, bool]
     parameters: list[bytes]
     #: The digests of its objects, each once, in order.
     digests: list[bytes]
 
-    def spelled(
+    def encoded(
         self, client: bytes, number: int, given_ms: int | None, *, lasting: bool
     ) -> list[bytes | None]:
-        """All that there is to tell if it is the write of this number of a client."""
+        """All parameters, for the write with this number of a client."""
         if len(self.locks) > MAX_LOCKS:
             locks = [self.store]
         else:
@@ -114,24 +114,24 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the server says became of a write."""
+    """The server's result of a write."""
 
     now_ms: int
     new_objects: int
-    #: The condition that does not hold, and what stands in its row.
+    #: The condition that failed, and the value of its row.
     failed: int | None
     actual: bytes | None
-    #: An object that is not there.
+    #: A missing object.
     missing: bytes | None
-    #: None if the write had been made before, by a call whose answer was lost.
+    #: None if the write was made before, by a call whose answer was lost.
     epoch: int | None
     watched: bool
-    #: If some of the objects were there already: for each its number, 0 if it was.
+    #: If some objects were stored already: the id of each new object, 0 for a stored one.
     stored: list[int] | None
 
 
 def read_answer(result: PGresult) -> Answer:
-    """Read the one row that a write is answered with."""
+    """Decode the one row that a write returns."""
     now_ms, new, failed, actual, missing, epoch, watched, stored = [
         result.get_value(0, column) for column in range(8)
     ]
@@ -150,10 +150,10 @@ def read_answer(result: PGresult) -> Answer:
 
 
 def prepare(write: Write, store: int, compressor: Compressor) -> Request:
-    """Spell a write that was validated."""
+    """Encode a validated write."""
     objects = _Objects(write, compressor)
     upper = store & _UPPER
-    # Who only looks lets others look.
+    # Conditions only need shared locks.
     locks: dict[int, bool] = {}
     ops: list[int] = []
     op_keys: list[bytes] = []
@@ -161,7 +161,7 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     for place, condition in enumerate(write.conditions):
         if isinstance(condition, ObjectsExist):
             continue
-        # The third field is what the row is compared with, whatever the condition.
+        # The third field is the value to compare with, in every condition.
         key, kind = condition[1], TABLE_NUMBERS[condition[0]]
         offset = min(condition[3], _FAR) if len(condition) == 4 else 0
         ops += (_OPS[type(condition)], place, kind, offset)
@@ -200,7 +200,7 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     )  # fmt: skip
     if len(strings) > MAX_WRITE_BYTES:
         raise InvalidInputError(
-            f"a write of {len(strings)} bytes at once (at most {MAX_WRITE_BYTES})"
+            f"a write of {len(strings)} bytes is too long; the limit is {MAX_WRITE_BYTES}"
         )
     asked, named, given, put = (
         len(op_keys),
@@ -236,25 +236,25 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
 
 
 def lock_number(store: int, kind: int, key: bytes) -> int:
-    """The number of the lock of one key of a table; ``CLIENT`` stands for none of them.
+    """The lock number of one key of a table; ``CLIENT`` is for the locks of clients.
 
-    The upper half is the store's own, and no other store of the database has it. Many keys have
-    the same lower half: they wait for each other without need.
+    The upper half identifies the store within the database. Different keys may have the same lower
+    half: then they wait for each other without need.
     """
     return (store & _UPPER) ^ crc32(key, kind)
 
 
 class _Objects:
-    """The objects of a write, what they link to, and what is asked to be there."""
+    """The objects of a write, their children, and the objects that conditions require."""
 
     def __init__(self, write: Write, compressor: Compressor) -> None:
         given: dict[bytes, NewObject] = {}
         for item in write.objects:
-            # What came first under a digest stays (P2).
+            # The first object with a digest counts (P2).
             given.setdefault(item[0], item)
-        # Stored in this order, by all writers alike: then none waits for another in a circle.
+        # All writers store in this order, so they cannot deadlock.
         self.digests = sorted(given)
-        # Arrays of the server count from one. The objects come first.
+        # SQL arrays count from one. The objects come first.
         place_of = {digest: place for place, digest in enumerate(self.digests, 1)}
         self.order = [place_of[digest] for digest in given]
         self._numbers: list[int] = []
@@ -267,7 +267,9 @@ class _Objects:
             codec, _, content = compressor.compress(bytes(data))
             total_bytes += len(content)
             if total_bytes > MAX_WRITE_BYTES:
-                raise InvalidInputError(f"a write of more than {MAX_WRITE_BYTES} bytes at once")
+                raise InvalidInputError(
+                    f"a write is too long; the limit is {MAX_WRITE_BYTES} bytes"
+                )
             first = len(children) + 1
             for child in links:
                 children.append(place_of.setdefault(child, len(place_of) + 1))
@@ -281,7 +283,7 @@ class _Objects:
         self.names = list(place_of)
 
     def numbers(self, children_at: int) -> list[int]:
-        """Kind, codec, size, first and last child of each, children counting from a place."""
+        """Kind, codec, size, first and last child of each; children start at ``children_at``."""
         numbers = self._numbers
         numbers[3::5] = [first + children_at for first in numbers[3::5]]
         numbers[4::5] = [last + children_at for last in numbers[4::5]]

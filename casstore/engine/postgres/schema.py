@@ -1,14 +1,14 @@
-"""Making a store of a schema, recognising one, and bringing an older one up to date.
+"""Creates the tables of a store in a schema, recognises a store, and upgrades an older one.
 
-Who finds no store makes one under a lock of the whole database, so any number may open it for the
-first time at once. A schema that holds anything else is never taken over. Functions name their
-schema in full; where it was renamed, they would read and write what has the old name now, so they
-are made anew. They also have their store's number in them: whoever has opened one that was dropped
-since, and made anew under the same name, is refused by the new one.
+A store is created under a lock of the whole database, so several processes may open a new store at
+once. A schema that holds anything else is never changed. The functions contain the qualified name
+of their schema. After the schema is renamed they would use the old name, so they are recreated.
+They also contain the number of their store: if a store is dropped and recreated under the same
+name, the new functions refuse clients of the old store.
 
-Tables that came without their sequences, as logical replication and a dump of the data alone bring
-them, would number new objects below those that they link to, and collection relies on the opposite.
-So the numbers are set before anybody writes.
+Logical replication, or a dump of the data alone, brings tables without their sequences. New objects
+would then get lower ids than their children, but collection relies on higher ones. So the sequences
+are advanced before the first write.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from casstore.errors import (
 FAMILY: Final = "casstore"
 VERSION: Final = 4
 
-#: What turns a schema of one version into the next: statements, by the version they start from.
+#: The statements that upgrade a schema to the next version, by the version they start from.
 #: Versions before 4 listed nodes in rows, and are refused.
 UPGRADES: Final[dict[int, Sequence[str]]] = {}
 
-# Among locks, the other half stands for those that are shared.
+# The other half of the numbers is for shared locks.
 _NUMBER_BITS: Final = 63
 
-# Held while a schema is made or changed. Any number that everybody uses will do.
+# Held while a schema is created or changed; an arbitrary constant.
 _LOCK: Final = 0x6361_7373_746F_7265
 
 _HOLDS_META: Final = sql.SQL("SELECT to_regclass({meta}) IS NOT NULL")
@@ -76,19 +76,19 @@ _CATCH_UP: Final = """
 
 
 class Identity(NamedTuple):
-    """What a store says of itself."""
+    """The version and the number of a store."""
 
     version: int
-    #: Its number among the locks of the database.
+    #: The store's number, used for its advisory locks.
     store: int
 
 
 def ready(
     connection: psycopg.Connection[Any], place: str, schema: str, *, create: bool, readonly: bool
 ) -> Identity:
-    """The store in a schema, made or upgraded if need be and if that is allowed.
+    """The store in a schema; created or upgraded if necessary and allowed.
 
-    StoreNotFoundError, ForeignStoreError or FormatVersionError if there is none to be had.
+    StoreNotFoundError, ForeignStoreError or FormatVersionError if that is not possible.
     """
     found = _find(connection, place, schema)
     if found is not None and found.version == VERSION:
@@ -98,16 +98,16 @@ def ready(
             return found
         if readonly:
             raise StorageError(
-                f"the functions of {place} are those of another schema or release; it was renamed "
-                "or is older, and its owner must open it once"
+                f"the functions of {place} belong to another schema or release: it was renamed or "
+                "is older; its owner must open it once"
             )
     elif found is not None and (found.version > VERSION or readonly):
         raise FormatVersionError(place, found.version, VERSION)
     if found is None and (readonly or not create):
-        raise StoreNotFoundError(f"no store at {place}; open it once with create=True")
+        raise StoreNotFoundError(f"there is no store at {place}; open it once with create=True")
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        # Others may have been at it while we waited.
+        # Another process may have created it while this one waited for the lock.
         before = _find(connection, place, schema)
         if before is None:
             _create(connection, schema)
@@ -132,27 +132,25 @@ def _find(connection: psycopg.Connection[Any], place: str, schema: str) -> Ident
     if row is None or not row[0]:
         other = connection.execute(_HOLDS_ANYTHING, {"schema": schema}).fetchone()
         if other is not None and other[0]:
-            raise ForeignStoreError(
-                f"{place} holds something else, and is left untouched; choose another schema"
-            )
+            raise ForeignStoreError(f"{place} holds something else; choose another schema")
         return None
     try:
         query = sql.SQL("SELECT name, value FROM {meta}").format(meta=meta)
         said = dict(connection.execute(query).fetchall())
     except psycopg.errors.UndefinedColumn:
         raise ForeignStoreError(
-            f"{place} has a table meta that is not ours; choose another schema"
+            f"{place} has a table meta that casstore did not create; choose another schema"
         ) from None
     except psycopg.errors.InsufficientPrivilege as exc:
         raise ReadOnlyError(f"this role may not read {place}: {exc.diag.message_primary}") from exc
     if said.get("family") != FAMILY:
-        raise ForeignStoreError(f"{place} was made by something else; choose another schema")
+        raise ForeignStoreError(f"{place} was not created by casstore; choose another schema")
     try:
         found = Identity(int(said["version"]), int(said["store"]))
     except (KeyError, ValueError) as exc:
-        raise CorruptionError(f"{place} does not say which version it has") from exc
+        raise CorruptionError(f"{place} has no valid version in its table meta") from exc
     if not 0 <= found.store < 1 << _NUMBER_BITS:
-        raise CorruptionError(f"{place} has the number {found.store}, which no store has")
+        raise CorruptionError(f"{place} has an invalid store number: {found.store}")
     return found
 
 
@@ -162,7 +160,7 @@ def _create(connection: psycopg.Connection[Any], schema: str) -> None:
         connection.execute(sql.SQL("CREATE SCHEMA {s}").format(s=name))
     store = _new_number()
     for text in tables.CREATION:
-        connection.execute(spelled(text, schema, store))
+        connection.execute(encoded(text, schema, store))
     said = {"family": FAMILY, "version": str(VERSION), "store": str(store)}
     insert = sql.SQL("INSERT INTO {s}.meta (name, value) VALUES (%s, %s)").format(s=name)
     with connection.cursor() as cursor:
@@ -176,7 +174,7 @@ def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, found
         if steps is None:
             raise FormatVersionError(place, version, VERSION)
         for text in steps:
-            connection.execute(spelled(text, schema, found.store))
+            connection.execute(encoded(text, schema, found.store))
         version += 1
         connection.execute(
             sql.SQL("UPDATE {s}.meta SET value = %s WHERE name = 'version'").format(
@@ -195,15 +193,15 @@ def _functions_are_its_own(connection: psycopg.Connection[Any], schema: str, sto
 def _make_functions_anew(connection: psycopg.Connection[Any], schema: str, store: int) -> None:
     for text in tables.FUNCTIONS:
         again = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-        connection.execute(spelled(again, schema, store))
+        connection.execute(encoded(again, schema, store))
 
 
 def _is_behind(connection: psycopg.Connection[Any], schema: str) -> bool:
-    """Would the next objects get numbers that were given already?"""
+    """True if the next objects would get ids that are in use."""
     try:
-        row = connection.execute(spelled(_IS_BEHIND, schema)).fetchone()
+        row = connection.execute(encoded(_IS_BEHIND, schema)).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        # Who may not even look does not write.
+        # A role that cannot read the sequences cannot write either.
         return False
     return row is not None and bool(row[0])
 
@@ -211,20 +209,20 @@ def _is_behind(connection: psycopg.Connection[Any], schema: str) -> bool:
 def _catch_up(connection: psycopg.Connection[Any], place: str, schema: str, store: int) -> None:
     try:
         with connection.transaction():
-            # Nobody writes meanwhile: numbers would be given below the new ones.
+            # Keep writers out: they would take ids below the new value.
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (store,))
-            connection.execute(spelled(_CATCH_UP, schema))
+            connection.execute(encoded(_CATCH_UP, schema))
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as exc:
         raise StorageError(
-            f"the sequences of {place} are behind its tables, as if it had been copied without "
-            "them; its owner must open it once, before anybody writes"
+            f"the sequences of {place} are behind its tables, as after a copy without them; "
+            "its owner must open it once before any client writes"
         ) from exc
 
 
-def spelled(text: str, schema: str, store: int = 0) -> bytes:
-    """A statement of ours with the schema's name in it, as an identifier, and a store's number.
+def encoded(text: str, schema: str, store: int = 0) -> bytes:
+    """A statement with the schema's name, as a quoted identifier, and a store's number filled in.
 
-    ``text`` is a constant of this package: nothing that was given by anybody becomes SQL.
+    ``text`` is a constant of this package: no user input becomes SQL.
     """
     made = sql.SQL(text).format(
         s=sql.Identifier(schema),
@@ -232,7 +230,7 @@ def spelled(text: str, schema: str, store: int = 0) -> bytes:
         planned=sql.SQL(tables.PLANNED_SQL),
         flushing=sql.SQL(tables.FLUSHING_SQL),
         store=sql.Literal(store),
-        # As a lock that is shared comes (``request``).
+        # Encoded like a shared lock (see ``request``).
         inverted=sql.Literal(~store),
     )
     return made.as_bytes(None)

@@ -1,20 +1,19 @@
-"""The tables of a store and the functions that change them, as PostgreSQL is told.
+"""The SQL of a store: its tables and the functions that change them.
 
-    objects     digest → id, kind, links by id, compressed content; when it was stored, when put
-                again, and its epoch: the newest collection that was told it is relied upon
+    objects     digest → id, kind, children by id, compressed content; when it was stored and last
+                put again; its epoch: the newest collection during which a write relied on it
     rows        (table, key) → value, all of them bytes: no collation, no locale
-    clients     for each connection of a client the last write it made, so that none happens twice
-    watchers    who wants to be told of writes
-    state       one row: the epoch, and who collects
+    clients     the last write of each client connection, so that no write runs twice
+    watchers    registered listeners, which need notifications of writes
+    state       one row: the epoch, and the running collector
     meta        family, version
 
-``{s}`` is the schema, put in as an identifier; nothing else is ever put into a statement.
+``{s}`` is replaced by the schema, quoted as an identifier; nothing else is inserted as text.
 
-The function ``write`` is the one way in which anything but a sweep changes a store. Locks are taken
-in one order by all: the store (shared), keys and the client by their number, objects by digest.
-So writers never wait for each other in a circle. Each statement of the function has a snapshot
-of its own, which is why the transaction must be READ COMMITTED: what is read behind a lock is
-the newest.
+Every change to a store goes through the function ``write``, except sweeping. All transactions
+take locks in the same order: the store (shared), keys and client by lock number, objects by
+digest. So writers cannot deadlock. The transaction must be READ COMMITTED: then each statement of
+the function has a new snapshot, and a read after taking a lock sees the latest commit.
 """
 
 from __future__ import annotations
@@ -69,46 +68,46 @@ CREATE TABLE {s}.state (
 INSERT INTO {s}.state (epoch, collector_until_ms, writes_collected) VALUES (1, 0, 0);
 """
 
-# Plans are made once a connection, maybe when a table is all but empty and reading all of it is
-# cheapest; so it is said that everything is looked up by its key, however little there is. Costs
-# that are out of the question would have statements compiled, each time (jit).
+# Plans are made once per connection, perhaps while a table is almost empty and a sequential scan is
+# cheapest. So sequential scans are disabled, whatever the size. jit is off: the disabled costs
+# would trigger compilation each time.
 PLANNED_SQL: Final = """
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
-# Has a transaction that changes nothing last, and so all that it could see: what waits for the disk
-# and for standbys is the end of a transaction that has written to the log, and a number alone, as
-# pg_current_xact_id gives it one, is not written there.
+# Makes a transaction durable that changes nothing, and so everything it could see. Only the commit
+# of a transaction that has written WAL waits for the disk and for standbys; assigning a transaction
+# id with pg_current_xact_id writes none.
 FLUSHING_SQL: Final = "pg_logical_emit_message(true, 'casstore', ''::text)"
 
-# The time, as the server has it; the tests of a store by another clock hand theirs over.
+# The server's time; tests pass the time of their own clock.
 NOW_SQL: Final = """
 CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
     'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
 """
 
-# What it is told lies in two arrays, as ``request`` lays it out, and numbers beside them say how
-# much there is of each and where: every array that a function is given costs as much as a look at
-# a row, and every expression of a function is made ready anew in each transaction.
+# The parameters are two arrays (see ``request``), and numbers that say how many items of each kind
+# there are and where. Each array parameter costs as much as reading a row, and each expression of a
+# function is prepared again in each transaction.
 WRITE_SQL: Final = """
 CREATE FUNCTION {s}.write(
     the_client bytea, the_number bigint, given_ms bigint, lasting boolean, locks bigint[],
-    -- How many there are: conditions on rows and on objects, digests, objects, rows to put, stamps
-    -- in them, rows to remove, objects to delete.
+    -- Counts: conditions on rows and on objects, digests, objects, rows to put, stamps in them,
+    -- rows to delete, objects to delete.
     asked integer, wanted integer, named integer, given integer, put integer, stamped integer,
     gone integer, deleted integer,
-    -- Conditions on rows (4 each), objects (5), the order in which they were given, tables of
-    -- rows to put, stamps (3), conditions on objects (2), tables of rows to remove, children.
+    -- Conditions on rows (4 numbers each), objects (5), the order of the objects, tables of rows
+    -- to put, stamps (3), conditions on objects (2), tables of rows to delete, children.
     numbers bigint[], objects integer, orders integer, put_kinds integer, stamps integer,
     -- Digests, contents of objects, keys of conditions, their values, keys of rows to put, their
-    -- values, keys of rows to remove, digests to delete.
+    -- values, keys of rows to delete, digests to delete.
     strings bytea[], op_keys integer, put_keys integer,
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
     OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT stored bigint[]
 ) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- What was found out; as arrays of our own, each item of them is reached at once.
+    -- Results of the look-ups. Access to an item of a local array takes constant time.
     last_number bigint;
     last_ms bigint;
     last_new integer;
@@ -137,7 +136,7 @@ BEGIN
         OR locks[1] NOT IN ({store}, {inverted})
     THEN
         IF locks[1] NOT IN ({store}, {inverted}) THEN
-            -- Those who know this store by its number would not wait for this one.
+            -- Clients of the other store use other lock numbers, so they would not wait.
             RAISE EXCEPTION 'this is another store than the one that was opened'
                 USING ERRCODE = '3F000';
         END IF;
@@ -148,17 +147,18 @@ BEGIN
     END IF;
     new_objects := 0;
 
-    -- First the store: shared by writers, alone for those who must not find any under way. Then the
-    -- keys that are asked for or change, in the order given; and among them the client: a write
-    -- whose answer was lost is not made again, and not while it is under way. What is shared comes
-    -- inverted. Asked whether it is null, a call is evaluated on the spot, and is no statement.
+    -- First the store's lock: shared by writers, exclusive for a collection that begins. Then the
+    -- keys that are checked or changed, and the client, in the order given. The client's lock
+    -- makes a retry wait for the first attempt, so that the write runs once. The number of a
+    -- shared lock is inverted. IS NULL makes the call a simple expression, which is faster than
+    -- a statement.
     FOREACH number IN ARRAY locks LOOP
         locked := CASE WHEN number < 0 THEN pg_advisory_xact_lock_shared(-1 - number) IS NULL
             ELSE pg_advisory_xact_lock(number) IS NULL END;
     END LOOP;
 
-    -- All that is to be known, in one statement: it sees what was committed before the locks were
-    -- ours.
+    -- All look-ups in one statement: its snapshot is taken after the locks, so it sees every
+    -- commit of their earlier holders.
     now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
     IF put + gone = 0 THEN
         touch_before_ms := now_ms - {touch};
@@ -169,7 +169,7 @@ BEGIN
             name_ids, is_stale, is_watched
         FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client
         CROSS JOIN LATERAL (
-            -- Rows that are not what they should be, and those of which more is to be said.
+            -- Rows that fail their condition, and rows that need a further check.
             SELECT array_agg(o.at) AS places, array_agg(r.value) AS found
                 FROM generate_series(1, asked) AS o(at)
                 LEFT JOIN {s}.rows r ON r.kind = numbers[4 * o.at - 1]
@@ -178,7 +178,7 @@ BEGIN
                     OR numbers[4 * o.at - 3] > 0
         ) f
         CROSS JOIN LATERAL (
-            -- In any order: sorting takes longer than all the rest.
+            -- Unordered: sorting would take longer than everything else.
             SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids,
                     bool_or(o.epoch < s.epoch OR o.touched_at_ms <= touch_before_ms) AS stale
                 FROM generate_series(1, named) AS g(at)
@@ -189,7 +189,8 @@ BEGIN
         new_objects := last_new;
         epoch := NULL;
         IF lasting THEN
-            -- It may have lost its connection while it waited for a standby, or for the disk.
+            -- The first attempt may have lost its connection while it waited for the flush or for
+            -- a standby.
             PERFORM {flushing};
         END IF;
         RETURN;
@@ -198,7 +199,7 @@ BEGIN
         at := suspects[step];
         value := suspect_values[step];
         expected := strings[op_keys + asked + at];
-        -- A time is compared as eight bytes; where there are fewer it has always come.
+        -- A time is compared as eight bytes; a shorter value counts as lapsed.
         due := substr(value, 1 + numbers[4 * at]::integer, 8);
         CONTINUE WHEN coalesce(CASE numbers[4 * at - 3]
             WHEN 0 THEN false
@@ -219,9 +220,9 @@ BEGIN
 
     -- {{touch
     IF is_stale AND failed IS NULL THEN
-        -- Everything relied upon carries the epoch from here on, and no collection of this
-        -- epoch takes it; the next begins when we are through. Once an epoch for each object.
-        -- What was found before may have gone meanwhile, so it is looked for again.
+        -- Set the epoch on every object that this write relies on, once per epoch and object: no
+        -- collection of this epoch removes it, and the next collection begins after this write.
+        -- An object found above may have been removed since, so it is looked up again.
         UPDATE {s}.objects o
             SET epoch = write.epoch,
                 touched_at_ms = CASE WHEN touch_before_ms < 0
@@ -258,8 +259,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- Numbers are given in the order of the objects, after every child was found or numbered: it
-    -- has the lower one. The first of the names are the objects', by digest.
+    -- Ids are assigned in the order of the objects, after every child was found or has its id: so
+    -- a child's id is lower. The list of digests begins with those of the objects, sorted.
     fresh := array_fill(0::bigint, ARRAY[given]);
     FOR step IN 1 .. given LOOP
         at := numbers[orders + step];
@@ -293,14 +294,14 @@ BEGIN
     END IF;
     IF new_objects + put + gone + deleted = 0 THEN
         IF lasting AND given > 0 THEN
-            -- They were stored by somebody who may not have waited until they last.
+            -- Another client stored the objects, perhaps without waiting for the flush.
             PERFORM {flushing};
         END IF;
         RETURN;
     END IF;
 
-    -- In order of digest, as they come and as all do. Whoever meets an object that another stored
-    -- since we looked (a unique violation) begins anew: its number may be too high.
+    -- In the order of digests, like all writers. If another write stored one of the objects since
+    -- the look-up (a unique violation), this write is retried: that object's id may be too high.
     WITH objects_put AS (
         INSERT INTO {s}.objects
             SELECT fresh[g.at], strings[g.at], numbers[objects + 5 * g.at - 4],
@@ -364,7 +365,7 @@ END
 $body$;
 """
 
-# How long after a put the next one of the same object says nothing new.
+# How long after a put another put of the same object need not be recorded.
 TOUCH_INTERVAL_MS: Final = 60_000
 
 BEGIN_SQL: Final = """
@@ -378,7 +379,7 @@ BEGIN
         RAISE EXCEPTION 'this is another store than the one that was opened'
             USING ERRCODE = '3F000';
     END IF;
-    -- Asked again because the answer was lost: it has begun.
+    -- A retry of a call whose answer was lost: the collection has begun.
     SELECT epoch INTO the_epoch FROM {s}.state WHERE collector = the_collector;
     IF FOUND THEN
         RETURN the_epoch;
@@ -389,8 +390,8 @@ BEGIN
     ) THEN
         RETURN NULL;
     END IF;
-    -- When nobody is writing: who writes from here on carries the new epoch, and what was written
-    -- under an older one is there for the marking to see.
+    -- The exclusive lock waits for all running writes. Later writes use the new epoch, and the
+    -- marking sees all earlier ones.
     PERFORM pg_advisory_xact_lock(the_store);
     UPDATE {s}.state SET epoch = epoch + 1, collector = the_collector,
             collector_until_ms = coalesce(given_ms, {s}.now_ms()) + lasts_ms
@@ -421,8 +422,8 @@ BEGIN
     IF overtaken THEN
         RETURN;
     END IF;
-    -- All of them are locked before any of them is judged. Whoever relies on one has left the
-    -- epoch there by now, or waits, and will find it gone.
+    -- All of them are locked before any decision. A write that relies on one of them has set the
+    -- epoch by now, or waits for the lock and will find the object gone.
     began := clock_timestamp();
     SELECT array_agg(l.id) FILTER (WHERE l.epoch >= the_epoch OR l.id = ANY (spared)) INTO kept
         FROM (
@@ -430,7 +431,7 @@ BEGIN
                 WHERE t.id = ANY (ids) ORDER BY t.digest FOR UPDATE
         ) l;
     IF kept IS NOT NULL THEN
-        -- What somebody relies on keeps all it links to, here and in what is still to come.
+        -- An object that is kept keeps everything it links to, in this step and in later ones.
         WITH RECURSIVE living(id) AS (
             SELECT unnest(kept)
             UNION
@@ -455,8 +456,8 @@ END
 $body$;
 """
 
-#: All functions. They name the schema that they were made in, wherever they are, and the number
-#: of their store.
+#: All functions. They contain the name of the schema that they were created in, and the number of
+#: their store.
 FUNCTIONS: Final = (NOW_SQL, READ_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
-#: Everything that makes a store of an empty schema, in order.
+#: All statements that create a store in an empty schema, in order.
 CREATION: Final = (TABLES_SQL, *FUNCTIONS)

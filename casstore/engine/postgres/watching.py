@@ -1,15 +1,15 @@
-"""Watches over a network: one listening connection for all watches of an engine.
+"""Watches on a server: one listening connection for all watches of an engine.
 
-Who watches leaves a row that says so, and writers then send a notification after their commit; as
-long as nobody watches they send none. It is sent in a transaction of its own, because the server
-lets transactions with notifications commit only one after the other. A writer that dies between
-the two leaves its commit without one, so the listener also looks every few seconds whether the
-store has been written to. Where notifications do not arrive (behind a pooler in transaction mode,
-on a standby, for a role that may only read) it looks several times a second.
+A listener registers itself in the table ``watchers``, and while it is not empty, writers send a
+notification after each commit. The notification has its own transaction, because the server
+serialises the commits of transactions that notify. If a writer dies between the two, its commit has
+no notification, so the listener also polls every few seconds. Where notifications do not arrive
+(behind a pooler in transaction mode, on a standby, for a role that can only read), it polls several
+times a second.
 
-What it looks at is what connections have left of their last writes: that is there when a write is,
-and not before. The sequence that counts writes moves while they are still under way, and on a
-standby by leaps; who woke by it would look too early, and not again.
+It polls the table ``clients``, which a write changes in its own transaction. It cannot poll the
+sequence of writes: the sequence advances before the write commits, and on a standby in jumps, so a
+listener that it woke could read too early and then miss the write.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from casstore.errors import CasstoreError, StorageError, StorageUnavailableError
 if TYPE_CHECKING:
     from casstore.engine.postgres.engine import PostgresEngine
 
-# A registration ends by itself if its listener dies without a word.
+# If a listener is killed, its registration expires after this time.
 _REGISTERED_MS: Final = 120_000
 _RENEW_S: Final = _REGISTERED_MS / 1000 / 4
 _LOOK_S: Final = 5.0
 _LOOK_OFTEN_S: Final = 0.2
-# How long a notification may take before they are taken not to arrive.
+# If a notification takes longer, the listener polls instead.
 _TRIAL_S: Final = 2.0
 _RECONNECT_S: Final = 1.0
-# How long to wait before looking again whether writers are through.
+# How long to wait between two looks at the running writers.
 _REST_S: Final = 0.01
 _READY_S: Final = 60.0
 
@@ -60,7 +60,7 @@ class Watching:
         self._engine = engine
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        # They belong to those who wait, and leave with them.
+        # Weak references: a watch belongs to its waiter.
         self._watches: WeakSet[PipeWatch] = WeakSet()
         self._listener: _Listener | None = None
         self.channel = f"casstore_{engine.store_number:016x}"
@@ -69,7 +69,7 @@ class Watching:
         )
 
     def watch(self) -> PipeWatch:
-        """A watch that wakes after every write from now on."""
+        """A watch that wakes after every later write."""
         watch = PipeWatch(self._engine.connections.check)
         with self._lock:
             self._watches.add(watch)
@@ -86,14 +86,13 @@ class Watching:
         return watch
 
     def notify(self) -> None:
-        """Tell all listeners of a write that has been made."""
+        """Notify all listeners of a write that has committed."""
         with suppress(CasstoreError):
-            # The write has happened and must not seem to have failed. Listeners look for
-            # themselves in a few seconds.
+            # The write has committed and must not look failed. Listeners notice it when they poll.
             self._engine.connections.fetch(self._notify, (self.channel,))
 
     def wake(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all watches."""
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
@@ -101,12 +100,12 @@ class Watching:
 
     @property
     def is_used(self) -> bool:
-        """Does anybody wait?"""
+        """True if there is a watch."""
         with self._lock:
             return bool(self._watches)
 
     def end_if_unused(self, listener: _Listener) -> bool:
-        """Let a listener go for which nobody waits any more."""
+        """Stop a listener if no watch is left."""
         with self._lock:
             if self._watches or self._listener is not listener:
                 return False
@@ -114,9 +113,9 @@ class Watching:
             return True
 
     def close(self) -> None:
-        """End the listening; everybody who waits wakes for good."""
+        """Stop listening; all watches wake and stay readable."""
         if os.getpid() != self._pid:
-            # The pipes are shared with the parent: what is written here would reach it.
+            # The pipes are shared with the parent process: writing to them would wake its watches.
             return
         with self._lock:
             listener, self._listener = self._listener, None
@@ -126,7 +125,7 @@ class Watching:
 
 
 class _Listener:
-    """A thread with a connection of its own."""
+    """A thread with its own connection."""
 
     def __init__(self, engine: PostgresEngine, watching: Watching) -> None:
         self._engine = engine
@@ -146,7 +145,7 @@ class _Listener:
         self._forget = engine.statement(
             "DELETE FROM {s}.watchers WHERE until_ms < coalesce(%b, {s}.now_ms())"
         )
-        # Collections remove old ones: a sum alone might stay what it was.
+        # The count is needed too: collections delete rows, and the sum alone could stay the same.
         self._look = engine.statement(
             "SELECT count(*), coalesce(sum(number), 0)::bigint, coalesce(max(now_ms), 0) "
             "FROM {s}.clients"
@@ -155,23 +154,23 @@ class _Listener:
         try:
             self._stopping, self._stop = os.pipe()
         except OSError as exc:
-            raise StorageError(f"no descriptors to listen with: {exc.strerror}") from exc
+            raise StorageError(f"cannot open a pipe for the listener: {exc.strerror}") from exc
         try:
             self._thread.start()
         except RuntimeError as exc:
             os.close(self._stopping)
             os.close(self._stop)
-            raise StorageError(f"no thread to listen with: {exc}") from exc
+            raise StorageError(f"cannot start the listener's thread: {exc}") from exc
 
     def wait_until_ready(self) -> None:
-        """Return when every write from now on will be noticed."""
+        """Return when no later write can be missed."""
         if not self._ready.wait(self._engine.address.patience_s + _READY_S):
             raise StorageUnavailableError(f"{self._engine.address.place} does not answer")
         if self._problem is not None:
             raise self._problem
 
     def stop(self) -> None:
-        """End the thread, and wait for it."""
+        """Stop the thread and wait for its end."""
         with self._ending:
             if not self.has_ended:
                 os.write(self._stop, b"\0")
@@ -184,16 +183,17 @@ class _Listener:
             while not self._stopped(0):
                 is_first = not self._ready.is_set()
                 try:
-                    # Later it goes on trying by itself, and whoever closes the engine waits for it.
+                    # After the first success it reconnects for ever, and closing the engine stops
+                    # it.
                     with self._engine.connections.alone(patient=is_first) as connection:
                         self._listen(connection)
                     return
                 except CasstoreError as exc:
                     if self._ready.is_set():
-                        # Somebody who waits through this may have missed something.
+                        # Waiting callers may have missed a write while the connection was down.
                         self._watching.wake()
                     elif not isinstance(exc, StorageUnavailableError) or monotonic() >= deadline:
-                        # Whoever asked for the first watch is told.
+                        # The caller that opened the first watch gets the error.
                         self._problem = exc
                         return
                     if self._stopped(_RECONNECT_S):
@@ -215,11 +215,11 @@ class _Listener:
         self._notified = False
         self._seen = self._written(connection)
         if self._ready.is_set():
-            # A second connection: what was written in between was told to nobody.
+            # A reconnection: notifications in between were lost.
             self._watching.wake()
         self._ready.set()
         pause_s = _LOOK_S if arrives else _LOOK_OFTEN_S
-        # By the clock: where much is written there is never a look at which nothing has arrived.
+        # By the clock, not when a wait times out: on a busy store no wait times out.
         announced_s = used_s = monotonic()
         while True:
             readable = _readable(pause_s, connection.fileno(), self._stopping)
@@ -228,7 +228,7 @@ class _Listener:
             if arrives and monotonic() - announced_s >= _RENEW_S:
                 self._announce(connection)
                 announced_s = monotonic()
-            # Asking takes in the notifications that have arrived.
+            # A query makes psycopg read the notifications that have arrived.
             written = self._written(connection)
             if self._notified or written != self._seen:
                 self._notified = False
@@ -244,19 +244,20 @@ class _Listener:
         self._notified = True
 
     def _subscribe(self, connection: Client) -> bool:
-        """Listen, and leave word of it; False if notifications do not arrive here."""
+        """Listen and register; False if notifications do not arrive on this connection."""
         channel = self._watching.channel
         try:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._announce(connection)
-            # By another connection, while this one rests: a pooler has taken the server away
-            # from it by then.
+            # Notify from another connection while this one is idle: a pooler in transaction mode
+            # has then detached this one from its server process.
             self._watching.notify()
             if not _readable(_TRIAL_S, connection.fileno()):
                 self._leave(connection, arrives=True)
                 return False
-            # Writers under way may not have seen the announcement: when they are through, what they
-            # wrote is there to be read. Asking for their lock would keep all others waiting, too.
+            # Writers that began before the registration may not notify. Wait until they have ended;
+            # then the next read sees their commits. Waiting for their lock instead would block all
+            # new writers.
             under_way = self._writers(connection)
             while under_way and not self._stopped(_REST_S):
                 under_way &= self._writers(connection)
@@ -265,7 +266,7 @@ class _Listener:
         return self._notified
 
     def _writers(self, connection: Client) -> set[str]:
-        """The transactions that have this store's lock."""
+        """The transactions that hold this store's lock."""
         found = connection.execute(_WRITERS, (Int8(self._engine.store_number),)).fetchall()
         return {name for (name,) in found}
 
@@ -277,7 +278,7 @@ class _Listener:
     def _leave(self, connection: Client, *, arrives: bool) -> None:
         if arrives:
             with suppress(CasstoreError), translated(self._engine.address):
-                # If it cannot be taken away it ends by itself.
+                # If the registration cannot be deleted, it expires.
                 connection.execute(self._unregister, (self._name,))
 
     def _written(self, connection: Client) -> tuple[int, ...]:
@@ -287,8 +288,8 @@ class _Listener:
 
 
 def _readable(timeout_s: float, *descriptors: int) -> list[int]:
-    """Those of some descriptors of which there is something to read, maybe an end."""
-    # Not select: that knows none above 1023, and a busy server has many.
+    """Those descriptors that have data to read, or an end of file."""
+    # Not select: it is limited to descriptors below 1024, and a busy process has more.
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

@@ -1,6 +1,6 @@
 """A cache of a server's objects on the local disk, bounded in bytes.
 
-    PATH/objects-1/STORE/EPOCH-NUMBER/      a store of this engine, without rows (a shelf)
+    PATH/objects-1/STORE/EPOCH-NUMBER/      an LMDB store without rows (a shelf)
     PATH/objects-1/STORE/lock               held while a shelf is created or deleted; holds a
                                             random word that changes when objects are deleted
 
@@ -397,8 +397,7 @@ class DiskCache:
     def _tell(self, exc: Exception) -> None:
         if not self._troubles:
             warnings.warn(
-                f"the cache in {self._path} is of no use just now, and the server is asked "
-                f"instead: {exc}",
+                f"the cache in {self._path} cannot be used, and the server is asked instead: {exc}",
                 RuntimeWarning,
                 stacklevel=2,
             )

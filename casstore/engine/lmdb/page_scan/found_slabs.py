@@ -1,4 +1,4 @@
-"""Slabs and dictionaries that were found, and the objects in them, proven by their digests."""
+"""The slabs and dictionaries that the scan found, and the objects in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import open_dictionary
-from casstore.engine.lmdb.excavation.ranks import NEWEST, STRAY
+from casstore.engine.lmdb.page_scan.trees import NEWEST, STRAY
 from casstore.engine.lmdb.pages import Entry, PageFile
 from casstore.engine.lmdb.slab import Directory, Slab
 from casstore.engine.protocol import NewObject, StoredObject
@@ -19,25 +19,26 @@ from casstore.format.hashing import DIGEST_BYTES, check_object
 
 _ID_BYTES: Final = 8
 _NUMBER_BYTES: Final = 4
-# Inflated slabs that are kept: neighbours are asked for one after the other.
-_KEPT_BYTES: Final = 32 << 20
-_KEPT_DIRECTORIES: Final = 64
+# Limits of the caches: callers read neighbouring objects one after the other.
+_CACHED_BYTES: Final = 32 << 20
+_CACHED_DIRECTORIES: Final = 64
 
 
 class FoundSlab(NamedTuple):
-    """A slab and where it lies. Ordered by its last id, then by how much it counts."""
+    """The location of a slab. Ordered by its last id, then by its rank."""
 
     last_id: int
     rank: int
     objects: int
+    #: The page of its leaf or the first page of its run; ``-n``: the n-th slab of the log.
     page: int
-    #: The position in its leaf, or -1: it lies in a run of its own, of ``size`` bytes.
+    #: The position in its leaf, or -1: it has its own run of pages, or is in the log.
     entry: int
     size: int
 
 
 class FoundSlabs:
-    """The slabs of a damaged file. ``sort`` them before objects are asked for."""
+    """The slabs of a damaged file. Call ``sort`` after the last slab, before reading objects."""
 
     def __init__(self, file: PageFile) -> None:
         self._file = file
@@ -48,8 +49,8 @@ class FoundSlabs:
         self._decoded: OrderedDict[FoundSlab, Slab] = OrderedDict()
         self._decoded_bytes = 0
         self._directories: OrderedDict[FoundSlab, Directory] = OrderedDict()
-        #: Names of lost objects, by id, as the index tells.
-        self.lost_names: dict[int, bytes] = {}
+        #: Digests of lost objects, by id, found through index rows.
+        self.lost_digests: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[FoundSlab]:
         return iter(self._found)
@@ -57,10 +58,10 @@ class FoundSlabs:
     def __reversed__(self) -> Iterator[FoundSlab]:
         return reversed(self._found)
 
-    # --- taking in ------------------------------------------------------------------------
+    # --- adding ---------------------------------------------------------------------------
 
-    def take(self, page: int, entry: Entry, rank: int) -> bool:
-        """Take in an entry of a page if it is a slab that can be proven."""
+    def add_entry(self, page: int, entry: Entry, rank: int) -> bool:
+        """Add an entry of a page; False if it is not a valid slab."""
         if len(entry.key) != _ID_BYTES:
             return False
         value = self._file.value(entry)
@@ -83,22 +84,21 @@ class FoundSlabs:
         page = self._file.page(number)
         return -1 if page is None else page.entries.index(entry)
 
-    def take_logged(self, key: bytes, value: bytes) -> None:
-        """Take in a slab of a commit in the log, which was proven with its record."""
+    def add_logged(self, key: bytes, value: bytes) -> None:
+        """Add a slab of a commit in the log; the checksum of its record was verified."""
         self._logged.append(value)
         last_id = int.from_bytes(key, "big")
-        # A negative page says where in the list it stands.
         found = FoundSlab(
             last_id, NEWEST, slabs.count_of(value), -len(self._logged), -1, len(value)
         )
         self._found.append(found)
 
     def add(self, found: FoundSlab) -> None:
-        """Take in a slab of which it was found out where it belongs."""
+        """Add a slab whose ids were determined by ``keyless``."""
         self._found.append(found)
 
-    def take_dictionary(self, entry: Entry) -> bool:
-        """Take in an entry of a page if it is a dictionary that can be proven."""
+    def add_dictionary(self, entry: Entry) -> bool:
+        """Add an entry of a page; False if it is not a valid dictionary."""
         if len(entry.key) != _NUMBER_BYTES:
             return False
         number = int.from_bytes(entry.key, "big")
@@ -110,22 +110,22 @@ class FoundSlabs:
         return True
 
     def sort(self) -> None:
-        """Put them in the order of ids."""
+        """Sort the slabs by id, as the lookups need."""
         self._found.sort()
 
     def runs(self) -> set[int]:
-        """The first pages of those that lie in runs of their own."""
+        """The first pages of the slabs that have their own runs of pages."""
         return {found.page for found in self._found if found.entry < 0 <= found.page}
 
     @property
     def stray_count(self) -> int:
-        """How many were found in pages to which no tree leads."""
+        """How many slabs were found on stray pages."""
         return sum(found.rank == STRAY for found in self._found)
 
     # --- dictionaries -----------------------------------------------------------------------
 
-    def needy(self) -> dict[int, list[FoundSlab]]:
-        """The dictionaries that are lost, and the slabs that need them."""
+    def missing_dictionaries(self) -> dict[int, list[FoundSlab]]:
+        """The numbers of the missing dictionaries, each with the slabs that need it."""
         found: dict[int, list[FoundSlab]] = {}
         for one in self._found:
             number = self.directory(one).dictionary
@@ -134,14 +134,14 @@ class FoundSlabs:
         return found
 
     def lost_dictionaries(self) -> list[int]:
-        """Dictionaries that slabs of the newest tree name and that are gone."""
+        """The numbers of the missing dictionaries that slabs of the newest tree need."""
         named = {self.directory(found).dictionary for found in self._found if found.rank == NEWEST}
         return sorted(number for number in named if number and number not in self._dictionaries)
 
     def adopt_dictionary(self, number: int, content: bytes, users: list[FoundSlab]) -> bool:
-        """Take a dictionary in under a number if one of these slabs comes out right with it."""
+        """Add a dictionary under ``number`` if an object of ``users`` can be read with it."""
         self._dictionaries[number] = content
-        # One of its own: a compressor keeps what it has loaded.
+        # A temporary compressor: a compressor caches the dictionaries that it has loaded.
         kept, self._compressor = self._compressor, Compressor(self._dictionary)
         fits = False
         try:
@@ -180,7 +180,7 @@ class FoundSlabs:
         return value
 
     def directory(self, found: FoundSlab) -> Directory:
-        """What a slab says of its objects; CorruptionError if it cannot be read any more."""
+        """The directory of a slab; CorruptionError if its page has become unreadable."""
         decoded = self._decoded.get(found)
         if decoded is not None:
             return decoded.directory
@@ -188,7 +188,7 @@ class FoundSlabs:
         if known is None:
             known = slabs.read_directory(slabs.slab_key(found.last_id), self._value(found))
             self._directories[found] = known
-            if len(self._directories) > _KEPT_DIRECTORIES:
+            if len(self._directories) > _CACHED_DIRECTORIES:
                 self._directories.popitem(last=False)
         return known
 
@@ -202,20 +202,21 @@ class FoundSlabs:
         payload = value[directory.payload_at :]
 
         def inflate(raw_bytes: int) -> bytes:
-            # A slab that was found without its leaf is not known to the byte.
+            # The exact length of a slab without its leaf is not known: the rest of the last page
+            # follows it.
             own = payload[:raw_bytes] if directory.codec == slabs.CODEC_RAW else payload
             return self._compressor.inflate(directory.codec, directory.dictionary, own, raw_bytes)
 
         slab = Slab(directory, inflate)
         self._decoded[found] = slab
         self._decoded_bytes += slab.size_bytes
-        while self._decoded_bytes > _KEPT_BYTES and len(self._decoded) > 2:
+        while self._decoded_bytes > _CACHED_BYTES and len(self._decoded) > 2:
             _, dropped = self._decoded.popitem(last=False)
             self._decoded_bytes -= dropped.size_bytes
         return slab
 
     def _holders(self, object_id: int) -> list[FoundSlab]:
-        """The slabs that hold an id, those first that count more."""
+        """The slabs that hold an id, lowest rank first."""
         at = bisect_left(self._found, (object_id,))
         found: list[FoundSlab] = []
         while at < len(self._found) and self._found[at].last_id < object_id + slabs.MAX_OBJECTS:
@@ -226,17 +227,17 @@ class FoundSlabs:
         return sorted(found, key=lambda one: one.rank)
 
     def digest_of(self, object_id: int) -> bytes:
-        """The name of an object, from a directory, or from what names it beside."""
+        """The digest of an object: from a slab that holds it, else from an index row."""
         for found in self._holders(object_id):
             directory = self.directory(found)
             return directory.digest(object_id - directory.first_id)
-        name = self.lost_names.get(object_id)
-        if name is None:
-            raise CorruptionError(f"object {object_id} is lost, and its name with it")
-        return name
+        digest = self.lost_digests.get(object_id)
+        if digest is None:
+            raise CorruptionError(f"object {object_id} is lost, and so is its digest")
+        return digest
 
     def children_of(self, object_id: int) -> tuple[int, ...]:
-        """The ids that an object links to, whether or not its bytes are there."""
+        """The ids that an object links to; empty if no slab holds the object."""
         for found in self._holders(object_id):
             directory = self.directory(found)
             position = object_id - directory.first_id
@@ -249,8 +250,8 @@ class FoundSlabs:
         return ()
 
     def find(self, object_id: int) -> StoredObject | str:
-        """An object, proven by its digest; or why it cannot be had."""
-        why = "it is gone"
+        """An object that matches its digest, or the reason why it cannot be read."""
+        why = "no slab holds it"
         for found in self._holders(object_id):
             try:
                 slab = self._slab(found)
@@ -266,31 +267,33 @@ class FoundSlabs:
         return why
 
     def sketch(self, object_id: int) -> StoredObject | None:
-        """An object that cannot be proven because names of what it links to are lost.
+        """An object with ``stand_in`` in place of the lost digests of its children.
 
-        ``stand_in`` stands for these. Only to be looked at. None if that is not what it lacks.
+        It cannot be verified, and must not be stored. None if no digest of a child is lost.
         """
-        if all(map(self._has_name, self.children_of(object_id))):
+        if all(map(self._has_digest, self.children_of(object_id))):
             return None
         for found in self._holders(object_id):
             try:
                 slab = self._slab(found)
                 position = object_id - slab.first_id
                 if slab.kind(position) != slabs.DEAD:
-                    data = slab.data(position, self._name_or_stand_in)
+                    data = slab.data(position, self._digest_or_stand_in)
                     return StoredObject(slab.kind(position), data)
             except CorruptionError:
                 continue
         return None
 
     def stand_in(self, object_id: int) -> bytes:
-        """What stands for the lost name of an object in a sketch."""
+        """The placeholder for the lost digest of an object in a sketch."""
         return object_id.to_bytes(DIGEST_BYTES, "big")
 
-    def _name_or_stand_in(self, object_id: int) -> bytes:
-        return self.digest_of(object_id) if self._has_name(object_id) else self.stand_in(object_id)
+    def _digest_or_stand_in(self, object_id: int) -> bytes:
+        if self._has_digest(object_id):
+            return self.digest_of(object_id)
+        return self.stand_in(object_id)
 
-    def _has_name(self, object_id: int) -> bool:
+    def _has_digest(self, object_id: int) -> bool:
         try:
             self.digest_of(object_id)
         except CorruptionError:
@@ -298,6 +301,6 @@ class FoundSlabs:
         return True
 
     def arriving(self, object_id: int, item: StoredObject) -> NewObject:
-        """An object that was found, in the form in which a store takes it in."""
+        """A found object in the form that ``Write`` takes."""
         children = [self.digest_of(child) for child in self.children_of(object_id)]
         return NewObject(self.digest_of(object_id), item.kind, item.data, children)

@@ -1,13 +1,26 @@
-"""Where the trees of a damaged store could not be read, so that something may be missing."""
+"""The trees of a damaged file: their ranks, and the key ranges that could not be read.
+
+A rank says where a row or a slab was found. Of several versions the lowest rank counts.
+"""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from casstore.engine.lmdb.excavation.ranks import NEWEST, SAVED_TABLES
 from casstore.engine.lmdb.pages import Lost
+from casstore.engine.protocol import TABLES
 
-#: Stands where it is not known which table has lost rows.
+#: The tree of the newest meta page.
+NEWEST: Final = 0
+#: The tree of the other meta page: the state one commit earlier.
+BEFORE: Final = 1
+#: A page that neither tree refers to.
+STRAY: Final = 2
+
+#: Tables whose rows are salvaged.
+SAVED_TABLES: Final = TABLES
+
+#: The table of a ``LostRows`` when it is not known which table lost rows.
 ANY_TABLE: Final = "any table"
 
 
@@ -21,41 +34,44 @@ class LostRows(NamedTuple):
 
 
 class Gaps:
-    """Parts of tables that could not be read, by the tree and the table."""
+    """Key ranges that could not be read, by table; apart for the newest tree and the one before.
+
+    ``rank`` is ``NEWEST`` or ``BEFORE``.
+    """
 
     def __init__(self) -> None:
         self._gaps: list[dict[str, list[Lost]]] = [{}, {}]
 
     def begin(self, rank: int, table: str) -> list[Lost]:
-        """A list for the gaps of a table, to be filled while it is read."""
+        """A new list for the gaps of a table, to be filled while the table is read."""
         found = self._gaps[rank][table] = []
         return found
 
     def of(self, rank: int, table: str) -> list[Lost]:
-        """What is missing of a table."""
+        """The gaps of a table."""
         return self._gaps[rank][table]
 
     def known(self, rank: int) -> set[str]:
-        """The tables that were looked for in a tree."""
+        """The tables for which ``begin`` was called."""
         return set(self._gaps[rank])
 
     def has(self, table: str, key: bytes, rank: int) -> bool:
-        """Is the place of a key lost?"""
+        """True if ``key`` is in a gap of the table."""
         return any(
             gap.low <= key and (gap.high is None or key < gap.high)
             for gap in self._gaps[rank][table]
         )
 
-    def wounded(self) -> list[str]:
-        """The tables of which the newest tree has lost a part."""
+    def damaged_tables(self) -> list[str]:
+        """The tables that have a gap in the newest tree."""
         return [table for table in SAVED_TABLES if self._gaps[NEWEST][table]]
 
     def any_rows(self, rank: int) -> bool:
-        """Could any row not be read in a tree?"""
+        """True if a table of rows has a gap in this tree."""
         return any(self._gaps[rank][table] for table in SAVED_TABLES)
 
     def lost_rows(self) -> list[LostRows]:
-        """Where rows may be missing, table by table."""
+        """The gaps of the newest tree, table by table."""
         return [
             LostRows(table, gap.low, gap.high, gap.why)
             for table in SAVED_TABLES

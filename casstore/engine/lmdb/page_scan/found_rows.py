@@ -1,7 +1,7 @@
-"""Rows that were found, on the disk until they are asked for; of several, the one that counts.
+"""The rows that the scan found, in a scratch file; of several versions of a row, the newest.
 
-Of rows of old pages the greatest is taken, because most rows start with what counts up in them:
-a revision, a fence, a state.
+Of several versions on stray pages the greatest value counts: most rows start with a number that
+only grows, such as a revision, a fence or a state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from casstore.engine.files import storage_error
-from casstore.engine.lmdb.excavation.ranks import NEWEST, SAVED_TABLES
+from casstore.engine.lmdb.page_scan.trees import NEWEST, SAVED_TABLES
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.protocol import Row
 
@@ -22,33 +22,33 @@ _SCRATCH_MAP_BYTES: Final = 1 << 40
 _ROWS_A_TRANSACTION: Final = 10_000
 _NUMBER_AT_START: Final = 8
 
-# Tables whose rows start with what counts up: the greater of two is the newer one.
-_COUNTING: Final = frozenset(
+# Tables whose rows start with a number that only grows: the greater of two values is the newer.
+_ORDERED: Final = frozenset(
     ("attachments", "heads", "history", "leases", "queue", "receipts", "tombstones")
 )
 
 
-class _Taken(NamedTuple):
-    """A row that was found. ``on_top``: in the log, and it counts before the table's."""
+class _Found(NamedTuple):
+    """A version of a row. ``logged``: from the log, so it replaces the row of the table."""
 
     table: str
     key: bytes
     rank: int
-    #: None: the row is gone.
+    #: None: the row was deleted.
     value: bytes | None
-    on_top: bool = False
+    logged: bool = False
 
 
 class FoundRows:
-    """The rows of all tables, in a scratch file of LMDB's."""
+    """The rows of all tables, in a temporary LMDB file."""
 
     def __init__(self) -> None:
         try:
             self._path = tempfile.mkdtemp(prefix="casstore-salvage-")
         except OSError as exc:
-            raise storage_error("no directory for the rows that are found", exc) from exc
+            raise storage_error("cannot create a temporary directory for the rows", exc) from exc
         self._scratch: lmdb.Environment | None = None
-        self._waiting: list[_Taken] = []
+        self._waiting: list[_Found] = []
         try:
             self._scratch = lmdb.open(
                 self._path,
@@ -66,36 +66,36 @@ class FoundRows:
             raise
 
     def close(self) -> None:
-        """Drop the scratch file."""
+        """Delete the scratch file."""
         if self._scratch is not None:
             self._scratch.close()
         shutil.rmtree(self._path, ignore_errors=True)
 
-    def take(self, table: str, key: bytes, rank: int, value: bytes) -> None:
-        """Take in a row of a table."""
-        self._waiting.append(_Taken(table, key, rank, value))
+    def add(self, table: str, key: bytes, rank: int, value: bytes) -> None:
+        """Add a version of a row that was found in a table."""
+        self._waiting.append(_Found(table, key, rank, value))
         if len(self._waiting) >= _ROWS_A_TRANSACTION:
-            self.keep()
+            self.flush()
 
-    def lay(self, table: str, key: bytes, rank: int, value: bytes | None) -> None:
-        """Change a row as the log says, which counts before the table."""
-        self._waiting.append(_Taken(table, key, rank, value, on_top=True))
+    def overwrite(self, table: str, key: bytes, rank: int, value: bytes | None) -> None:
+        """Replace or delete a row, as a record of the log does."""
+        self._waiting.append(_Found(table, key, rank, value, logged=True))
 
-    def keep(self) -> None:
-        """Compare what was taken in with what is known, and keep what counts."""
+    def flush(self) -> None:
+        """Write the added versions to the scratch file, if they are newer than those in it."""
         assert self._scratch is not None
         try:
-            self._keep(self._scratch)
+            self._flush(self._scratch)
         except lmdb.Error as exc:
             raise translate(exc, self._path) from exc
         self._waiting.clear()
 
-    def _keep(self, scratch: lmdb.Environment) -> None:
+    def _flush(self, scratch: lmdb.Environment) -> None:
         with scratch.begin(write=True) as txn:
-            for table, key, rank, value, on_top in self._waiting:
+            for table, key, rank, value, logged in self._waiting:
                 database = self._tables[table]
                 known = txn.get(key, db=database)
-                over = on_top and known is not None and known[0] >= rank
+                over = logged and known is not None and known[0] >= rank
                 if value is None:
                     if over:
                         txn.delete(key, db=database)
@@ -104,12 +104,12 @@ class FoundRows:
                     known is not None
                     and not over
                     and (
-                        # Only a number that has grown says for sure that a row is newer.
+                        # Only a greater number at the start proves that a row is newer.
                         (
                             known[0] == NEWEST
                             and value[:_NUMBER_AT_START] <= known[1:][:_NUMBER_AT_START]
                         )
-                        or (known[0] < rank and table not in _COUNTING)
+                        or (known[0] < rank and table not in _ORDERED)
                         or (rank != NEWEST and known[1:] >= value)
                     )
                 ):
@@ -119,7 +119,7 @@ class FoundRows:
     def ranked(
         self, table: str, start: bytes = b"", stop: bytes | None = None
     ) -> Iterator[tuple[Row, int]]:
-        """The rows of a table in order, each with where it was found."""
+        """The rows of a table in order, each with its rank."""
         assert self._scratch is not None
         with self._scratch.begin() as txn, txn.cursor(db=self._tables[table]) as cursor:
             more = cursor.set_range(start) if start else cursor.first()

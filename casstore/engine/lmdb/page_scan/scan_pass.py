@@ -1,6 +1,7 @@
-"""Going through the pages of a damaged file: the two newest trees, then what nothing leads to.
+"""One pass over the pages of a damaged file: the trees of both meta pages, then stray pages.
 
-The commits of the log that the newest tree does not hold lie over its tables, in their order.
+The redo log is applied to the rows of the newest tree, from the first commit that the tree does
+not contain.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from casstore.engine.id_set import IdSet
-from casstore.engine.lmdb.applying import LOG_KEY, LogState, decode_log_state
+from casstore.engine.lmdb.applying import LOG_KEY
 from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
-from casstore.engine.lmdb.excavation.found_rows import FoundRows
-from casstore.engine.lmdb.excavation.found_slabs import FoundSlabs
-from casstore.engine.lmdb.excavation.gaps import Gaps
-from casstore.engine.lmdb.excavation.ranks import BEFORE, NEWEST, SAVED_TABLES, STRAY
-from casstore.engine.lmdb.log import Survivor
+from casstore.engine.lmdb.log import RecoveryPoint, Survivor, decode_recovery_point
 from casstore.engine.lmdb.memtable import decode_entry
+from casstore.engine.lmdb.page_scan.found_rows import FoundRows
+from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
+from casstore.engine.lmdb.page_scan.trees import BEFORE, NEWEST, SAVED_TABLES, STRAY, Gaps
 from casstore.engine.lmdb.pages import (
     LEAF,
     OVERFLOW,
@@ -31,16 +31,16 @@ from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_row
 from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError
 
-# Tables whose rows tell, by a number that only grows or by being there at all, that they are
-# newer than what is known.
-_TELLING: Final = ("heads", "history", "leases", "receipts", "sessions", "tombstones")
+# A row of these tables proves that it is newer than the known state: by a number that only grows,
+# or by its mere existence.
+_ORDERED: Final = ("heads", "history", "leases", "receipts", "sessions", "tombstones")
 _LONGEST_RUN_PAGES: Final = 8192
 
-DigProgress = Callable[[int, int], None]
+ScanProgress = Callable[[int, int], None]
 
 
-class Digging:
-    """One pass over a file, which fills what is given with what it finds."""
+class ScanPass:
+    """One pass over a file. ``run`` fills ``rows``, ``slabs`` and ``gaps``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Digging:
         slabs: FoundSlabs,
         gaps: Gaps,
         log: Sequence[Survivor] | None,
-        progress: DigProgress | None,
+        progress: ScanProgress | None,
     ) -> None:
         self._file = file
         self._rows = rows
@@ -57,48 +57,49 @@ class Digging:
         self._gaps = gaps
         self._progress = progress
         self._log = log
-        #: What the newest tree says of the log; None if that cannot be read.
-        self._log_state: LogState | None = None
-        #: Why commits that were in the log may be lost; None if none is missing.
+        #: The log position that the newest tree records; None if it cannot be read.
+        self._log_state: RecoveryPoint | None = None
+        #: Why commits of the log may be lost; None if the log is complete.
         self.lost_commits: str | None = None
-        #: Rows that are known to be gone.
-        self._gone: set[tuple[str, bytes]] = set()
+        #: Rows that a commit of the log deleted.
+        self._deleted: set[tuple[str, bytes]] = set()
         self._visited = IdSet()
-        #: The sum over the rows of the newest tree, and what it was when they were written; None
-        #: if that, or a row, cannot be read.
+        #: The checksum over all rows that were read from the newest tree, and the one that the
+        #: tree records. The second is None if it, or any row, cannot be read.
         self._sum = RowSum()
         self._written_sum: bytes | None = None
         self.stray_rows = 0
 
     @property
     def has_other_rows(self) -> bool:
-        """Has the newest tree, as far as can be told, other rows than were last written?
+        """True if the rows of the newest tree do not add up to the checksum over all rows.
 
-        Each of its pages and rows is in order, but a page may be one from before.
+        Then every page and row is valid by itself, but a page is an outdated version: the disk
+        lost a write.
         """
         return self._written_sum not in (None, self._sum.encode())
 
     def run(self) -> list[Page]:
-        """Take what the trees lead to and what lies about; runs of pages that nobody claims."""
+        """Scan the file; returns the runs of overflow pages that belong to no known entry."""
         metas = self._file.metas()
         for rank in (NEWEST, BEFORE):
-            self._dig_tree(metas[rank] if rank < len(metas) else None, rank)
-        self._lay_log()
+            self._scan_tree(metas[rank] if rank < len(metas) else None, rank)
+        self._apply_log()
         if len(metas) == 1:
-            # The one that is left may be the older. Then the last commit is to be found in
-            # pages that nothing leads to: by rows that say that they are newer.
-            why = "a meta page is lost, and with it perhaps the way to the last commit"
-            for table in (*_TELLING, SLABS, DICTIONARIES):
+            # The remaining meta page may be the older one. Then the rows of the last commit are
+            # on stray pages, so mark all keys of these tables as lost and let newer rows win.
+            why = "a meta page is lost: the last commit may be missing"
+            for table in (*_ORDERED, SLABS, DICTIONARIES):
                 self._gaps.of(NEWEST, table).append(Lost(0, b"", None, why))
-            self._gone.clear()
-        self._rows.keep()
-        runs = self._dig_strays()
-        self._rows.keep()
+            self._deleted.clear()
+        self._rows.flush()
+        runs = self._scan_strays()
+        self._rows.flush()
         return runs
 
-    # --- the two newest trees ---------------------------------------------------------------
+    # --- the trees of both meta pages -------------------------------------------------------
 
-    def _dig_tree(self, meta: Meta | None, rank: int) -> None:
+    def _scan_tree(self, meta: Meta | None, rank: int) -> None:
         roots: dict[str, int] = {}
         broken: list[Lost] = []
         if meta is not None:
@@ -110,21 +111,22 @@ class Digging:
                 elif name == SUM_KEY.decode() and rank == NEWEST:
                     self._written_sum = entry.value
                 elif name == LOG_KEY.decode() and rank == NEWEST:
-                    self._log_state = decode_log_state(entry.value or b"")
+                    self._log_state = decode_recovery_point(entry.value or b"")
         for name in (SLABS, DICTIONARIES, *SAVED_TABLES):
             gaps = self._gaps.begin(rank, name)
             if name not in roots:
-                why = broken[0].why if broken else "no meta page leads to it"
+                why = broken[0].why if broken else "no meta page refers to it"
                 gaps.append(Lost(0, b"", None, why))
                 continue
             if name == SLABS:
-                self._dig_slabs(roots[name], rank)
+                self._scan_slabs(roots[name], rank)
             elif name == DICTIONARIES:
-                self._dig_dictionaries(roots[name], rank)
+                self._scan_dictionaries(roots[name], rank)
             else:
-                self._dig_rows(name, roots[name], rank)
+                self._scan_rows(name, roots[name], rank)
         unread: list[Lost] = []
-        # Only so that their pages are known to belong to somebody, and for the sum.
+        # The other tables are only walked: their pages are not strays, and their rows are part of
+        # the checksum over all rows.
         for name in sorted(roots.keys() - self._gaps.known(rank)):
             for page, entry in self._file.walk(roots[name], unread.append, self._visit):
                 self._visit_run(entry)
@@ -134,7 +136,7 @@ class Digging:
             self._written_sum = None
 
     def _visit(self, page: int, pages: int) -> bool:
-        # The tree before shares most pages with the newest.
+        # Always True: the older tree shares most pages with the newest.
         self._visited.add(page)
         return True
 
@@ -144,26 +146,26 @@ class Digging:
             for page in range(entry.run, entry.run + length):
                 self._visited.add(page)
 
-    def _dig_slabs(self, root: int, rank: int) -> None:
+    def _scan_slabs(self, root: int, rank: int) -> None:
         gaps = self._gaps.of(rank, SLABS)
         for page, entry in self._file.walk(root, gaps.append, self._visit):
             self._visit_run(entry)
-            if not self._slabs.take(page, entry, rank):
+            if not self._slabs.add_entry(page, entry, rank):
                 why = f"the slab under key {entry.key.hex()} is damaged"
                 gaps.append(Lost(page, entry.key, entry.key + b"\0", why))
 
-    def _dig_dictionaries(self, root: int, rank: int) -> None:
+    def _scan_dictionaries(self, root: int, rank: int) -> None:
         gaps = self._gaps.of(rank, DICTIONARIES)
         for page, entry in self._file.walk(root, gaps.append, self._visit):
             self._visit_run(entry)
-            if not self._slabs.take_dictionary(entry):
+            if not self._slabs.add_dictionary(entry):
                 why = f"dictionary {int.from_bytes(entry.key, 'big')} is damaged"
                 gaps.append(Lost(page, entry.key, entry.key + b"\0", why))
 
-    def _dig_rows(self, table: str, root: int, rank: int) -> None:
+    def _scan_rows(self, table: str, root: int, rank: int) -> None:
         gaps = self._gaps.of(rank, table)
-        # A damaged row may have lost its key, too: its place is anywhere between the rows
-        # on both sides.
+        # The key of a damaged row may be damaged too: the gap reaches from the valid row before
+        # it to the valid row after it.
         below, damaged = b"", False
         for page, entry in self._file.walk(root, gaps.append, self._visit):
             self._visit_run(entry)
@@ -176,7 +178,7 @@ class Digging:
                 damaged = False
             below = entry.key + b"\0"
             if rank == NEWEST or self._gaps.has(table, entry.key, NEWEST):
-                self._rows.take(table, entry.key, rank, value)
+                self._rows.add(table, entry.key, rank, value)
         if damaged:
             gaps.append(Lost(0, below, None, "a row is damaged"))
 
@@ -192,29 +194,30 @@ class Digging:
             self._sum.add(hashed)
         return value
 
-    def _lay_log(self) -> None:
-        """Change the rows of the newest tree as the log says, and take its objects."""
+    def _apply_log(self) -> None:
+        """Apply the unapplied records of the log to the rows, and add their slabs."""
         for record in self._unapplied():
             entry = decode_entry(record.position.lsn, record.body)
             for table, key, value in entry.rows:
                 if table not in SAVED_TABLES:
                     continue
-                self._rows.lay(table, key, NEWEST, value)
+                self._rows.overwrite(table, key, NEWEST, value)
                 if value is None:
-                    self._gone.add((table, key))
+                    self._deleted.add((table, key))
                 else:
-                    self._gone.discard((table, key))
+                    self._deleted.discard((table, key))
             slab = entry.slab()
             if slab is not None:
-                self._slabs.take_logged(*slab)
-        self._rows.keep()
+                self._slabs.add_logged(*slab)
+        self._rows.flush()
 
     def _unapplied(self) -> list[Survivor]:
-        """The records of the log that the newest tree does not hold, as far as can be told."""
+        """The surviving records of the log that the newest tree does not contain."""
         state, log = self._log_state, self._log or []
         if state is None:
-            # Nothing says what was applied: the records of the newest log.
-            self.lost_commits = "nothing says which commits of the log the tables hold"
+            # The position up to which the log was applied is lost: apply every record of the
+            # newest log.
+            self.lost_commits = "it is not known which commits of the log the tables contain"
             return [record for record in log if record.log_id == log[-1].log_id]
         if not state.in_use:
             return []
@@ -226,17 +229,17 @@ class Digging:
         numbers = [record.position.lsn for record in found]
         last = max([state.applied.lsn, *numbers, *(record.flushed_lsn for record in found)])
         if self._log is None:
-            self.lost_commits = "the log is missing, and with it perhaps the last commits"
+            self.lost_commits = "the log is missing: the last commits may be lost"
         elif numbers != list(range(state.applied.lsn + 1, last + 1)):
             self.lost_commits = "records of the log are damaged: the commits in them are lost"
         return found
 
-    # --- what nothing leads to ----------------------------------------------------------------
+    # --- stray pages --------------------------------------------------------------------------
 
-    def _dig_strays(self) -> list[Page]:
-        """Take what lies in pages that no tree leads to; give runs of pages that nobody claims."""
+    def _scan_strays(self) -> list[Page]:
+        """Scan the stray pages; returns the runs of overflow pages that no known entry owns."""
         runs: list[Page] = []
-        wounded = self._gaps.wounded()
+        damaged_tables = self._gaps.damaged_tables()
         total = self._file.page_count
         for page in self._file.pages():
             if self._progress is not None and not page.number % 4096:
@@ -247,25 +250,26 @@ class Digging:
                 runs.append(page)
             elif page.kind == LEAF:
                 for entry in page.entries:
-                    self._take_stray(page.number, entry, wounded)
-        taken = self._slabs.runs()
-        return [page for page in runs if page.number not in taken]
+                    self._add_stray(page.number, entry, damaged_tables)
+        known = self._slabs.runs()
+        return [page for page in runs if page.number not in known]
 
-    def _take_stray(self, page: int, entry: Entry, wounded: list[str]) -> None:
-        if self._slabs.take(page, entry, STRAY) or self._slabs.take_dictionary(entry):
+    def _add_stray(self, page: int, entry: Entry, damaged_tables: list[str]) -> None:
+        if self._slabs.add_entry(page, entry, STRAY) or self._slabs.add_dictionary(entry):
             return
-        for table in wounded:
+        for table in damaged_tables:
             if self._may_be_stray(table, entry.key):
                 value = self._prove(table, entry, STRAY)
                 if value is not None:
-                    self._rows.take(table, entry.key, STRAY, value)
+                    self._rows.add(table, entry.key, STRAY, value)
                     self.stray_rows += 1
                     return
 
     def _may_be_stray(self, table: str, key: bytes) -> bool:
-        """Can a row be lost here, so that one of an old page counts?"""
-        # Work that was done must not come back while it is known to be done.
+        """True if the newest row of this key may be lost, so that one of a stray page counts."""
+        # A batch that was completed must not be queued again: if either tree can be read at this
+        # key and lacks the batch, it was completed.
         ranks = (NEWEST, BEFORE) if table == "queue" else (NEWEST,)
-        return (table, key) not in self._gone and all(
+        return (table, key) not in self._deleted and all(
             self._gaps.has(table, key, rank) for rank in ranks
         )
