@@ -1,13 +1,12 @@
 """casstore: an embedded, content-addressed blob and graph store for agent sessions.
 
-``open`` a store, ``put`` and ``get`` blobs and values by digest, ``edit`` a large
-value by path, ``diff`` two; ``commit`` steps to a ``session``. Every error is a
-``CasstoreError``; ``casstore.errors`` has them all. ``casstore.aio`` is the same for
-asyncio.
+``open`` a store and ``append`` to a ``session`` of it; ``fork``, ``diff`` and ``adopt`` sessions;
+``put`` and ``get`` blobs and values by digest, and ``edit`` a large value by path. Every error is a
+``CasstoreError``; ``casstore.errors`` has them all. ``casstore.aio`` is the same for asyncio.
 
 The examples in docstrings use these names as they are (``from casstore import …``), those of
-the module that they stand in, and ``store``, an open store. In it is ``session``, of two steps:
-a question, and its answer. What else they use stands in the docstring of their class.
+their module, and ``store``, an open store with ``session``: a question, and its answer. The
+docstring of a class names what else its examples use.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from casstore.session.data import (
         LAST,
         LEAF,
-        UNFENCED,
         Checkpoint,
         Commit,
         CommitResult,
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
         NodeDraft,
         Usage,
     )
+    from casstore.session.holding import HeldSession
     from casstore.session.session import Session
     from casstore.store import Store, open
     from casstore.version import __version__
@@ -48,9 +47,10 @@ _LOADED_WHEN_USED = {
     "casstore.objects.edit": ("Append", "Delete", "Insert", "Set"),
     "casstore.objects.view": ("View",),
     "casstore.session.data": (
-        "LAST", "LEAF", "UNFENCED", "Checkpoint", "Commit", "CommitResult", "Entry", "Head",
+        "LAST", "LEAF", "Checkpoint", "Commit", "CommitResult", "Entry", "Head",
         "Lease", "Node", "NodeDraft", "Usage",
     ),
+    "casstore.session.holding": ("HeldSession",),
     "casstore.session.session": ("Session",),
     "casstore.store": ("Store", "open"),
     "casstore.version": ("__version__",),
@@ -74,7 +74,6 @@ def __dir__() -> list[str]:
 __all__ = [
     "LAST",
     "LEAF",
-    "UNFENCED",
     "Append",
     "CasstoreError",
     "Change",
@@ -85,6 +84,7 @@ __all__ = [
     "Digest",
     "Entry",
     "Head",
+    "HeldSession",
     "Insert",
     "Lease",
     "Link",

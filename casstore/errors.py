@@ -1,8 +1,8 @@
-"""Every error casstore raises, grouped by what a caller would do about it.
+"""Every error that casstore raises, grouped by its remedy.
 
-Each class carries the exit code that the command line ends with. Messages name
-the full digest or path and, where there is one, the next command to run; the
-same facts are attributes, so that no handler needs to parse a message.
+Each class has the exit code of the command line. Messages contain the full digest or path and, if
+there is one, the next command to run. The same facts are attributes, so that no handler needs to
+parse a message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PathStep = str | int
 
 
 def render_path(path: Sequence[PathStep]) -> str:
-    """Spell a place inside a value the way a reader would write it: ``$.messages[3].text``."""
+    """A path inside a value as text: ``$.messages[3].text``."""
     parts = ["$"]
     for step in path:
         if isinstance(step, int):
@@ -25,8 +25,19 @@ def render_path(path: Sequence[PathStep]) -> str:
     return "".join(parts)
 
 
+def render_time(time_ms: int) -> str:
+    """A time in milliseconds since 1970 as RFC 3339 in UTC: ``2026-11-18T14:03:22Z``."""
+    from datetime import UTC, datetime
+
+    try:
+        found = datetime.fromtimestamp(time_ms // 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms since 1970"  # beyond the year 9999
+    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 class CasstoreError(Exception):
-    """The root of all errors that casstore raises on purpose.
+    """The base class of all errors that casstore raises.
 
     >>> try:
     ...     casstore.open(place / "nowhere", create=False)
@@ -39,13 +50,13 @@ class CasstoreError(Exception):
 
 
 class InvalidInputError(CasstoreError, ValueError):
-    """The call itself is wrong: change its arguments."""
+    """An argument of the call is invalid: change it."""
 
     exit_code = 3
 
 
 class InvalidValueError(InvalidInputError):
-    """A value cannot be stored canonically; ``path`` leads to the offending place."""
+    """A value has no canonical form; ``path`` leads to the offending part of it."""
 
     def __init__(self, reason: str, path: Sequence[PathStep] = ()) -> None:
         super().__init__(reason, tuple(path))
@@ -56,30 +67,30 @@ class InvalidValueError(InvalidInputError):
         return f"{self.reason} at {render_path(self.path)}"
 
     def within(self, step: PathStep) -> InvalidValueError:
-        """The same error, seen from one container further out."""
+        """The same error with ``step`` before its path, for the enclosing container."""
         return type(self)(self.reason, (step, *self.path))
 
 
 class LimitError(InvalidValueError):
-    """A value, frame or answer is deeper, longer or larger than casstore handles at once."""
+    """A value, frame or answer exceeds a limit on depth, length or size."""
 
     def __str__(self) -> str:
         return super().__str__() if self.path else self.reason
 
 
 class ExpansionError(LimitError):
-    """A value repeats shared parts until it takes too much memory to build.
+    """A value repeats shared parts so often that building it would take too much memory.
 
     ``put_value`` refuses such a value; ``Store.view`` reads parts of one that is stored.
     """
 
 
 class BundleLimitError(LimitError):
-    """A bundle asks for more than its reader was told to allow: a bomb, or raise the limit."""
+    """A bundle exceeds the limit that its reader set: distrust the bundle, or raise the limit."""
 
 
 class GraphError(InvalidInputError):
-    """The nodes of a commit do not make a graph; ``node`` is the first at fault."""
+    """The nodes of a commit do not form a valid graph; ``node`` is the first invalid one."""
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(f"node {node!r} {reason}")
@@ -87,7 +98,7 @@ class GraphError(InvalidInputError):
 
 
 class DuplicateNodeError(GraphError):
-    """Appending only creates: the id is taken, or appears twice in the commit."""
+    """The node id exists in the session, or appears twice in the commit."""
 
 
 class UnknownParentError(GraphError):
@@ -95,7 +106,7 @@ class UnknownParentError(GraphError):
 
 
 class UnknownLeafError(GraphError):
-    """The leaf asked for is neither in the session's graph nor in the commit, or it is hidden."""
+    """The leaf is neither in the session's graph nor in the commit, or it is hidden."""
 
 
 class CycleError(GraphError):
@@ -103,7 +114,7 @@ class CycleError(GraphError):
 
 
 class SessionBindingError(InvalidInputError):
-    """A commit, lease, claim or entry of one session was handed to another."""
+    """A commit, lease, claim or entry of one session was passed to another session."""
 
     def __init__(self, bound: str, attempted: str) -> None:
         super().__init__(f"this is session {bound!r}, not {attempted!r}")
@@ -112,17 +123,17 @@ class SessionBindingError(InvalidInputError):
 
 
 class SubjectSecretError(InvalidInputError):
-    """The names of subjects in this store were hashed with another secret than the one given."""
+    """The subjects of this store were hashed with another secret than the one given."""
 
     def __init__(self) -> None:
         super().__init__(
-            "subjects in this store are hashed with another secret: with this one nobody would "
-            "be found; give the one that it was begun with, or none if there was none"
+            "subjects in this store are hashed with another secret, so this one would find none "
+            "of them; pass the secret that the store was created with, or none if it has none"
         )
 
 
 class SpawnDepthError(InvalidInputError):
-    """A session would stand deeper below others than the log allows; it was not created."""
+    """A session would be nested deeper than the log allows; it was not created."""
 
     def __init__(self, parent: str, depth: int, limit: int) -> None:
         super().__init__(
@@ -135,19 +146,19 @@ class SpawnDepthError(InvalidInputError):
 
 
 class NotALogError(InvalidInputError):
-    """A session is there, but it was not made by a log: its nodes are no numbered messages."""
+    """The session exists but is not a session log: its nodes are not numbered messages."""
 
     def __init__(self, session: str, reason: str) -> None:
-        super().__init__(f"session {session!r} is no session log: {reason}")
+        super().__init__(f"session {session!r} is not a session log: {reason}")
         self.session = session
 
 
 class NotCanonicalError(InvalidValueError):
-    """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
+    """Bytes decode to a value, but are not its canonical encoding (P4)."""
 
 
 class BadLineError(InvalidInputError):
-    """A line of a source cannot be imported. ``committed`` is the last line that was, 0: none."""
+    """A line cannot be imported. ``committed`` is the last line that was imported, 0 if none."""
 
     def __init__(self, line: int, reason: str, committed: int = 0) -> None:
         done = f"; lines up to {committed} are imported" if committed else "; nothing was imported"
@@ -158,7 +169,7 @@ class BadLineError(InvalidInputError):
 
 
 class BadItemError(InvalidInputError):
-    """An item of another store's memory cannot be moved; ``reason`` says why."""
+    """An item of another program's memory store cannot be imported."""
 
     def __init__(self, namespace: str, key: str, reason: str) -> None:
         super().__init__(
@@ -171,7 +182,7 @@ class BadItemError(InvalidInputError):
 
 
 class DamagedSourceError(InvalidInputError):
-    """Something in what is to be moved into a store cannot be read, or is not what it says."""
+    """A part of an import source cannot be read or is inconsistent."""
 
     def __init__(self, source: str, place: str, reason: str) -> None:
         super().__init__(f"{place} of {source} cannot be moved: {reason}")
@@ -181,7 +192,7 @@ class DamagedSourceError(InvalidInputError):
 
 
 class StateRefusedError(InvalidInputError):
-    """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
+    """Access to scoped state is not allowed; ``reason`` is one of ``scoped.Reason``."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -189,17 +200,38 @@ class StateRefusedError(InvalidInputError):
 
 
 class NoVectorIndexError(InvalidInputError):
-    """Items cannot be found by meaning: there is no vector index."""
+    """The vectors were asked to be rebuilt, and the store was made without ``index``."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self) -> None:
+        super().__init__("reindex needs an embedder: pass index={'dims': …, 'embed': …}")
+
+
+class VectorIndexChangedError(InvalidInputError):
+    """The vectors of the store are of another embedder, size or fields; ``reindex`` rebuilds them.
+
+    ``stored`` and ``wanted`` describe the two indexes.
+    """
+
+    def __init__(self, stored: str, wanted: str) -> None:
         super().__init__(
-            f"{what}, and there is no vector index: search by namespace and filter, or keep "
-            "vectors in a database made for them"
+            f"the vectors in this store are of {stored}, and index= asks for {wanted}; "
+            "call reindex() to replace them, or pass the index that they are of"
         )
+        self.stored = stored
+        self.wanted = wanted
+
+
+class UnsafeSnapshotError(InvalidInputError):
+    """An object is not a valid workspace snapshot, or names a path outside its directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path!r} in the snapshot {reason}; do not trust where it came from")
+        self.path = path
+        self.reason = reason
 
 
 class DecisionNotAllowedError(InvalidInputError):
-    """An approval is answered with one of the decisions that it allows; ``allowed`` has them."""
+    """The approval does not allow this decision; ``allowed`` lists the decisions it allows."""
 
     def __init__(self, approval: str, decision: str, allowed: Sequence[str]) -> None:
         super().__init__(
@@ -211,7 +243,7 @@ class DecisionNotAllowedError(InvalidInputError):
 
 
 class NotFoundError(CasstoreError, LookupError):
-    """What was asked for is not in the store."""
+    """The requested thing is not in the store."""
 
     exit_code = 4
 
@@ -225,21 +257,21 @@ class ObjectNotFoundError(NotFoundError):
 
 
 class ObjectsMissingError(NotFoundError):
-    """A thin file leaves out objects that this store does not have; ``digests`` names them."""
+    """A thin bundle omits objects that this store does not have; ``digests`` lists them."""
 
     def __init__(self, path: str, digests: Sequence[bytes]) -> None:
         named = ", ".join([digest.hex() for digest in digests[:3]])
         more = f" and {len(digests) - 3} more" if len(digests) > 3 else ""
         super().__init__(
-            f"{path} leaves out what this store lacks: {named}{more}; "
-            "export it again for this store, or whole"
+            f"{path} omits objects that this store lacks: {named}{more}; "
+            "export it again for this store, or complete"
         )
         self.path = path
         self.digests: tuple[bytes, ...] = tuple(digests)
 
 
 class PathNotFoundError(NotFoundError):
-    """A value has nothing at this path."""
+    """The value has no entry at this path."""
 
     def __init__(self, path: Sequence[PathStep]) -> None:
         super().__init__(f"nothing at {render_path(path)}")
@@ -247,11 +279,11 @@ class PathNotFoundError(NotFoundError):
 
 
 class StoreNotFoundError(NotFoundError):
-    """There is no store at this place, and the call does not create one."""
+    """There is no store at this path or address, and the call does not create one."""
 
 
 class SourceNotFoundError(StoreNotFoundError):
-    """There is no file to read another store's content, or a transcript, from."""
+    """The file or database to import from does not exist."""
 
 
 class SessionNotFoundError(NotFoundError):
@@ -263,7 +295,7 @@ class SessionNotFoundError(NotFoundError):
 
 
 class RevisionNotFoundError(NotFoundError):
-    """The session has no such revision or label, or no longer."""
+    """The session has no such revision or label; it may have been removed."""
 
     def __init__(self, session: str, at: object) -> None:
         super().__init__(f"session {session!r} has nothing at {at!r}")
@@ -272,7 +304,7 @@ class RevisionNotFoundError(NotFoundError):
 
 
 class NodeNotFoundError(NotFoundError):
-    """The session's graph has no such node: never had, or it is hidden by a tombstone."""
+    """The session's graph has no such node, or a tombstone hides it."""
 
     def __init__(self, session: str, node: str) -> None:
         super().__init__(f"session {session!r} has no node {node!r}")
@@ -281,7 +313,7 @@ class NodeNotFoundError(NotFoundError):
 
 
 class BranchNotFoundError(NotFoundError, ValueError):
-    """The conversation has no such branch: never had, or it was deleted."""
+    """The conversation has no such branch; it may have been deleted."""
 
     def __init__(self, branch: str) -> None:
         super().__init__(f"no branch {branch!r} in this conversation; branches() lists them")
@@ -289,7 +321,7 @@ class BranchNotFoundError(NotFoundError, ValueError):
 
 
 class ComponentNotFoundError(NotFoundError):
-    """A component of a checkpoint is a link to something that is not stored."""
+    """A component of a checkpoint links to an object that is not stored."""
 
     def __init__(self, component: str, digest: bytes) -> None:
         super().__init__(f"{component} links to {digest.hex()}, which is not in this store")
@@ -297,8 +329,30 @@ class ComponentNotFoundError(NotFoundError):
         self.digest = digest
 
 
+class SnapshotNotFoundError(NotFoundError):
+    """A revision of a session has no files: no workspace was committed with it, or before it."""
+
+    def __init__(self, session: str, at: object, component: str) -> None:
+        where = "" if at is None else f" at {at!r}"
+        super().__init__(
+            f"session {session!r} has no component {component!r}{where}: "
+            "no files were committed with it or before it"
+        )
+        self.session = session
+        self.at = at
+        self.component = component
+
+
+class WorkspaceNotFoundError(NotFoundError):
+    """There is no directory to take a snapshot of, or it vanished meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is no directory {path}")
+        self.path = path
+
+
 class AttachmentNotFoundError(NotFoundError):
-    """The session recorded no intent for this attachment."""
+    """The session has no such attachment."""
 
     def __init__(self, session: str, attachment: str) -> None:
         super().__init__(f"session {session!r} has no attachment {attachment!r}")
@@ -307,7 +361,7 @@ class AttachmentNotFoundError(NotFoundError):
 
 
 class RecordNotFoundError(NotFoundError):
-    """There is no such record; ``kind`` says of what kind, ``name`` which."""
+    """There is no record of this ``kind`` and ``name``."""
 
     def __init__(self, kind: str, name: str, place: str = "in this store") -> None:
         super().__init__(f"no {kind} {name!r} {place}")
@@ -316,23 +370,23 @@ class RecordNotFoundError(NotFoundError):
 
 
 class KeyMissingError(NotFoundError):
-    """A value is encrypted, and its key is not in the key store that was given, or none was."""
+    """A value is encrypted, and its key is not in the key store, or no key store was given."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"no key {key}: give the key store that has it, or restore that")
+        super().__init__(f"no key {key}: pass the key store that has it, or restore that key store")
         self.key = key
 
 
 class KeyDestroyedError(NotFoundError):
-    """A value is encrypted, and its key was destroyed: the value is erased for good."""
+    """A value is encrypted, and its key was destroyed: the value is erased permanently."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"key {key} was destroyed: what it encrypts is erased, backups included")
+        super().__init__(f"key {key} was destroyed: its values are erased, in backups too")
         self.key = key
 
 
 class ConflictError(CasstoreError):
-    """Somebody else moved first: read again and retry."""
+    """A concurrent change came first: read again and retry."""
 
     exit_code = 5
 
@@ -340,8 +394,8 @@ class ConflictError(CasstoreError):
 class ConditionFailedError(ConflictError):
     """A condition of a write did not hold, so nothing was written.
 
-    ``index`` is the position of the first failing condition in the write and
-    ``actual`` the row as the engine found it (None if absent).
+    ``index`` is the position of the first condition that failed, ``actual`` the value of its row
+    (None if there is no row).
     """
 
     def __init__(self, index: int, condition: object, actual: bytes | None) -> None:
@@ -352,7 +406,7 @@ class ConditionFailedError(ConflictError):
 
 
 class ItemConflictError(ConflictError):
-    """An item that is to be moved is in the store already, with other content."""
+    """An item to be imported is already in the store, with other content."""
 
     def __init__(self, namespace: str, key: str, what: str) -> None:
         super().__init__(
@@ -383,16 +437,30 @@ class TurnConflictError(ConflictError):
         self.turn = turn
 
 
+class LeaseHeldError(ConflictError):
+    """The session is leased, and the call came without its lease: wait, or pass the lease."""
+
+    def __init__(self, session: str, owner: str, expires_at_ms: int) -> None:
+        super().__init__(
+            f"session {session!r} is leased by {owner!r} until {render_time(expires_at_ms)}; "
+            "wait, or pass its lease"
+        )
+        self.session = session
+        self.owner = owner
+        self.expires_at_ms = expires_at_ms
+
+
 class LeaseLostError(ConflictError):
-    """The lease is not the session's current one, or its time is up, or none was given."""
+    """The lease is not the session's current one, or it expired or was released."""
 
     def __init__(self, session: str, reason: str) -> None:
         super().__init__(f"lease on session {session!r}: {reason}")
         self.session = session
+        self.reason = reason
 
 
 class ClaimLostError(ConflictError):
-    """Queued work is no longer held by this claim."""
+    """The claim on queued work has expired or was taken over."""
 
     def __init__(self, session: str, batch: str) -> None:
         super().__init__(f"batch {batch!r} of session {session!r} is not held by this claim")
@@ -401,7 +469,7 @@ class ClaimLostError(ConflictError):
 
 
 class AttachmentStateError(ConflictError):
-    """The attachment is committed, or condemned, and does not allow this step."""
+    """The state of the attachment (committed, condemned) does not allow this step."""
 
     def __init__(self, session: str, attachment: str, state: str) -> None:
         super().__init__(f"attachment {attachment!r} of session {session!r} is {state}")
@@ -411,7 +479,7 @@ class AttachmentStateError(ConflictError):
 
 
 class RecordSealedError(ConflictError):
-    """The record is sealed: nothing changes or removes it before somebody has reviewed that."""
+    """The record is sealed: it cannot be changed or deleted until a review lifts the seal."""
 
     def __init__(self, record: str, action: str) -> None:
         super().__init__(f"{record} is sealed ({action}); lift_seal after a review")
@@ -420,7 +488,7 @@ class RecordSealedError(ConflictError):
 
 
 class RecordHeldError(ConflictError):
-    """The record must be kept for a time: it is neither changed nor removed before."""
+    """The record is on hold: it cannot be changed or deleted until the hold ends."""
 
     def __init__(self, record: str, basis: str, until_ms: int) -> None:
         super().__init__(
@@ -433,7 +501,7 @@ class RecordHeldError(ConflictError):
 
 
 class SessionExistsError(ConflictError):
-    """A session with this id is there already."""
+    """A session with this id exists."""
 
     def __init__(self, session: str) -> None:
         super().__init__(f"session {session!r} exists")
@@ -441,10 +509,10 @@ class SessionExistsError(ConflictError):
 
 
 class SessionDeletedError(ConflictError):
-    """A session with this id was deleted; ids are not given twice."""
+    """A session with this id was deleted; ids are never reused."""
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"session {session!r} was deleted; ids are not given twice")
+        super().__init__(f"session {session!r} was deleted; ids are never reused")
         self.session = session
 
 
@@ -462,29 +530,29 @@ class PendingCallsError(ConflictError):
 
 
 class SessionUserError(ConflictError):
-    """The session is for another user than the one given."""
+    """The session belongs to another user than the one given."""
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"session {session!r} is for another user; begin one of another name")
+        super().__init__(f"session {session!r} belongs to another user; use another session id")
         self.session = session
 
 
 class NameTakenError(ConflictError):
-    """A tag or pin of this name points elsewhere, or a pin was to take the name of a tag."""
+    """A tag or pin of this name refers to another object, or the name of a pin is a tag's."""
 
     def __init__(self, name: str, digest: bytes, *, is_tag: bool = False) -> None:
         kind = "tag" if is_tag else "pin"
-        super().__init__(f"{name!r} is a {kind} of {digest.hex()} already")
+        super().__init__(f"{name!r} is already a {kind} of {digest.hex()}")
         self.name = name
         self.digest = digest
 
 
 class StateConflictError(ConflictError):
-    """A key of scoped state is not at the version that the call expected; None: not there."""
+    """A key of scoped state is not at the expected version; None: the key does not exist."""
 
     def __init__(self, key: str, expected: str | None, actual: str | None) -> None:
         super().__init__(
-            f"state {key!r} is at version {actual}, not {expected}: read it again and decide anew"
+            f"state {key!r} is at version {actual}, not {expected}: read it again and retry"
         )
         self.key = key
         self.expected = expected
@@ -492,7 +560,7 @@ class StateConflictError(ConflictError):
 
 
 class RunFrozenError(ConflictError):
-    """A run of this id has begun, and what it may do was frozen otherwise then."""
+    """A run with this id has begun with another authorisation, which is frozen."""
 
     def __init__(self, run: str) -> None:
         super().__init__(
@@ -502,12 +570,12 @@ class RunFrozenError(ConflictError):
 
 
 class BranchedThreadError(ConflictError):
-    """Somebody else has gone on from the checkpoint that a step of a thread builds on."""
+    """Another step was already based on the checkpoint that this step is based on."""
 
     def __init__(self, thread: str, parent: str | None, head: str) -> None:
         super().__init__(
-            f"thread {thread!r} has gone on to checkpoint {head}, and this step builds on "
-            f"{parent}; read the thread again, or copy it to go your own way"
+            f"thread {thread!r} is at checkpoint {head}, but this step is based on "
+            f"{parent}; read the thread again, or copy the thread to branch off"
         )
         self.thread = thread
         self.parent = parent
@@ -515,12 +583,12 @@ class BranchedThreadError(ConflictError):
 
 
 class CheckpointGoneError(ConflictError):
-    """A checkpoint's delta channels need its parent, which was pruned or deleted meanwhile."""
+    """A checkpoint's delta channels need its parent, which has been pruned or deleted."""
 
     def __init__(self, thread: str, checkpoint: str) -> None:
         super().__init__(
-            f"checkpoint {checkpoint} of thread {thread!r} is gone, and delta channels of a step "
-            "that builds on it could not be read back; start again from the thread's latest"
+            f"checkpoint {checkpoint} of thread {thread!r} was deleted, so the delta channels of "
+            "a step based on it could not be read; start again from the thread's latest checkpoint"
         )
         self.thread = thread
         self.checkpoint = checkpoint
@@ -530,20 +598,20 @@ class SessionDivergedError(ConflictError):
     """Both sides have a session of this id, and neither is an earlier state of the other."""
 
     def __init__(self, session: str, reason: str) -> None:
-        super().__init__(f"session {session!r} {reason}; bring it in under another name")
+        super().__init__(f"session {session!r} {reason}; import it under another id")
         self.session = session
 
 
 class TargetExistsError(ConflictError):
-    """A file or directory of this name is there, and the call was not told to replace it."""
+    """The target file or directory exists, and the call does not replace it."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} exists; choose another name, or say that it may be replaced")
+        super().__init__(f"{path} exists; choose another name, or allow replacing it")
         self.path = path
 
 
 class RecordConflictError(ConflictError):
-    """A record of this name is there, and what it holds does not allow the call."""
+    """A record with this name exists, and its content does not allow the call."""
 
     def __init__(self, kind: str, name: str, reason: str) -> None:
         super().__init__(f"{kind} {name!r} {reason}")
@@ -552,15 +620,31 @@ class RecordConflictError(ConflictError):
 
 
 class ApprovalResolvedError(RecordConflictError):
-    """Somebody has decided already; ``status`` says what became of it."""
+    """The approval is already resolved; ``status`` is the outcome."""
 
     def __init__(self, approval: str, status: str) -> None:
         super().__init__("approval", approval, f"was resolved before: {status}")
         self.status = status
 
 
+class RestoreConflictError(ConflictError):
+    """Files differ from every snapshot that could give them back; none was touched.
+
+    ``conflicts`` has each path with the reason. Commit the workspace, or restore with ``force``,
+    which takes a snapshot first.
+    """
+
+    def __init__(self, conflicts: Sequence[tuple[str, str]]) -> None:
+        named = "; ".join([f"{path}: {reason}" for path, reason in conflicts[:3]])
+        more = f"; and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+        super().__init__(
+            f"restoring would lose changes: {named}{more}. Take a snapshot, or restore with force"
+        )
+        self.conflicts: tuple[tuple[str, str], ...] = tuple(conflicts)
+
+
 class StoreStateError(CasstoreError):
-    """The store object cannot serve this call in its present state."""
+    """The state of the store object does not allow this call."""
 
     exit_code = 6
 
@@ -578,15 +662,15 @@ class ForkedError(StoreStateError):
 
 
 class BusyError(CasstoreError):
-    """Another process uses the store in a way that excludes this one: wait, or stop it."""
+    """Another process or thread uses the store exclusively: wait, or stop it."""
 
     exit_code = 7
 
 
 class ContendedError(BusyError):
-    """Other writers were first in every attempt of a transaction: try again when fewer write.
+    """Every attempt of a transaction conflicted with another writer: retry when fewer write.
 
-    The transaction has written nothing.
+    Nothing was written.
     """
 
     def __init__(self, what: str, attempts: int, remedy: str) -> None:
@@ -596,44 +680,44 @@ class ContendedError(BusyError):
 
 
 class CollectionOvertakenError(BusyError):
-    """A collection could not keep up with what was written beside it: collect again.
+    """A collection could not keep up with concurrent writers: collect again.
 
-    What it has removed so far is gone rightly, and nothing else.
+    The objects that it removed before were unreachable; removing them was right.
     """
 
 
 class CorruptionError(CasstoreError):
-    """Stored bytes are not what was written: stop, and check the store."""
+    """Stored bytes differ from what was written: stop, and check the store."""
 
     exit_code = 8
 
 
 class BundleError(CorruptionError):
-    """A bundle is cut short, damaged or made up; ``offset`` is the byte from which on it fails."""
+    """A bundle is truncated, damaged or forged; ``offset`` is the position of the first fault."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
-        super().__init__(f"{path} fails at byte {offset}: {reason}; export or copy it again")
+        super().__init__(f"{path} is invalid at byte {offset}: {reason}; export or copy it again")
         self.path = path
         self.offset = offset
         self.reason = reason
 
 
 class FormatError(CasstoreError):
-    """The files are of another family or version than this release reads."""
+    """The files have a family or version that this release does not read."""
 
     exit_code = 9
 
 
 class ForeignStoreError(FormatError):
-    """The environment was made by something else; it is left untouched."""
+    """The directory or schema was not created by casstore; it is left unchanged."""
 
 
 class ForeignSourceError(ForeignStoreError):
-    """What is to be moved into a store is not of the program that it was said to be of."""
+    """The import source does not belong to the program that the call names."""
 
 
 class SourceVersionError(ForeignSourceError):
-    """What is to be moved into a store is of a version whose layout is not known here."""
+    """The import source has a schema version that this release does not read."""
 
     def __init__(self, place: str, found: int, supported: Sequence[int]) -> None:
         known = ", ".join(map(str, supported))
@@ -646,7 +730,7 @@ class SourceVersionError(ForeignSourceError):
 
 
 class ForeignBundleError(FormatError):
-    """The file is no bundle, or of a kind or version that this release does not read."""
+    """The file is not a bundle, or has a kind or version that this release does not read."""
 
 
 class FormatVersionError(FormatError):
@@ -663,7 +747,7 @@ class FormatVersionError(FormatError):
 
 
 class RecordsSchemaError(FormatError):
-    """Records of a kind are of another family or version, or it cannot be told of which."""
+    """The records have an unknown family or version, or one that this release does not read."""
 
     def __init__(self, place: str, found: str, expected: str) -> None:
         super().__init__(
@@ -675,33 +759,45 @@ class RecordsSchemaError(FormatError):
 
 
 class StorageError(CasstoreError):
-    """The disk, the map or the permissions refused; nothing was half-written."""
+    """The disk, the map or the permissions refused the operation; no partial write remains."""
 
     exit_code = 10
 
 
 class StorageFullError(StorageError):
-    """No room is left on the disk or in the map; the store stays usable."""
+    """The disk or the map is full; the store stays usable."""
+
+
+class UnreadablePathError(StorageError):
+    """A file or directory of a workspace cannot be read; no snapshot was taken."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"cannot read {path}: {reason}; correct its permissions, ignore it, or pass "
+            "skip_unreadable=True (--skip-unreadable) to leave it out by name"
+        )
+        self.path = path
+        self.reason = reason
 
 
 class AddressSpaceError(StorageError):
-    """The process may not map the store's file: its limit on address space is below ``map_bytes``.
+    """The process cannot map the store's file: its address space limit is below ``map_bytes``.
 
-    Nothing was allocated: a map takes addresses, and neither memory nor disk before it is used.
+    A map reserves addresses only; it takes memory and disk space when it is used.
     """
 
 
 class StorageUnavailableError(StorageError):
-    """The server that holds the store cannot be reached, or went away: try again later.
+    """The server that holds the store cannot be reached: retry later.
 
-    Whether a write that ends like this has happened is not known. It happens at most once.
+    A write that ends with this error may have happened; it happens at most once.
     """
 
 
 class UnsafePayloadError(CasstoreError):
-    """Serialised bytes name a type or codec that may not be loaded; nothing was run.
+    """Serialised bytes refer to a type or codec that must not be loaded; no code was run.
 
-    ``name`` is what they name: allow it if it is yours, distrust the bytes if it is not.
+    ``name`` is the type or codec: allow it if it is yours, else distrust the bytes.
     """
 
     exit_code = 11

@@ -1,9 +1,9 @@
 """The store: blobs and values by digest, in one directory.
 
-``open`` gives a ``Store``. Everything it offers is one call, one transaction: it
-happens wholly or not at all, and what it returns is as durable as the store was
-opened to be (P5). A store may be used from many threads and opened by many
-processes at the same time.
+``open`` returns a ``Store``. A call that writes is usually one atomic transaction, as durable as
+the ``durability`` that the store was opened with (P5); some calls, such as ``put_stream``,
+``delete_session`` and maintenance, can use several. Many threads can share a store, and
+many processes can open it at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from casstore.engine.forks import Lock
 from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
     COLD_AGE_MS,
-    MAX_STAMP_MS,
+    DEFAULT_BATCH,
+    DEFAULT_GRACE_MS,
     Engine,
     NewObject,
     Packing,
@@ -30,6 +31,7 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
+from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES, DEFAULT_MAX_BYTES
@@ -38,19 +40,24 @@ from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
+    from casstore.maintenance.check import CheckReport
+    from casstore.maintenance.gc import GcReport
+    from casstore.maintenance.progress import Progress
+    from casstore.maintenance.retention import Policy, RetentionReport
+    from casstore.maintenance.vacuum import VacuumReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
     from casstore.session.compare import Comparison
-    from casstore.session.data import Entry, Head, Node, NodeDraft, Pin, SessionInfo, SessionMeta
+    from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
     from casstore.session.session import Session
     from casstore.session.state import Runtime
 
-# An engine is imported when a store is opened on it, and viewing, editing, comparing and
-# sessions by the methods that do so: together they are most of what importing all would cost.
+# Engines, views, edits, comparisons and sessions are imported when first used: together they are
+# most of the import time.
 
 _READ_BATCH = 256
 _SERVERS = ("postgresql://", "postgres://")
-# What somebody writes who means a server, be it one of another kind or misspelled.
+# Matches URLs, including those of unsupported servers and mistyped ones.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|postgres(ql)?:", re.IGNORECASE)
 
 
@@ -68,14 +75,13 @@ def open(
     auto_train: bool = True,
     auto_pack: bool = False,
 ) -> Store:
-    """Open the store at ``path``, creating it if it is not there.
+    """Open the store at ``path``; create it if it does not exist.
 
     ``path`` is a directory, or ``postgresql://…`` for a store on a server that many machines
-    share (``docs/postgres.md``); what is said of LMDB and its file below is then refused.
-    ``durability`` says what a call that writes waits for: ``full`` until a power loss cannot undo
-    it; ``relaxed`` does not wait, and a power loss may undo what was committed within the last
-    moment. Either survives the death of the process. Processes may choose differently, and so
-    may each commit.
+    share (``docs/guides/postgres.md``); the options for LMDB and its file are then refused.
+    ``durability`` is what a call that writes waits for: ``full`` waits for the disk, so a power
+    loss cannot undo the write; ``relaxed`` does not wait, and a power loss may undo the latest
+    commits. Both survive a crash of the process. Each process and each commit can choose.
     ``readonly`` never writes and never creates. ``verify`` checks the whole file before
     LMDB maps it and every digest after; it needs the store for itself.
     ``map_bytes`` bounds the file (address space, not disk); by default the file may grow as long
@@ -83,8 +89,8 @@ def open(
     applied less often, and takes longer to read after a crash. ``cache_bytes`` bounds the
     inflated content kept in memory; ``lmdb_version`` (0 or 1) picks LMDB's file format for a new
     store. ``auto_train`` tries compression dictionaries now and then, in a thread of its own, as
-    content grows; ``auto_pack`` does so with ``pack``, for programs that run long and have nobody
-    else to call it.
+    content grows; ``auto_pack`` calls ``pack`` in the same way, for long-running programs without
+    scheduled maintenance.
 
     >>> with casstore.open(place / "new") as store:
     ...     name = store.put_value({"role": "user", "text": "hello"})
@@ -105,8 +111,8 @@ def open(
         auto_pack=auto_pack,
     )
     if is_server(place):
-        told = (verify, map_bytes, log_bytes, lmdb_version, auto_train, auto_pack)
-        if told != (False, None, None, None, True, False):
+        options = (verify, map_bytes, log_bytes, lmdb_version, auto_train, auto_pack)
+        if options != (False, None, None, None, True, False):
             raise InvalidInputError(
                 "verify, map_bytes, log_bytes, lmdb_version, auto_train and auto_pack are for "
                 "stores in a directory, not on a server"
@@ -122,9 +128,9 @@ def open(
         )
     url = _URL.match(place)
     if url is not None:
-        # Taken for a directory it would be made, and everything would go there unseen.
+        # As a path, it would silently create a directory of this name.
         raise InvalidInputError(
-            f"{url[0]}… names no store; one is a directory, or {_SERVERS[0]}HOST/DATABASE"
+            f"path must be a directory or {_SERVERS[0]}HOST/DATABASE, got a URL with {url[0]}"
         )
     with importing():
         from casstore.engine.lmdb import sharing
@@ -166,7 +172,7 @@ def _check_options(
         check_count(log_bytes, "log_bytes", least=512 << 10)
     check_count(cache_bytes, "cache_bytes")
     if lmdb_version is not None and (type(lmdb_version) is not int or lmdb_version not in (0, 1)):
-        raise InvalidInputError(f"lmdb_version is 0, 1 or None, not {lmdb_version!r:.40}")
+        raise InvalidInputError(f"lmdb_version must be 0, 1 or None, got {lmdb_version!r:.60}")
 
 
 def is_server(place: str) -> bool:
@@ -175,19 +181,19 @@ def is_server(place: str) -> bool:
 
 
 def shown_place(place: str) -> str:
-    """A store's place as it may be shown to anybody: a URL without its password."""
+    """The path or URL of a store for messages: a URL without its password."""
     if not is_server(place):
         return place
     with importing():
         from casstore.engine.postgres.address import split
 
     kind, who, where, parameters = split(place)
-    told = "&".join(
+    query = "&".join(
         [word for word in parameters if not word.partition("=")[0].endswith("password")]
     )
     user = re.split("[:@]", who)[0] + "@" if who else ""
     said = f"{kind}{user}{where}"
-    return f"{said}?{told}" if told else said
+    return f"{said}?{query}" if query else said
 
 
 def _on_server(url: str, **options: Any) -> Engine:
@@ -205,22 +211,22 @@ def _on_server(url: str, **options: Any) -> Engine:
     where = address.parse(url)
     if where.cache is not None:
         with importing():
-            from casstore.engine.lmdb.disk_cache import DiskCache
+            from casstore.engine.postgres.disk_cache import DiskCache
 
         options["spare"] = DiskCache(where.cache, where.cache_mib << 20)
     return PostgresEngine(where, **options)
 
 
 def check_store(store: Any) -> None:
-    """Refuse what is no store: a path is opened first, and what is awaited has a ``sync``."""
+    """Raise InvalidInputError unless this is a Store, and not a path or an async store."""
     if not isinstance(store, Store):
-        raise InvalidInputError(f"a store is what casstore.open gives, not {store!r:.80}")
+        raise InvalidInputError(f"store must be an open Store, got {store!r:.60}")
 
 
 class Store:
     """Blobs and values by digest. Use as a context manager, or call ``close``.
 
-    ``Store(engine)`` runs on any engine; ``casstore.open`` is the usual way to one.
+    ``Store(engine)`` takes any engine; most callers use ``casstore.open``.
 
     The examples of its methods use ``store``, an open store, and ``place``, a directory. In the
     store is the session ``s``: a question, labelled ``start``, and then the answer.
@@ -240,7 +246,7 @@ class Store:
 
     @property
     def engine(self) -> Engine:
-        """Where this store keeps its objects and rows; ClosedError once it is closed.
+        """The engine that stores the objects and rows; ClosedError once the store is closed.
 
         >>> store.engine.path == str(place / "store")
         True
@@ -250,7 +256,7 @@ class Store:
         return self._open_engine
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is allowed.
+        """Close the files. Closing twice is allowed.
 
         >>> store.close()
         >>> store.put_blob(b"too late")
@@ -299,9 +305,9 @@ class Store:
     def pack(self, *, min_age_ms: int = COLD_AGE_MS) -> PackReport:
         """Rewrite small slabs into large ones: less space, and long paths are read faster.
 
-        What was stored within ``min_age_ms`` is left as it is. In short steps, beside running
-        readers and writers; it can be stopped at any moment. ``maintenance.pack`` is the
-        same and tells how far it has come.
+        Objects stored within the last ``min_age_ms`` are left alone. Packing runs in short steps,
+        concurrently with readers and writers, and can be interrupted at any time.
+        ``maintenance.pack`` is the same and reports progress.
 
         >>> digests = [store.put_value({"step": step}) for step in range(100)]
         >>> report = store.pack(min_age_ms=0)
@@ -311,9 +317,120 @@ class Store:
         engine = self.engine
         if not isinstance(engine, Packing):
             raise InvalidInputError("the engine of this store has nothing to pack")
-        if type(min_age_ms) is not int or not 0 <= min_age_ms <= MAX_STAMP_MS:
-            raise InvalidInputError(f"an age of 0 ms or more, not {min_age_ms!r}")
+        with importing():
+            from casstore.session.arguments import check_ms
+
+        check_ms(min_age_ms, "min_age_ms")
         return engine.pack(min_age_ms=min_age_ms)
+
+    # --- maintenance --------------------------------------------------------------------
+
+    def gc(
+        self,
+        *,
+        grace_ms: int = DEFAULT_GRACE_MS,
+        dry_run: bool = False,
+        batch: int = DEFAULT_BATCH,
+        progress: Progress | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> GcReport:
+        """Remove the objects that nothing refers to; see ``maintenance.gc.collect``.
+
+        >>> digest = store.put_blob(b"nothing refers to this")
+        >>> store.gc(grace_ms=0).objects_swept, digest in store
+        (1, False)
+        """
+        with importing():
+            from casstore.maintenance import gc
+
+        return gc.collect(
+            self, grace_ms=grace_ms, dry_run=dry_run, batch=batch, progress=progress, stop=stop
+        )
+
+    def vacuum(
+        self,
+        *,
+        sessions: Sequence[str] | None = None,
+        grace_ms: int = DEFAULT_GRACE_MS,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> VacuumReport:
+        """Remove hidden nodes and expired rows, collect, and pack; see ``maintenance.vacuum``.
+
+        >>> hidden = session.tombstone(["ask"])
+        >>> [done.nodes_removed for done in store.vacuum(grace_ms=0).sessions]
+        [1]
+        """
+        with importing():
+            from casstore.maintenance import vacuum
+
+        return vacuum.vacuum(
+            self,
+            sessions=sessions,
+            grace_ms=grace_ms,
+            dry_run=dry_run,
+            progress=progress,
+            stop=stop,
+        )
+
+    def prune(
+        self,
+        *,
+        sessions: Iterable[str] | None = None,
+        prefix: str = "",
+        policy: Policy | None = None,
+        override_policies: bool = False,
+        progress: Progress | None = None,
+    ) -> RetentionReport:
+        """Delete the revisions and sessions that the policy does not keep.
+
+        The same as ``maintenance.retention.plan``, then ``execute``. ``gc`` reclaims the bytes.
+
+        >>> from casstore.maintenance.retention import Policy
+        >>> store.prune(policy=Policy(last=1, labelled=False)).revisions_removed
+        1
+        """
+        with importing():
+            from casstore.maintenance import retention
+
+        plan = retention.plan(
+            self,
+            sessions=sessions,
+            prefix=prefix,
+            policy=policy,
+            override_policies=override_policies,
+            progress=progress,
+        )
+        return retention.execute(self, plan, progress=progress)
+
+    def check(
+        self,
+        *,
+        level: str = "connectivity",
+        since_last: bool = False,
+        share: float = 0.05,
+        seed: int | None = None,
+        max_findings: int = 100,
+        progress: Progress | None = None,
+    ) -> CheckReport:
+        """Look for damage, and report it; see ``maintenance.check``.
+
+        >>> store.check(level="full").sound
+        True
+        """
+        with importing():
+            from casstore.maintenance import check
+
+        return check.check(
+            self,
+            level=level,
+            since_last=since_last,
+            share=share,
+            seed=seed,
+            max_findings=max_findings,
+            progress=progress,
+        )
 
     # --- putting ------------------------------------------------------------------------
 
@@ -325,7 +442,7 @@ class Store:
         True
         """
         if type(content) is not bytes:
-            raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+            raise InvalidInputError(f"content must be bytes, got {content!r:.60}")
         if len(content) >= CHUNKED_BLOB_MIN_BYTES:
             return self.put_many((content,))[0]
         digest = Digest.of_blob(content)
@@ -353,8 +470,8 @@ class Store:
         (b'pixels', 'look')
         """
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | dict):
-            # One of these is a single value, and would be stored piecemeal.
-            raise InvalidInputError(f"blobs and values are a list, not {type(items).__name__}")
+            # Each of these is a single value; iterating would store its parts.
+            raise InvalidInputError(f"items must be a list, got {items!r:.60}")
         writer = PieceWriter()
         digests = [
             Digest(
@@ -368,7 +485,7 @@ class Store:
         return digests
 
     def put_stream(self, source: BinaryIO) -> Digest:
-        """Store everything a binary file has to give, as one blob, in little memory.
+        """Store the content of a binary file as one blob, in bounded memory.
 
         >>> file = place / "large.bin"
         >>> file.write_bytes(b"all of it" * 100_000)
@@ -407,7 +524,7 @@ class Store:
     def get_many(
         self, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> list[Any]:
-        """Many at once, in order, each as ``put_many`` took it.
+        """Blobs and values in the order of ``digests``; the counterpart of ``put_many``.
 
         >>> digests = store.put_many([b"a blob", ["a", "value"]])
         >>> store.get_many(digests)
@@ -424,7 +541,7 @@ class Store:
         return got
 
     def open_blob(self, digest: bytes) -> io.BufferedReader:
-        """A blob as a seekable file; each part is verified before it is given.
+        """A blob as a seekable file; each part is verified before it is returned.
 
         >>> digest = store.put_blob(b"0123456789" * 100_000)
         >>> with store.open_blob(digest) as file:
@@ -435,20 +552,25 @@ class Store:
         reader = PieceReader(self.engine)
         return io.BufferedReader(blobs.BlobReader(reader, digest, reader.get(digest)))
 
-    def view(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
-        """A large list or map, read on demand: see ``View``. Other values come as they are.
+    def view(self, digest: bytes | Link, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
+        """A large list or map, read on demand: see ``View``. Other values are returned whole.
+
+        Takes a digest, or a ``Link`` such as a component of a checkpoint.
 
         >>> digest = store.put_value([{"step": step} for step in range(10_000)])
         >>> view = store.view(digest)
         >>> view[9_000]["step"], len(view)
         (9000, 10000)
+        >>> store.view(session.checkpoint().tool_state)["cwd"]
+        '/repo'
         """
         with importing():
             from casstore.objects import view
 
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
-        return view.open_view(reader, digest, reader.get(digest), max_bytes)
+        name = _target(digest)
+        return view.open_view(reader, name, reader.get(name), max_bytes)
 
     def missing(self, digests: Sequence[bytes]) -> list[Digest]:
         """Those of ``digests`` that are not in the store.
@@ -465,11 +587,11 @@ class Store:
 
     # --- changing and comparing --------------------------------------------------------------
 
-    def edit(self, digest: bytes, *edits: Edit) -> Digest:
-        """Store the value that ``edits``, one after the other, make of a stored one.
+    def edit(self, digest: bytes | Link, *edits: Edit) -> Digest:
+        """Apply ``edits``, in order, to a stored value, and store the result.
 
-        Reads and writes only the pieces on the way; the result has the digest that
-        storing the changed value whole would give.
+        Reads and writes only the pieces on the paths of the edits. The digest is the same as if the
+        changed value were stored whole. ``Session.edit`` does this for a component of a session.
 
         >>> old = store.put_value({"name": "draft", "steps": ["plan", "write"]})
         >>> new = store.edit(old, Set(["name"], "report"), Append(["steps"], "read again"))
@@ -481,16 +603,17 @@ class Store:
 
         writer = PieceWriter()
         reader = PendingReader(self.engine, writer)
+        name = _target(digest)
         if not edits:
-            reader.get(digest)
+            reader.get(name)
         for change in edits:
-            digest = edit.apply_edit(reader, digest, change, writer.emit)
-        writer.keep_reachable(digest)
+            name = edit.apply_edit(reader, name, change, writer.emit)
+        writer.keep_reachable(name)
         writer.flush(self.engine)
-        return Digest(digest)
+        return Digest(name)
 
     def diff(
-        self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
+        self, old: bytes | Link, new: bytes | Link, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> Iterator[Change]:
         """The changes that turn ``old`` into ``new``; reads only the pieces that differ.
 
@@ -504,8 +627,9 @@ class Store:
 
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
-        first, second = reader.get(old), reader.get(new)
-        return diff.diff_objects(reader, (old, first), (new, second), max_bytes)
+        before, after = _target(old), _target(new)
+        first, second = reader.get(before), reader.get(after)
+        return diff.diff_objects(reader, (before, first), (after, second), max_bytes)
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -543,10 +667,10 @@ class Store:
         subjects: Sequence[str] = (),
         ttl_ms: int | None = None,
     ) -> SessionMeta:
-        """Write down what is known of a session, unless something is: then that is returned.
+        """Store the metadata of a session; if it has metadata, return that unchanged.
 
-        A session needs no creating before the first commit. ``subjects`` say whom it is
-        about; they are added also to a session that is there. With ``ttl_ms`` it expires.
+        A session need not be created before its first commit. ``subjects`` are the people or things
+        it is about; they are added to an existing session, too. With ``ttl_ms`` it expires.
 
         >>> meta = store.create_session("trip", name="A trip to Rome", model="model-1")
         >>> store.create_session("trip", name="Another").name
@@ -571,7 +695,7 @@ class Store:
     def sessions(
         self, *, after: str | None = None, limit: int | None = None, prefix: str = ""
     ) -> Iterator[SessionInfo]:
-        """All sessions in order of id, from behind ``after`` on; read a page at a time.
+        """All sessions in order of id, those after ``after`` if given; read in pages.
 
         >>> head = store.fork("s", "t")
         >>> [(info.meta.session, info.first_user_message) for info in store.sessions()]
@@ -583,9 +707,9 @@ class Store:
         return catalogue.list_sessions(self._runtime, after, limit, prefix)
 
     def delete_session(self, session_id: str) -> bool:
-        """Take a session away for good; False if it is not there. Its id is not given again.
+        """Delete a session for good; False if it does not exist. Its id cannot be reused.
 
-        What forks of it share stays; the rest is garbage from then on.
+        Objects that its forks share stay; gc can collect the rest.
 
         >>> store.delete_session("s")
         True
@@ -605,22 +729,18 @@ class Store:
         at: int | str | Entry | None = None,
         node: str | None = None,
         subjects: Sequence[str] | None = None,
-        append: Sequence[NodeDraft | Node] = (),
+        append: Sequence[Any] = (),
     ) -> Head:
-        """Make a new session that stands where another does, or did ``at`` a revision.
+        """Create a session from the head of another, or from its revision ``at``.
 
-        With ``node`` the fork ends in that node and has only the path to it. It is about
-        whom the source is about, or about the ``subjects`` given. Whatever the session's
-        length, one row is written; afterwards the two go their own ways. ``append`` takes
-        nodes as a commit does: the fork begins with them, one revision later, in the same write.
+        With ``node`` the fork ends in that node and has only the path to it. Its subjects are
+        ``subjects``, or those of the source. Forking copies no objects, however long the session
+        is; afterwards the two are independent. ``append`` takes nodes as a commit does: the first
+        revision of the fork has them and is one revision later, in the same write.
 
         >>> store.fork("s", "another way", at="start").leaf
         'ask'
-        >>> fork = store.session("another way")
-        >>> result = fork.commit(Commit(append=[NodeDraft("right", "right")], lease=UNFENCED))
-        >>> [node.id for node in fork.nodes()], [node.id for node in store.session("s").nodes()]
-        (['ask', 'right'], ['ask', 'left'])
-        >>> store.fork("s", "third way", at="start", append=[NodeDraft("on", "on")]).revision
+        >>> store.fork("s", "third way", at="start", append=["right"]).revision
         2
         """
         with importing():
@@ -635,7 +755,7 @@ class Store:
         )
 
     def sessions_about(self, subject: str) -> Iterator[str]:
-        """The ids of the sessions about somebody, found without looking at others.
+        """The ids of the sessions with this subject, found through an index.
 
         >>> meta = store.create_session("trip", subjects=["anna"])
         >>> list(store.sessions_about("anna"))
@@ -650,11 +770,14 @@ class Store:
         self,
         old: Session | str | tuple[str, int | str | Entry | None] | bytes,
         new: Session | str | tuple[str, int | str | Entry | None] | bytes,
+        *,
+        describe: bool = True,
     ) -> Comparison:
-        """What turns one checkpoint into another; reads only what differs.
+        """The differences from one checkpoint to another; reads only what differs.
 
         Each side is a session (its head), a session id with a revision or label, or the
-        digest of a manifest.
+        digest of a manifest. ``describe=False`` leaves ``details`` empty, such as the changed
+        files of a workspace, and does not read them.
 
         >>> found = store.compare(("s", "start"), "s")
         >>> [node.id for node in found.added], found.ancestor.id
@@ -665,32 +788,13 @@ class Store:
             from casstore.session.attempts import read_again
 
         return read_again(
-            lambda: compare.compare(
-                PieceReader(self.engine),
-                self._runtime.index_cache,
-                self._manifest_of(old),
-                self._manifest_of(new),
-            )
+            lambda: compare.compare_places(self._runtime, old, new, describe=describe)
         )
 
-    def _manifest_of(
-        self, place: Session | str | tuple[str, int | str | Entry | None] | bytes
-    ) -> bytes:
-        with importing():
-            from casstore.session.session import Session
-
-        if isinstance(place, bytes):
-            return place
-        if isinstance(place, tuple) and len(place) != 2:
-            raise InvalidInputError(f"a session id with a revision or label, not {place!r}")
-        session, at = place if isinstance(place, tuple) else (place, None)
-        name = session.id if isinstance(session, Session) else session
-        return self._runtime.at(name, at).head.manifest
-
     def tag(self, name: str, digest: bytes, *, move: bool = False, note: str | None = None) -> Pin:
-        """Let a name keep an object and all it links to, for good.
+        """Make a name keep an object and all it links to alive, without end.
 
-        NameTakenError if the name keeps another one, unless ``move``.
+        NameTakenError if the name belongs to another object, unless ``move``.
 
         >>> tag = store.tag("release", store.session("s").head().manifest, note="what we shipped")
         >>> store.compare(tag.digest, "s").equal
@@ -704,9 +808,9 @@ class Store:
     def pin(
         self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
     ) -> Pin:
-        """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew.
+        """Make a name keep an object and all it links to alive for ``ttl_ms``, from this call on.
 
-        NameTakenError if the name is a tag: a pin must not end what a tag keeps for good.
+        NameTakenError if the name is a tag: a pin, which may expire, must not replace it.
 
         >>> digest = store.put_value({"plan": "not in a session yet"})
         >>> pin = store.pin("worker-1/plan", digest, ttl_ms=3_600_000)
@@ -721,7 +825,7 @@ class Store:
         )
 
     def unpin(self, name: str) -> bool:
-        """Take a tag or pin away; False if there is none.
+        """Remove a tag or pin; False if it does not exist.
 
         >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"))
         >>> store.unpin("worker-1/plan"), store.unpin("worker-1/plan")
@@ -733,7 +837,7 @@ class Store:
         return pins.remove(self._runtime, name)
 
     def find_pin(self, name: str) -> Pin | None:
-        """A tag or pin; None if there is none, or its time is up.
+        """A tag or pin; None if it does not exist or has expired.
 
         >>> tag = store.tag("release", store.session("s").head().manifest)
         >>> store.find_pin("release") == tag
@@ -747,7 +851,7 @@ class Store:
         return pins.find(self._runtime, name)
 
     def pins(self, *, prefix: str = "", expired: bool = False) -> Iterator[Pin]:
-        """Tags and pins by name; those whose time is up only with ``expired``.
+        """Tags and pins in order of name; expired pins only with ``expired``.
 
         >>> for name in ("worker-1/plan", "worker-2/plan", "worker-2/notes"):
         ...     pin = store.pin(name, store.put_blob(b"work"))
@@ -766,13 +870,21 @@ def _read(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int
     return values.read_value(reader, digest, item, max_bytes=max_bytes)
 
 
+def _target(place: bytes | Link) -> bytes:
+    """The digest of an object, or the one that a link leads to."""
+    return place.digest if isinstance(place, Link) else place
+
+
 def _check_limit(max_bytes: int) -> None:
     if type(max_bytes) is not int or max_bytes < 0:
-        raise InvalidInputError(f"max_bytes is a whole number from 0 on, not {max_bytes!r}")
+        with importing():
+            from casstore.session.arguments import check_count
+
+        check_count(max_bytes, "max_bytes")
 
 
 def _listed(digests: Iterable[bytes]) -> Sequence[bytes]:
-    """Digests that can be gone through more than once, as engines do."""
+    """The digests as a sequence: engines iterate over them more than once."""
     if not isinstance(digests, Iterable) or isinstance(digests, str | bytes | dict):
-        raise InvalidInputError(f"digests are a list, not {type(digests).__name__}")
+        raise InvalidInputError(f"digests must be a list, got {digests!r:.60}")
     return digests if isinstance(digests, list | tuple) else list(digests)

@@ -5,14 +5,15 @@ a disk, and calls awaited together share a flush (group commit). Waiting for a s
 to move takes no thread.
 
     async with casstore.aio.open("store") as store:
-        name = await store.put_value({"role": "user", "text": "hello"})
-        head = await store.session("id").wait(after=3)
+        await store.session("agent").append({"role": "user", "text": "hello"})
+        head = await store.session("agent").wait(after=3)
 """
 
 from __future__ import annotations
 
 from casstore.aio.session import (
     AsyncAttachments,
+    AsyncHeldSession,
     AsyncNodes,
     AsyncQueue,
     AsyncSession,
@@ -23,6 +24,7 @@ from casstore.aio.store import AsyncBlob, AsyncStore, AsyncView, open
 __all__ = [
     "AsyncAttachments",
     "AsyncBlob",
+    "AsyncHeldSession",
     "AsyncNodes",
     "AsyncQueue",
     "AsyncSession",

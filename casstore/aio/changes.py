@@ -7,16 +7,23 @@ event loop, however many tasks wait, and closes it when the last task stops wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from casstore.engine.forks import Lock
 from casstore.engine.protocol import Engine, Watch
 from casstore.errors import CasstoreError
+from casstore.session.waiting import Look, pause_s
 
 Found = TypeVar("Found")
-Submit = Callable[[Callable[[], Watch]], Future[Watch]]
+
+
+class Submit(Protocol):
+    """Begins a call in a thread."""
+
+    def __call__(self, call: Callable[[], Found], /) -> Future[Found]: ...
 
 
 class _Closable(Protocol):
@@ -41,10 +48,13 @@ class Changes:
         self._lock = Lock()
         self._by_loop: dict[asyncio.AbstractEventLoop, LoopChanges] = {}
 
-    async def until(
-        self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
-    ) -> Found | None:
-        """What ``look`` returns, now or after a change; None if ``timeout_s`` pass without it."""
+    async def until(self, look: Look[Found], timeout_s: float | None) -> Found | None:
+        """What ``look`` returns, now or later; None if ``timeout_s`` pass without it.
+
+        ``look`` runs in a thread, as in ``session.waiting``; waiting takes none.
+        """
+        if timeout_s is not None and timeout_s <= 0:
+            return await asyncio.wrap_future(self._submit(look))
         loop = asyncio.get_running_loop()
         with self._lock:
             own = self._by_loop.get(loop)
@@ -93,9 +103,7 @@ class LoopChanges:
         """True if no task waits."""
         return not self._waiting
 
-    async def until(
-        self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
-    ) -> Found | None:
+    async def until(self, look: Look[Found], timeout_s: float | None) -> Found | None:
         """As ``Changes.until``."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         changed = asyncio.Event()
@@ -105,14 +113,17 @@ class LoopChanges:
             await self._watch()
             while True:
                 changed.clear()
-                found = await look()
-                if found is not None or (deadline is not None and self._loop.time() >= deadline):
+                found = await asyncio.wrap_future(self._submit(look))
+                now = self._loop.time()
+                if found is not None or (deadline is not None and now >= deadline):
                     return found
+                left_s = math.inf if deadline is None else deadline - now
+                wait_s = pause_s(look.due_s, left_s)
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    async with asyncio.timeout(None if wait_s == math.inf else wait_s):
                         await changed.wait()
                 except TimeoutError:
-                    continue  # for a last look
+                    continue  # for another look, maybe the last
         finally:
             self._waiting.discard(changed)
             if not self._waiting:

@@ -117,7 +117,7 @@ class StorePool:
         return self._opened()
 
     def _join(self) -> _Opening | None:
-        """The opening under way, begun if there is none; None if the store is open."""
+        """The opening under way, begun if necessary; None if the store is open."""
         with self._lock:
             self._check()
             if self._store is not None:

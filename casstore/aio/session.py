@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Literal, NamedTuple
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import Proxy, awaited, iterated, opened
+from casstore.errors import CasstoreError
 from casstore.session import loading
+from casstore.session.arguments import check_seconds
 from casstore.session.attachments import Attachments
-from casstore.session.data import Checkpoint, CommitResult, Given, Head, Lease, Node, Usage
+from casstore.session.compare import Comparison
+from casstore.session.data import Checkpoint, Claim, CommitResult, Head, Lease, Node, Usage
+from casstore.session.holding import HeldSession
+from casstore.session.leases import Claiming
+from casstore.session.loading import At
 from casstore.session.nodes import Nodes
-from casstore.session.queue import Queue
+from casstore.session.queue import IDLE, Queue
 from casstore.session.session import Session, SessionState
 
 
@@ -22,8 +30,7 @@ class AsyncNodes(Proxy[Nodes]):
     >>> async def main():
     ...     async with casstore.aio.open(place / "new") as store:
     ...         session = store.session("s")
-    ...         drafts = [NodeDraft(str(n), n) for n in range(5)]
-    ...         await session.commit(Commit(append=drafts, lease=UNFENCED))
+    ...         await session.append(*range(5))
     ...         nodes = await session.nodes()
     ...         return len(nodes), [node.payload async for node in nodes[-2:]]
     >>> asyncio.run(main())
@@ -60,7 +67,7 @@ class AsyncSessionState(NamedTuple):
     >>> async def main():
     ...     async with casstore.aio.open(place / "new") as store:
     ...         session = store.session("s")
-    ...         await session.commit(Commit(append=[NodeDraft("a", "hello")], lease=UNFENCED))
+    ...         await session.append(NodeDraft("a", "hello"))
     ...         state = await session.load()
     ...         return state.leaf, [node.payload async for node in state.nodes]
     >>> asyncio.run(main())
@@ -80,6 +87,10 @@ def _show_state(pool: StorePool, state: SessionState | None) -> AsyncSessionStat
         return None
     fields = state._asdict() | {"nodes": AsyncNodes(pool, state.nodes)}
     return AsyncSessionState(**fields)
+
+
+def _show_session(pool: StorePool, session: Session) -> AsyncSession:
+    return AsyncSession(pool, session)
 
 
 class AsyncQueue(Proxy[Queue]):
@@ -117,7 +128,7 @@ class AsyncAttachments(Proxy[Attachments]):
     ...     async with casstore.aio.open(place / "new") as store:
     ...         session = store.session("s")
     ...         image = await session.attachments.put(b"pixels")
-    ...         await session.commit(Commit(attachments=[image.id], lease=UNFENCED))
+    ...         await session.commit(attachments=[image.id])
     ...         return (await session.attachments.find(image.id)).state
     >>> asyncio.run(main())
     'committed'
@@ -146,7 +157,7 @@ class AsyncSession(Proxy[Session]):
     ...     async with casstore.aio.open(place / "new") as store:
     ...         session = store.session("s")
     ...         moved = asyncio.create_task(session.wait(after=0))
-    ...         await session.commit(Commit(append=[NodeDraft("a", "hello")], lease=UNFENCED))
+    ...         await session.append("hello")
     ...         return (await moved).revision
     >>> asyncio.run(main())
     1
@@ -168,7 +179,11 @@ class AsyncSession(Proxy[Session]):
     usage = awaited(Session.usage)
     meta = awaited(Session.meta)
     info = awaited(Session.info)
+    append = awaited(Session.append)
+    edit = awaited(Session.edit)
     commit = awaited(Session.commit)
+    find_turn = awaited(Session.find_turn)
+    fork = opened(Session.fork, _show_session)
     rewind = awaited(Session.rewind)
     tombstone = awaited(Session.tombstone)
     rename = awaited(Session.rename)
@@ -185,7 +200,6 @@ class AsyncSession(Proxy[Session]):
     protect = awaited(Session.protect)
     unprotect = awaited(Session.unprotect)
     protections = awaited(Session.protections)
-    claim_lease = awaited(Session.claim_lease)
     renew_lease = awaited(Session.renew_lease)
     release_lease = awaited(Session.release_lease)
 
@@ -193,15 +207,37 @@ class AsyncSession(Proxy[Session]):
         self,
         other: AsyncSession | str,
         *,
-        lease: Lease | Literal[Given.UNFENCED] | None = None,
+        lease: Lease | None = None,
         expected: int | None = None,
         label: str | None = None,
     ) -> CommitResult:
         """As ``Session.adopt``."""
-        source = other.sync if isinstance(other, AsyncSession) else other
         return await self._pool.run(
-            self.sync.adopt, source, lease=lease, expected=expected, label=label
+            self.sync.adopt, _sync(other), lease=lease, expected=expected, label=label
         )
+
+    async def diff(
+        self, other: AsyncSession | str, *, at: At = None, other_at: At = None
+    ) -> Comparison:
+        """As ``Session.diff``.
+
+        Printing it reads payloads, so do that in a thread: ``await store.run(str, found)``.
+        """
+        return await self._pool.run(self.sync.diff, _sync(other), at=at, other_at=other_at)
+
+    async def claim_lease(
+        self, owner: str, ttl_ms: int, *, wait_s: float | None = None
+    ) -> Lease | None:
+        """As ``Session.claim_lease``; waiting takes no thread."""
+        claiming = Claiming(self.sync._runtime, self.id, owner, ttl_ms)
+        if wait_s is None:
+            return await self._pool.run(claiming)
+        check_seconds(wait_s, "wait_s")
+        return await _claimed(self._pool, claiming, wait_s)
+
+    def hold(self, owner: str, *, ttl_s: float = 30, wait_s: float = 0) -> AsyncHeldSession:
+        """As ``Session.hold``, for ``async with``; waiting takes no thread."""
+        return AsyncHeldSession(self._pool, self.sync.hold(owner, ttl_s=ttl_s, wait_s=wait_s))
 
     async def wait(self, after: int, timeout_s: float | None = None) -> Head | None:
         """As ``Session.wait``, without a thread: any number of tasks may wait.
@@ -209,11 +245,7 @@ class AsyncSession(Proxy[Session]):
         ClosedError if the store is closed meanwhile.
         """
         loading.check_wait(after, timeout_s)
-
-        async def moved() -> Head | None:
-            head = await self.head()
-            return head if head is not None and head.revision > after else None
-
+        moved = loading.Moved(self.sync._runtime, self.id, after)
         return await self._pool.changes.until(moved, timeout_s)
 
     @property
@@ -225,3 +257,66 @@ class AsyncSession(Proxy[Session]):
     def attachments(self) -> AsyncAttachments:
         """As ``Session.attachments``."""
         return AsyncAttachments(self._pool, self.sync.attachments)
+
+
+class AsyncHeldSession(AsyncSession):
+    """A ``HeldSession`` whose operations are awaited.
+
+    A cancelled ``work`` may still claim a batch, which is free again when the lease ends.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         await session.queue.enqueue(["fix the test"])
+    ...         async with session.hold("worker-1") as held:
+    ...             async for work in held.work(wait_s=0):
+    ...                 await held.append("done", completes=[work])
+    ...         return await session.queue.batches()
+    >>> asyncio.run(main())
+    []
+    """
+
+    def __init__(self, pool: StorePool, held: HeldSession) -> None:
+        super().__init__(pool, held)
+        self._held = held
+
+    async def __aenter__(self) -> Self:
+        held = self._held
+        held._begin(await _claimed(self._pool, held._claiming, held._wait_s))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # At once: the call in a thread may be cancelled before it begins.
+        self._held._stop_renewing()
+        with suppress(*([] if exc is None else [CasstoreError])):
+            await self._pool.run(self._held._end)
+
+    @property
+    def lease(self) -> Lease:
+        """As ``HeldSession.lease``."""
+        return self._held.lease
+
+    async def work(
+        self, *, wait_s: float | None = None, boundary: str = IDLE, limit: int = 1
+    ) -> AsyncIterator[Claim]:
+        """As ``HeldSession.work``; waiting takes no thread."""
+        taking = self._held._taking(wait_s, boundary, limit)
+        while (claim := await self._pool.changes.until(taking, wait_s)) is not None:
+            yield claim
+
+
+def _sync(session: AsyncSession | str) -> Session | str:
+    return session.sync if isinstance(session, AsyncSession) else session
+
+
+async def _claimed(pool: StorePool, claiming: Claiming, wait_s: float) -> Lease:
+    lease = await pool.changes.until(claiming, wait_s)
+    if lease is None:
+        raise claiming.held()
+    return lease

@@ -158,6 +158,10 @@ class AsyncStore(Proxy[Store]):
         """Run any call in a thread of the store, for example one on ``sync``."""
         return await self._pool.run(call, *args, **options)
 
+    gc = awaited(Store.gc)
+    vacuum = awaited(Store.vacuum)
+    prune = awaited(Store.prune)
+    check = awaited(Store.check)
     flush = awaited(Store.flush)
     pack = awaited(Store.pack)
     train_dictionary = awaited(Store.train_dictionary)
@@ -189,9 +193,11 @@ class AsyncStore(Proxy[Store]):
         self,
         old: AsyncSession | str | tuple[str, int | str | Entry | None] | bytes,
         new: AsyncSession | str | tuple[str, int | str | Entry | None] | bytes,
+        *,
+        describe: bool = True,
     ) -> Comparison:
         """As ``Store.compare``."""
         first, second = (
             place.sync if isinstance(place, AsyncSession) else place for place in (old, new)
         )
-        return await self.run(self.sync.compare, first, second)
+        return await self.run(self.sync.compare, first, second, describe=describe)

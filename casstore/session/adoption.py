@@ -14,15 +14,13 @@ session keeps its history, labels, queue, lease, name and subjects; the other on
 
 from __future__ import annotations
 
-from typing import Literal
-
 from casstore.engine.protocol import Condition, PutRow, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, HeadConflictError, InvalidInputError
 from casstore.format.digest import Digest
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, commit, heads, keys, leases, marks, tombstones
 from casstore.session.attempts import Attempts
-from casstore.session.data import Commit, CommitResult, Given, Lease, Origin
+from casstore.session.data import Commit, CommitResult, Lease, Origin
 from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
@@ -34,7 +32,7 @@ def adopt(
     session: str,
     other: str,
     *,
-    lease: Lease | Literal[Given.UNFENCED] | None,
+    lease: Lease | None,
     expected: int | None,
     label: str | None,
 ) -> CommitResult:
@@ -122,7 +120,7 @@ def _receipts(
 
 
 def _attachments(runtime: Runtime, session: str, other: str) -> list[PutRow]:
-    """The other's committed attachments. Bytes elsewhere have one owner, and stay with it."""
+    """The other's committed attachments, except those at a URI: these have one owner."""
     return [
         attachments.put_as_is(one._replace(session=session))
         for one in attachments.Attachments(runtime, other).list(state=attachments.COMMITTED)
@@ -131,7 +129,7 @@ def _attachments(runtime: Runtime, session: str, other: str) -> list[PutRow]:
 
 
 def _lacking(runtime: Runtime, coming: list[PutRow]) -> list[PutRow]:
-    """The rows that this session has not: what it has itself counts."""
+    """The rows whose keys this session does not have yet: its own rows take precedence."""
     places = [RowKey(one.table, one.key) for one in coming]
     known = runtime.engine.get_rows(places) if places else []
     return [one for one, row in zip(coming, known, strict=True) if row is None]

@@ -1,75 +1,113 @@
-"""Refusing arguments that callers get wrong, before anything is read or written."""
+"""Checks of arguments, one for each type, before anything is read or written.
+
+Each raises InvalidInputError that names the parameter, what is allowed and the value:
+``ttl_s must be a positive number, got -1``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from casstore.engine.protocol import DURABILITIES, FULL
+from casstore.engine.protocol import DURABILITIES, FULL, MAX_STAMP_MS
 from casstore.errors import InvalidInputError
 
 
+def invalid(name: str, allowed: str, value: Any) -> InvalidInputError:
+    """The error for an invalid argument."""
+    return InvalidInputError(f"{name} must be {allowed}, got {value!r:.60}")
+
+
 def is_durable(durability: str | None) -> bool | None:
-    """Does a call with this durability wait for the disk? None: if the store was opened so."""
+    """Does a call with this durability wait for the disk? None: as the store was opened."""
     if durability is None:
         return None
-    if durability not in DURABILITIES:
-        raise InvalidInputError(f"durability must be 'full' or 'relaxed', got {durability!r:.40}")
+    check_choice(durability, "durability", DURABILITIES)
     return durability == FULL
 
 
-def check_count(number: Any, what: str, *, least: int = 0) -> None:
-    """Refuse what is not a whole number from ``least`` on."""
-    if type(number) is not int or number < least:
-        raise InvalidInputError(f"{what} is a whole number from {least} on, not {number!r}")
+def check_choice(value: Any, name: str, allowed: Sequence[str]) -> None:
+    """Require one of a few texts."""
+    if type(value) is not str or value not in allowed:
+        raise invalid(name, " or ".join(map(repr, allowed)), value)
 
 
-def check_text(text: Any, what: str) -> None:
-    """Refuse what is not a text, or none that can be spelled as UTF-8."""
+def check_kind(value: Any, name: str, kind: type) -> None:
+    """Require an instance of a class."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
+        raise invalid(name, f"{article} {kind.__name__}", value)
+
+
+def check_count(number: Any, name: str, *, least: int = 0, most: int | None = None) -> None:
+    """Require a whole number."""
+    if type(number) is not int or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise invalid(name, f"a whole number {limits}", number)
+
+
+def check_ms(time_ms: Any, name: str, *, least: int = 0) -> None:
+    """Require a time span in milliseconds that an engine can add to its clock."""
+    check_count(time_ms, name, least=least, most=MAX_STAMP_MS)
+
+
+def check_text(text: Any, name: str) -> None:
+    """Require a str that can be encoded as UTF-8."""
     if type(text) is not str:
-        raise InvalidInputError(f"{what} is a str, not {type(text).__name__}")
+        raise invalid(name, "a str", text)
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidInputError(f"{what} {text[:40]!r} holds a lone surrogate") from exc
+        raise invalid(name, "a str without lone surrogates", text) from exc
 
 
-def check_flag(flag: Any, what: str) -> None:
-    """Refuse what is neither True nor False: a text that says no would mean yes."""
+def check_flag(flag: Any, name: str) -> None:
+    """Require a bool: the text "no" would count as true."""
     if type(flag) is not bool:
-        raise InvalidInputError(f"{what} is True or False, not {flag!r:.40}")
+        raise invalid(name, "a bool", flag)
 
 
-def check_callable(function: Any, what: str) -> None:
-    """Refuse what cannot be called, before there is anything to call it about."""
+def check_callable(function: Any, name: str) -> None:
+    """Require something that can be called."""
     if not callable(function):
-        raise InvalidInputError(f"{what} is a function, not {type(function).__name__}")
+        raise invalid(name, "a function", function)
 
 
-def check_seconds(seconds: Any, what: str) -> None:
-    """Refuse what is not a number of seconds, however many; below 0 is none."""
+def check_seconds(seconds: Any, name: str) -> None:
+    """Require a number of seconds. Below 0 counts as 0, and it may be infinite."""
+    if not _is_number(seconds):
+        raise invalid(name, "a number of seconds", seconds)
+
+
+def check_positive(number: Any, name: str, *, most: float = math.inf) -> None:
+    """Require a finite number above 0."""
+    if not _is_number(number) or not 0 < number < math.inf or number > most:
+        raise invalid(name, "a positive number", number)
+
+
+def _is_number(number: Any) -> bool:
     try:
-        is_known = isinstance(seconds, int | float) and not math.isnan(seconds)
-    except OverflowError:
-        is_known = False
-    if not is_known:
-        raise InvalidInputError(f"{what} is a number of seconds, not {seconds!r:.40}")
-
-
-def list_of(items: Iterable[Any], what: str) -> list[Any]:
-    """The items as a list; a single text is refused, for its letters are not what was meant."""
-    if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
-        raise InvalidInputError(
-            f"{what} are a list, not {type(items).__name__}; one is a list of one"
+        return (
+            isinstance(number, int | float)
+            and not isinstance(number, bool)
+            and not math.isnan(number)
         )
+    except OverflowError:
+        return False
+
+
+def list_of(items: Iterable[Any], name: str) -> list[Any]:
+    """The items as a list. A single str is refused: it would be a list of its characters."""
+    if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
+        raise invalid(name, "a list", items)
     return list(items)
 
 
-def dict_of(mapping: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+def dict_of(mapping: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
     """The mapping as a dict; None: an empty one."""
     if mapping is None:
         return {}
     if not isinstance(mapping, Mapping):
-        raise InvalidInputError(f"{what} is a dict, not {type(mapping).__name__}")
+        raise invalid(name, "a dict", mapping)
     return dict(mapping)

@@ -9,8 +9,9 @@ a document. Each begins with its schema:
 
 A field that has its default value is left out, and may be. Of a lease only the four fields that
 identify it are needed. Where None means something, a field that is left out is not null: ``leaf``
-is then the last node, and the ``parent`` of a node the node before it. ``lease`` is a lease,
-``"unfenced"`` or null. Values are written as in ``format.value_json``. ``Commit.beside`` (rows of
+is then the last node, and the ``parent`` of a node the node before it. A bare payload is written
+as a node with a generated id. An edit is an object with ``op`` (set, delete, insert, append),
+``path`` and ``value``. Values are written as in ``format.value_json``. ``Commit.also`` (rows of
 other systems) cannot be written.
 """
 
@@ -22,11 +23,11 @@ from typing import Any, Final, TypeVar
 
 from casstore.errors import InvalidInputError
 from casstore.format.value_json import parse_json, plain
-from casstore.session.commit import check_commit
+from casstore.objects.edit import Append, Delete, Edit, Insert, Set
+from casstore.session.commit import check_commit, with_drafts
 from casstore.session.data import (
     LAST,
     LEAF,
-    UNFENCED,
     Batch,
     Checkpoint,
     Claim,
@@ -38,7 +39,7 @@ from casstore.session.data import (
 )
 
 Document = TypeVar("Document", Lease, Claim, Commit)
-# What a field may be, by the name of a type that messages name.
+# The types of fields, by the names that error messages use.
 _Kind = Callable[[Any, str], Any]
 
 _SCHEMA: Final = "schema"
@@ -47,13 +48,12 @@ _SCHEMAS: Final[dict[type, str]] = {
     Claim: "casstore.claim/1",
     Commit: "casstore.commit/1",
 }
-_UNFENCED: Final = "unfenced"
 
 
 def to_json(value: Lease | Claim | Commit) -> str:
     """A lease, a claim or a commit as a JSON document, in ASCII.
 
-    InvalidInputError if JSON cannot hold a value, or ``Commit.beside`` is given.
+    InvalidInputError if JSON cannot hold a value, or ``Commit.also`` is given.
 
     >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
     >>> from_json(Lease, to_json(lease)) == lease
@@ -61,7 +61,7 @@ def to_json(value: Lease | Claim | Commit) -> str:
     """
     if not isinstance(value, Lease | Claim | Commit):
         raise InvalidInputError(
-            f"a Lease, a Claim or a Commit has a JSON document, not {type(value).__name__}"
+            f"value must be a Lease, Claim or Commit, got {type(value).__name__}"
         )
     if isinstance(value, Commit):
         check_commit(value)
@@ -70,20 +70,20 @@ def to_json(value: Lease | Claim | Commit) -> str:
     except InvalidInputError:
         raise
     except (AttributeError, TypeError, ValueError, RecursionError) as exc:
-        raise InvalidInputError(f"JSON has no such {type(value).__name__}: {exc}") from exc
+        raise InvalidInputError(f"JSON cannot hold this {type(value).__name__}: {exc}") from exc
 
 
 def from_json(kind: type[Document], text: str | bytes) -> Document:
     """The lease, claim or commit of a document; InvalidInputError if it is not one of this kind.
 
-    >>> step = Commit(append=[NodeDraft("n3", {"role": "user"})], expected=2, lease=UNFENCED)
+    >>> step = Commit(append=[NodeDraft("n3", {"role": "user"})], expected=2)
     >>> from_json(Commit, to_json(step)) == step
     True
     """
     if kind not in _SCHEMAS:
-        raise InvalidInputError(f"a document is of Lease, Claim or Commit, not of {kind!r:.80}")
+        raise InvalidInputError(f"kind must be Lease, Claim or Commit, got {kind!r:.80}")
     if not isinstance(text, str | bytes):
-        raise InvalidInputError(f"a document is a str or bytes, not {type(text).__name__}")
+        raise InvalidInputError(f"text must be a str or bytes, got {type(text).__name__}")
     name = kind.__name__.lower()
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     read = _READERS[kind](parse_json(data, f"the {name}"), name)
@@ -102,21 +102,24 @@ def _document(value: Lease | Claim | Commit) -> dict[str, Any]:
         return {**document, **value._asdict(), "token": value.token.hex()}
     if isinstance(value, Claim):
         return {**document, **value._asdict(), "batches": [one._asdict() for one in value.batches]}
-    if value.beside is not None:
+    if value.also is not None:
         raise InvalidInputError(
-            "Commit.beside cannot be written as JSON: set it where the commit is made"
+            "Commit.also cannot be written as JSON: set it in the process that commits"
         )
+    value = with_drafts(value)
     document |= _changed(value, Commit())
     for name in ("append", "replace"):
         if name in document:
             document[name] = [_node(node) for node in document[name]]
+    if value.edits:
+        document["edits"] = {
+            name: [_edit(edit) for edit in edits] for name, edits in value.edits.items()
+        }
     if "leaf" in document and value.leaf is LAST:
         del document["leaf"]
     if value.checkpoint is not None:
         document["checkpoint"] = _changed(value.checkpoint, Checkpoint())
-    if value.lease is UNFENCED:
-        document["lease"] = _UNFENCED
-    elif isinstance(value.lease, Lease):
+    if value.lease is not None:
         document["lease"] = _document(value.lease)
     if value.usage:
         document["usage"] = [_changed(one, Usage("", "")) for one in value.usage]
@@ -125,9 +128,11 @@ def _document(value: Lease | Claim | Commit) -> dict[str, Any]:
     return document
 
 
+def _edit(edit: Edit) -> dict[str, Any]:
+    return {"op": type(edit).__name__.lower(), **edit._asdict(), "path": list(edit.path)}
+
+
 def _node(node: NodeDraft | Node) -> dict[str, Any]:
-    if not isinstance(node, NodeDraft | Node):
-        raise InvalidInputError(f"a node is a NodeDraft or a Node, not {type(node).__name__}")
     document = {name: getattr(node, name) for name in NodeDraft._fields}
     if node.parent is LEAF:
         del document["parent"]
@@ -207,7 +212,7 @@ def _fields(
         raise InvalidInputError(f"{where} must be an object, got {value!r:.80}")
     for name in value:
         if name not in kinds:
-            raise InvalidInputError(f"{where} has a field {name!r:.80} that it cannot have")
+            raise InvalidInputError(f"{where} has an unknown field {name!r:.80}")
     for name in needed:
         if name not in value:
             raise InvalidInputError(f"{where} lacks the field {name!r}")
@@ -321,10 +326,32 @@ _read_usage: Final = _read(
 )
 
 
-def _lease_given(value: Any, where: str) -> Any:
-    if value is None:
-        return None
-    return UNFENCED if value == _UNFENCED else _read_lease(value, where)
+def _read_edit(value: Any, where: str) -> Edit:
+    op = value.get("op") if type(value) is dict else None
+    if type(op) is not str or op not in _EDITS:
+        raise InvalidInputError(
+            f"{where} must be an object whose op is one of {', '.join(_EDITS)}, got {value!r:.80}"
+        )
+    made = _EDITS[op]
+    fields = {name: one for name, one in value.items() if name != "op"}
+    kinds = {"path": _list_of(_any), "value": _any}
+    read = _read(made, {name: kinds[name] for name in made._fields}, *made._fields)
+    edit: Edit = read(fields, where)
+    return edit
+
+
+_EDITS: Final[dict[str, type[Edit]]] = {
+    one.__name__.lower(): one for one in (Set, Delete, Insert, Append)
+}
+
+
+def _map_of(kind: _Kind) -> _Kind:
+    def read(value: Any, where: str) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise InvalidInputError(f"{where} must be an object, got {value!r:.80}")
+        return {name: kind(one, f"{where}.{name}") for name, one in value.items()}
+
+    return read
 
 
 _read_commit: Final = _read(
@@ -335,7 +362,7 @@ _read_commit: Final = _read(
         "leaf": _or_none(_text),
         "checkpoint": _or_none(_read_checkpoint),
         "expected": _or_none(_number),
-        "lease": _lease_given,
+        "lease": _or_none(_read_lease),
         "release": _flag,
         "turn": _or_none(_text),
         "label": _or_none(_text),
@@ -343,6 +370,9 @@ _read_commit: Final = _read(
         "completes": _list_of(_read_claim),
         "attachments": _list_of(_text),
         "session": _or_none(_text),
+        "durability": _or_none(_text),
+        "components": _or_none(_map_of(_any)),
+        "edits": _or_none(_map_of(_list_of(_read_edit))),
     },
 )
 _READERS: Final[dict[type, _Kind]] = {

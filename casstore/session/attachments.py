@@ -2,13 +2,13 @@
 
     attachment = state (1) ‖ intent_at (8) ‖ committed_at (8) ‖ details
 
-An intent comes before the bytes, or with them, so bytes that nobody came to commit can be found. To
-remove such an orphan without a race: ``condemn`` it, from which moment no commit may
-refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the
-row keeps it alive) or lie anywhere else.
+An intent is recorded before the bytes are written, or with them, so bytes that were never committed
+can be found. To remove such an orphan without a race: ``condemn`` it, after which no commit may
+refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the row keeps
+it alive) or be stored elsewhere, at a URI.
 
-Announcing and forgetting write the mark of the session: who deletes it with all that it has, in
-one write, has listed them before (``session.marks``).
+``intend`` and ``forget`` write the session's mark (``session.marks``). Deleting a session with all
+its rows in one write lists the attachments first; a changed mark shows that the list is stale.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DETAILS: Final = 17
 
 
 def attachment_key(key: bytes, attachment: str) -> RowKey:
-    """Where an attachment of a session stands."""
+    """The key of an attachment's row."""
     return RowKey("attachments", key + keys.part(attachment, "an attachment id"))
 
 
@@ -70,7 +70,7 @@ class Attachments:
 
     >>> image = session.attachments.put(b"pixels")
     >>> shown = NodeDraft("shown", {"role": "user", "image": Link(image.digest)})
-    >>> result = session.commit(Commit(append=[shown], attachments=[image.id], lease=UNFENCED))
+    >>> result = session.append(shown, attachments=[image.id])
     >>> [(one.id == image.id, one.state) for one in session.attachments.list()]
     [(True, 'committed')]
     """
@@ -88,10 +88,10 @@ class Attachments:
         digest: bytes | None = None,
         owner: str | None = None,
     ) -> Attachment:
-        """Announce bytes before they are written, at ``uri`` or as a blob of this store.
+        """Record an intent before the bytes are written, at ``uri`` or as a blob of this store.
 
-        Announced again, the intent is as young as if it were new; what is committed stays
-        as it is.
+        Repeating the call sets the time of the intent to now; a committed attachment does not
+        change.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> video.state  # now write the bytes there, and then commit
@@ -123,21 +123,21 @@ class Attachments:
             changes = [put, marks.put_mark(self._key, 0)]
             done = self._write([RowIs(*place, row), *conditions], changes, objects)
             if done is not None:
-                # Not read back: somebody may have committed or forgotten it already.
+                # Not read back: another process may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
         """Store bytes as a blob of this store, together with the intent; the id is their digest.
 
-        One write: there are no bytes without an intent, and no intent for them that does not
-        keep them, however often they are put and wherever that stops.
+        Both are one write, so the bytes never exist without an intent, nor the intent without the
+        bytes, even if the call is repeated or interrupted.
 
         >>> image = session.attachments.put(b"pixels")
         >>> image.id == str(Digest.of_blob(b"pixels")), store.get_blob(image.digest)
         (True, b'pixels')
         """
         if type(content) is not bytes:
-            raise InvalidInputError(f"an attachment is made of bytes, not {type(content).__name__}")
+            raise InvalidInputError(f"content must be bytes, got {type(content).__name__}")
         digest = Digest.of_blob(content)
         attachment_id = digest.hex()
         details = _details(attachment_id, None, digest, owner)
@@ -145,18 +145,18 @@ class Attachments:
         writer.emit(Kind.BLOB, content, [])
         found = self._announce(attachment_id, details, objects=writer.objects)
         if found.digest is None:
-            # Committed under this id as something else, it stays so. The bytes are a blob still.
+            # Another attachment is committed under this id, and stays. The bytes are stored anyway.
             writer.flush(self._runtime.engine)
         return found
 
     def commit(self, attachment_ids: Sequence[str]) -> tuple[Attachment, ...]:
-        """Mark attachments as committed outside a commit of the session; the first time counts.
+        """Mark attachments as committed without a commit of the session; repeating has no effect.
 
         >>> image = session.attachments.put(b"pixels")
         >>> [one.state for one in session.attachments.commit([image.id])]
         ['committed']
         """
-        wanted = list_of(attachment_ids, "attachment ids")
+        wanted = list_of(attachment_ids, "attachment_ids")
         places = [attachment_key(self._key, name) for name in wanted]
         attempts = Attempts(f"attachments of session {self._session!r}")
         while True:
@@ -198,12 +198,12 @@ class Attachments:
         ['video-2']
         """
         if state is not None and state not in _STATES:
-            raise InvalidInputError(f"no state {state!r}; there are {', '.join(_STATES)}")
+            raise InvalidInputError(f"state must be one of {', '.join(_STATES)}, got {state!r}")
         found = [decode(self._session, row) for row in self._scan()]
         return [one for one in found if state is None or one.state == state]
 
     def uncommitted(self, *, older_than_ms: int) -> builtins.list[Attachment]:
-        """Orphans: announced at or before this time and not committed since, oldest first.
+        """Orphans: attachments with an intent at or before this time and no commit, oldest first.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> hour_ms = 3_600_000
@@ -212,7 +212,7 @@ class Attachments:
         >>> [one.id for one in session.attachments.uncommitted(older_than_ms=video.intent_at_ms)]
         ['video-1']
         """
-        check_count(older_than_ms, "a time in ms")
+        check_count(older_than_ms, "older_than_ms")
         found = [
             one
             for one in self.list()
@@ -221,7 +221,7 @@ class Attachments:
         return sorted(found, key=lambda one: one.intent_at_ms)
 
     def condemn(self, attachment_id: str) -> Attachment:
-        """Make sure that no commit refers to it from now on, so that its bytes may go.
+        """Forbid commits to refer to the attachment, so that its bytes can be deleted.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> session.attachments.condemn("video-1").state  # now its bytes can be deleted
@@ -242,7 +242,7 @@ class Attachments:
                 return known._replace(state=CONDEMNED)
 
     def forget(self, attachment_id: str) -> bool:
-        """Remove an intent or a condemned attachment; False if there is none.
+        """Remove the row of an intent or a condemned attachment; False if there was no row.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> session.attachments.forget("video-1"), session.attachments.find("video-1")
@@ -267,7 +267,7 @@ class Attachments:
         rows: Sequence[RowChange],
         objects: Sequence[NewObject] = (),
     ) -> WriteResult | None:
-        """Write if the session was not deleted, either; None if not all of it holds any more."""
+        """Write unless the session was deleted; None if a condition fails."""
         alive = RowIs("tombstones", self._key, None)
         try:
             return self._runtime.engine.write(Write(objects, [alive, *conditions], rows))
@@ -276,7 +276,7 @@ class Attachments:
 
     def _scan(self) -> builtins.list[bytes]:
         rows = list(scan(self._runtime.engine, "attachments", self._key, keys.past(self._key)))
-        # Only now: what is being deleted loses them one after the other, but says so first.
+        # Checked after the scan: a deletion writes the tombstone before it removes rows.
         self._runtime.rows(self._session)
         return [row.value for row in rows]
 
@@ -287,7 +287,7 @@ def commit_rows(
     places: Sequence[RowKey],
     rows: Sequence[bytes | None],
 ) -> tuple[list[Condition], list[PutRow]]:
-    """The conditions and changes by which attachments are committed; the first time counts."""
+    """The conditions and changes that commit attachments; those already committed stay as is."""
     conditions: list[Condition] = []
     changes: list[PutRow] = []
     for name, place, row in zip(attachment_ids, places, rows, strict=True):
@@ -328,7 +328,7 @@ def _encode(state: str, details: list[Any]) -> bytes:
 
 
 def put_as_is(attachment: Attachment) -> PutRow:
-    """The change that writes an attachment down as it is, its times included."""
+    """The change that writes an attachment's row with the given state and times."""
     details = _details(attachment.id, attachment.uri, attachment.digest, attachment.owner)
     times = (attachment.intent_at_ms, attachment.committed_at_ms or 0)
     value = b"".join(
@@ -343,7 +343,7 @@ def put_as_is(attachment: Attachment) -> PutRow:
 
 
 def decode(session: str, row: bytes) -> Attachment:
-    """An attachment as its row holds it."""
+    """Decode an attachment's row."""
     try:
         name, uri, digest, owner = unpack_checked(row[_DETAILS:])
         committed_at_ms = int.from_bytes(row[_COMMITTED_AT:_DETAILS], "big")

@@ -60,8 +60,8 @@ class Attempts:
         if begun >= _AT_ONCE:
             if begun >= MAX_ATTEMPTS:
                 raise ContendedError(self._what, begun, self._remedy)
-            # The transaction of the other writer has ended, so there is nothing to wait for;
-            # the pause only makes it less likely to meet the next. For asyncio it is in a thread.
+            # The other writer's transaction has ended, so there is nothing to wait for. The pause
+            # makes a collision with the next writer less likely. asyncio runs this in a thread.
             doublings = min(begun - _AT_ONCE, 10)
             time.sleep(random.uniform(0, min(_FIRST_PAUSE_S * 2**doublings, _LONGEST_PAUSE_S)))
 

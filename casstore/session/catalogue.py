@@ -1,10 +1,10 @@
-"""Which sessions there are, what they are called, and how one goes away for good.
+"""The catalogue of sessions: their metadata, listing them, and deleting them.
 
     meta row = created_at (8) ‖ [name, model, cwd, parent, cause, extra, long id]
 
-A session is there once it has a head or a meta row. Deleting leaves a tombstone that is
-never taken away: an id is not given twice, so nobody who still holds the old one can be
-led to a new session by it.
+A session exists once it has a head or a meta row. Deleting a session leaves a tombstone that is
+never removed: ids are not reused, so a process that still holds the id of a deleted session cannot
+reach another session with it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 
 _CREATED_BYTES: Final = 8
-# How many rows of a deleted session go in one transaction.
+# How many rows of a deleted session one transaction removes.
 _DELETE_BATCH: Final = 4096
-# Where a session has rows of its own beside the head, the meta row and the tombstone.
+# The tables with rows of a session, in addition to the head, the meta row and the tombstone.
 _OWN_TABLES: Final = ("attachments", "history", "leases", "queue", "receipts")
 _FIELDS: Final = ("name", "model", "cwd", "parent", "cause", "extra")
 
@@ -59,10 +59,9 @@ def create(
     ttl_ms: int | None = None,
     **given: Any,
 ) -> SessionMeta:
-    """Write a session's meta down unless it has some; what it has is returned as it is.
+    """Write the meta row of a session unless it has one; return the meta that is stored.
 
-    It becomes about the subjects in ``about`` in either case: nobody who names them wants
-    the session not to be found by them.
+    The subjects in ``about`` are added in either case, so that the session can be found by them.
     """
     key = keys.session_key(session)
     name = given.pop("name")
@@ -80,7 +79,7 @@ def create(
             return decode_meta(key, row)
         wanted, stamps = asked, [Stamp(0)]
         if head is not None:
-            # Committed or forked before it was created: that was its beginning.
+            # Committed or forked before it was created: the first commit is its creation time.
             known = _meta_of_head(session, decode_head(head))
             parent = known.parent if asked.parent is None else asked.parent
             wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
@@ -104,10 +103,10 @@ def create(
 
 
 def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMeta:
-    """Change what is known of a session."""
+    """Change fields of a session's meta row."""
     strange = [name for name in changes if name not in _FIELDS]
     if strange:
-        raise InvalidInputError(f"a session has no {strange[0]!r}; it has {', '.join(_FIELDS)}")
+        raise InvalidInputError(f"unknown field {strange[0]!r}; use {', '.join(_FIELDS)}")
     key = keys.session_key(session)
     attempts = Attempts(f"session {session!r}")
     while True:
@@ -128,19 +127,19 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
 
 
 def find_meta(runtime: Runtime, session: str) -> SessionMeta:
-    """What is known of a session; SessionNotFoundError if there is none."""
+    """The metadata of a session; SessionNotFoundError if it does not exist."""
     key = keys.session_key(session)
     row = runtime.rows(session, [meta_key(key)])[1]
     return decode_meta(key, row) if row is not None else _derived(runtime, session)
 
 
 def put_meta(meta: SessionMeta) -> PutRow:
-    """The change that writes a session's meta down as it is, its time included."""
+    """The change that writes a session's meta row, its creation time included."""
     return PutRow(*meta_key(keys.session_key(meta.session)), _encode(meta))
 
 
 def _derived(runtime: Runtime, session: str) -> SessionMeta:
-    """The meta of a session that was never given any."""
+    """The metadata of a session without a meta row, derived from its head row."""
     row = runtime.rows(session)[0]
     if row is None:
         raise SessionNotFoundError(session)
@@ -153,7 +152,7 @@ def _meta_of_head(session: str, head: HeadRow) -> SessionMeta:
 
 
 def _encode(meta: SessionMeta) -> bytes:
-    keys.id_bytes(meta.name, "a name")
+    keys.id_bytes(meta.name, "name")
     for text, what in ((meta.model, "a model"), (meta.cwd, "a directory")):
         if text is not None:
             keys.id_bytes(text, what)
@@ -165,12 +164,12 @@ def _encode(meta: SessionMeta) -> bytes:
         max_bytes=MAX_ROW_VALUE_BYTES,
     )
     if canonical.links_in(data):
-        raise InvalidInputError("the meta of a session keeps nothing alive and takes no links")
+        raise InvalidInputError("the meta of a session cannot hold links: they keep nothing alive")
     return meta.created_at_ms.to_bytes(_CREATED_BYTES, "big") + data
 
 
 def decode_meta(key: bytes, row: bytes) -> SessionMeta:
-    """A session's meta as its row holds it; CorruptionError if it is none."""
+    """Decode a session's meta row; CorruptionError if it is damaged."""
     try:
         name, model, cwd, parent, cause, extra, long_id = canonical.decode(row[_CREATED_BYTES:])
     except (TypeError, ValueError) as exc:
@@ -209,8 +208,8 @@ def list_sessions(
 ) -> Iterator[SessionInfo]:
     """All sessions in order of id, a page at a time."""
     if limit is not None:
-        check_count(limit, "a limit")
-    check_text(prefix, "a prefix")
+        check_count(limit, "limit")
+    check_text(prefix, "prefix")
     if after is not None:
         keys.session_key(after)
     return _listed(runtime, after, limit, prefix)
@@ -235,11 +234,11 @@ def _listed(
 
 
 def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
-    """What a picker shows of a session whose rows were listed a while ago; None if it has gone."""
+    """What a picker shows of a session that was listed earlier; None if it was deleted since."""
     try:
         return _info(runtime, *known)
     except (CorruptionError, NotFoundError, SessionDeletedError):
-        # Moved on or deleted since, and what it was may have been collected.
+        # The head has moved, or the session was deleted; gc may have removed the old objects.
         session = name_of(known)
     try:
         return read_again(lambda: find_info(runtime, session))
@@ -248,7 +247,7 @@ def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
 
 
 class KnownSession(NamedTuple):
-    """The rows that say that there is a session: at least one of the two."""
+    """The rows of an existing session: its head, its meta row, or both."""
 
     key: bytes
     head: bytes | None
@@ -256,7 +255,7 @@ class KnownSession(NamedTuple):
 
 
 def scan_sessions(runtime: Runtime, start: bytes, stop: bytes | None) -> Iterator[KnownSession]:
-    """All sessions whose keys lie between, in order, as their rows are; a page at a time."""
+    """The sessions with ``start <= key < stop``, in key order, as undecoded rows, in pages."""
     heads = _Rows(runtime, "heads", start, stop)
     metas = _Rows(runtime, "sessions", start, stop)
     while True:
@@ -279,7 +278,7 @@ def name_of(known: KnownSession) -> str:
 
 
 class _Rows:
-    """The rows of one table in order, the next one in sight."""
+    """The rows of one table in order, with a lookahead of one row."""
 
     def __init__(self, runtime: Runtime, table: str, start: bytes, stop: bytes | None) -> None:
         self._rows = scan(runtime.engine, table, start, stop)
@@ -291,7 +290,7 @@ class _Rows:
         return None if self._next is None else self._next.key
 
     def take(self, key: bytes) -> bytes | None:
-        """The next row, if it is this one."""
+        """Consume the next row if it has this key; else None."""
         row = self._next
         if row is None or row.key != key:
             return None
@@ -303,11 +302,12 @@ class _Rows:
 
 
 def delete(runtime: Runtime, session: str) -> bool:
-    """Take a session away for good; False if it was not there, or no longer.
+    """Delete a session for good; False if it did not exist or was deleted before.
 
-    It is there from its first row on: what waits for one that was never begun is found by its
-    id alone, so nobody else could remove it. From the first transaction on it is gone for
-    everybody. Its other rows follow in batches; if that is cut short, calling again goes on.
+    A queue, an attachment or a lease without a commit counts as existence, too: such rows are
+    found by the id alone, so no other operation could remove them. The first transaction
+    deletes the session for all readers. Later transactions remove its other rows in batches; if
+    the process stops in between, calling again continues.
     """
     key = keys.session_key(session)
     there = False
@@ -321,7 +321,7 @@ def delete(runtime: Runtime, session: str) -> bool:
         if not there:
             break
         try:
-            # It goes wherever it has got to: who commits quickly must not be able to keep it.
+            # Any head is accepted: a fast writer must not prevent the deletion.
             write = burial(KnownSession(key, head, meta), moving=True, session=session)
             runtime.engine.write(write)
         except ConditionFailedError:
@@ -333,7 +333,7 @@ def delete(runtime: Runtime, session: str) -> bool:
 
 
 def finish(runtime: Runtime, session: str) -> bool:
-    """Remove what a deletion that was cut short has left; False if the session was not deleted."""
+    """Complete an interrupted deletion; False if the session was not deleted."""
     key = keys.session_key(session)
     if runtime.engine.get_rows([tombstone_key(key)])[0] is None:
         return False
@@ -342,20 +342,20 @@ def finish(runtime: Runtime, session: str) -> bool:
 
 
 def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] = ()) -> None:
-    """Take a session away if it is still as known; ConditionFailedError if not.
+    """Delete a session if its rows are unchanged; ConditionFailedError if not.
 
-    ``clear`` must follow. Until it is done a row says so, and ``delete``, or whoever
-    finds that row, goes on.
+    ``clear`` must follow. Until it has finished, a row marks the deletion as unfinished, and
+    ``delete`` or a later maintenance run continues it.
     """
     write = burial(known)
     runtime.engine.write(write._replace(conditions=[*write.conditions, *conditions]))
 
 
 def burial(known: KnownSession, *, moving: bool = False, session: str | None = None) -> Write:
-    """The write that takes a session away, for it to happen together with others.
+    """The write that deletes a session, to be combined with other writes.
 
-    If it is still as known; ``moving``: its head may be another by then. ``session`` is its id,
-    which the rows of one that was never begun do not tell.
+    It requires that the session's rows are unchanged; with ``moving``, the head may have moved.
+    ``session`` is the id, needed if the session has neither a head nor a meta row.
     """
     key = known.key
     head: Condition = RowIs(*head_key(key), known.head)
@@ -372,7 +372,7 @@ def burial(known: KnownSession, *, moving: bool = False, session: str | None = N
             PutRow(*keys.unfinished(key), (session or name_of(known)).encode()),
             DeleteRow(*head_key(key)),
             DeleteRow(*meta_key(key)),
-            # The counter in it goes, and so does its id: no lease is given on it again.
+            # This removes the fencing counter. That is safe: the id is never leased again.
             DeleteRow("leases", key),
             DeleteRow(*keys.expiry(key)),
             DeleteRow(*keys.policy(key)),
@@ -381,12 +381,12 @@ def burial(known: KnownSession, *, moving: bool = False, session: str | None = N
 
 
 def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
-    """The same with everything else that the session has, unless that is a lot.
+    """The same write with all other rows of the session, unless there are too many.
 
-    ``clear`` must follow all the same, for what came meanwhile, and usually finds nothing.
+    ``clear`` must still follow, for rows written in the meantime; it usually finds none.
     """
     key, session = known.key, name_of(known)
-    # Before anything is listed: what a listing misses has changed one of these.
+    # Read before the rows are listed: a row that the listing misses has changed one of these.
     seen = [keys.queue_counter(key), keys.subjects(key), keys.mark(key, 0)]
     counter, about, mark = runtime.engine.get_rows(seen)
     changes = list(islice(_leftovers(runtime, session, key), _DELETE_BATCH + 1))
@@ -397,8 +397,8 @@ def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
         changes += subjects.changes(session, key, subjects.decode(about), ())
     conditions = [
         *write.conditions,
-        # Since these were listed nothing was queued, it became about nobody else, and nothing
-        # was labelled, protected or attached. Of what came after that nobody would know.
+        # These conditions hold if, since the listing, nothing was queued, labelled, protected or
+        # attached, and no subject was added. Otherwise a new row would be left behind.
         RowIs(*keys.queue_counter(key), counter),
         RowIs(*keys.subjects(key), about),
         RowIs(*keys.mark(key, 0), mark),
@@ -408,9 +408,9 @@ def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
 
 
 def clear(runtime: Runtime, session: str, key: bytes) -> int:
-    """Remove what is left of a session that is gone, and tell how many rows that were.
+    """Remove the remaining rows of a deleted session; returns how many.
 
-    The subjects last, so that they find it.
+    The subjects are removed last, so that the session can be found by them until then.
     """
     cleared = 0
     changes: list[RowChange] = []
@@ -432,7 +432,7 @@ def clear(runtime: Runtime, session: str, key: bytes) -> int:
 
 def _is_awaited(runtime: Runtime, session: str, key: bytes) -> bool:
     """Did work, attachments or the holder of a lease come before the session itself?"""
-    # A mark keeps nothing, and goes by its age.
+    # Marks do not count: they keep nothing alive, and are removed by age.
     return any(change.table != "retention" for change in _leftovers(runtime, session, key))
 
 

@@ -9,15 +9,19 @@ such component. Identical content is stored once across all sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+from casstore.engine.protocol import Engine
 from casstore.errors import (
     ComponentNotFoundError,
     CorruptionError,
     InvalidInputError,
     InvalidValueError,
     ObjectNotFoundError,
+    PathNotFoundError,
 )
 from casstore.format import splitting
 from casstore.format.canonical import Link
@@ -29,72 +33,171 @@ from casstore.format.manifest import (
     Manifest,
     cut_components,
     encode_components,
+    encode_field,
     link_target,
     linked,
-    spell_field,
 )
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import blobs, values
 from casstore.objects import graph as objects
-from casstore.objects.pieces import PieceReader, PieceWriter
+from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session import keys
-from casstore.session.arguments import check_text
-from casstore.session.data import Checkpoint, Usage
+from casstore.session.arguments import check_count, check_kind, check_text, dict_of, invalid
+from casstore.session.data import Checkpoint, Commit, Usage
+
+if TYPE_CHECKING:
+    from casstore.objects.edit import Edit
 
 _LARGEST: Final = (1 << 63) - 1
 #: Components that are objects of their own.
 LINKED: Final = ("tool_state", "plugin_snapshot", "execution_state")
 _VALUES: Final = ("turn_state", "plugin_revision", "frames", "current_frame", "config")
 _NAMED: Final = frozenset((*LINKED, *_VALUES))
+_KEYWORDS: Final = (*Commit._fields, *_NAMED)
 
 
-def encode_checkpoint(given: Checkpoint, writer: PieceWriter) -> Spelled:
+def encode_checkpoint(given: Checkpoint, writer: PieceWriter) -> Encoded:
     """The components of a checkpoint as a manifest holds them."""
-    if not isinstance(given, Checkpoint):
-        raise InvalidInputError(f"a checkpoint is a Checkpoint, not {type(given).__name__}")
-    revision, frame, frames = given.plugin_revision, given.current_frame, given.frames
-    if revision is not None and (type(revision) is not int or not 0 <= revision <= _LARGEST):
-        raise InvalidInputError(f"a plugin revision is a number from 0 on, not {revision!r}")
-    if frame is not None:
-        keys.id_bytes(frame, "a frame id")
-    if type(frames) is not tuple and type(frames) is not list:
-        raise InvalidInputError(f"frames are a list, not {type(frames).__name__}")
-    found: dict[str, Spelled] = {}
-    for name in _VALUES:
-        value = getattr(given, name)
-        if name == "frames":
-            value = list(frames) or None
-        if value is not None:
-            found[name] = spell_field(value, name, writer.emit, COMPONENT_ROOM)
-    for name in LINKED:
-        body = getattr(given, name)
-        if body is not None:
-            found[name] = _component(body, name, writer)
-    if given.others:
-        for name, body in _checked_others(given.others):
-            found[name] = _component(body, name, writer)
+    check_kind(given, "checkpoint", Checkpoint)
+    found: dict[str, Encoded] = {}
+    for name, body in zip(Checkpoint._fields, given, strict=True):
+        if body is not None and name != "others":
+            encoded = _encode(name, body, writer)
+            if encoded is not None:
+                found[name] = encoded
+    if given.others is not None:
+        for name, body in dict_of(given.others, "others").items():
+            if name in _NAMED:
+                raise InvalidInputError(f"component {name!r} has a field of its own in Checkpoint")
+            encoded = _encode(name, body, writer)
+            if encoded is not None:
+                found[name] = encoded
     return encode_components(found)
 
 
-def _checked_others(others: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(others, Mapping):
-        raise InvalidInputError(f"others must be a mapping, got {type(others).__name__}")
-    for name, body in others.items():
-        keys.id_bytes(name, "the name of a component")
-        if name in _NAMED:
-            raise InvalidInputError(f"component {name!r} has a field of its own in Checkpoint")
-        if body is not None:
-            yield name, body
+def encode_changes(
+    given: Mapping[str, Any] | None, writer: PieceWriter
+) -> dict[str, Encoded | None]:
+    """The components that a commit sets, encoded for a manifest; None deletes a component."""
+    if given is None:
+        return {}
+    if "others" in dict_of(given, "components"):
+        raise InvalidInputError("others is not a component: give each component by its own name")
+    return {name: _encode(name, body, writer) for name, body in given.items()}
 
 
-def _component(body: Any, name: str, writer: PieceWriter) -> Spelled:
+@lru_cache(maxsize=256)
+def check_keyword(name: str) -> None:
+    """Refuse a component name, given by keyword, that looks like a mistyped field of a commit."""
+    if name in _NAMED:
+        return
+    meant = get_close_matches(name, _KEYWORDS, 1, 0.8)
+    if meant:
+        raise InvalidInputError(
+            f"append has no parameter {name!r}; did you mean {meant[0]!r}? A component of that "
+            f"name is set with commit(components={{{name!r}: …}})"
+        )
+
+
+def _encode(name: str, body: Any, writer: PieceWriter) -> Encoded | None:
+    """Encode a component for a manifest; None if ``body`` is None."""
+    keys.id_bytes(name, "the name of a component")
+    if body is None:
+        return None
+    if name not in _VALUES:
+        return _component(body, name, writer)
+    if name == "frames":
+        if type(body) is not tuple and type(body) is not list:
+            raise invalid("frames", "a list", body)
+        if not body:
+            return None
+        body = list(body)
+    elif name == "plugin_revision":
+        check_count(body, name, most=_LARGEST)
+    elif name == "current_frame":
+        keys.id_bytes(body, name)
+    return encode_field(body, name, writer.emit, COMPONENT_ROOM)
+
+
+def _component(body: Any, name: str, writer: PieceWriter) -> Encoded:
     if type(body) is Link:
         return linked(bytes(Digest(body.digest)))
     emit = writer.emit
     try:
-        return linked(splitting.root_object(splitting.spell(body, MAX_DEPTH, emit), emit))
+        return linked(splitting.root_object(splitting.encode_split(body, MAX_DEPTH, emit), emit))
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
+
+
+def change_components(
+    engine: Engine,
+    before: Encoded,
+    changes: Mapping[str, Encoded | None],
+    edits: Mapping[str, Sequence[Edit]],
+    writer: PieceWriter,
+) -> Encoded:
+    """The components of a manifest with some set and some edited; the others stay."""
+    found = cut_components(before)
+    for name, encoded in changes.items():
+        if encoded is None:
+            found.pop(name, None)
+        else:
+            found[name] = encoded
+    for name, steps in edits.items():
+        edited = _edited(PendingReader(engine, writer), name, found.pop(name, None), steps, writer)
+        if edited is not None:
+            found[name] = edited
+    return encode_components(found)
+
+
+def _edited(
+    reader: PendingReader,
+    name: str,
+    component: Encoded | None,
+    edits: Sequence[Edit],
+    writer: PieceWriter,
+) -> Encoded | None:
+    from casstore.objects.edit import Set, apply_edit
+
+    if component is None and isinstance(edits[0], Set) and not edits[0].path:
+        # It sets the whole component, which need not exist before.
+        component, edits = _encode(name, edits[0].value, writer), edits[1:]
+    if component is None:
+        raise PathNotFoundError((name,))
+    digest = link_target(component)
+    if digest is None or name in _VALUES:
+        # A value inside the manifest: read whole, and below encoded again as if it were given.
+        [value] = objects.load_encoded(reader, (component,))
+        digest = splitting.split(value, writer.emit)
+    elif reader.find_many((digest,))[0] is None:
+        raise ComponentNotFoundError(name, digest)
+    try:
+        for edit in edits:
+            digest = apply_edit(reader, digest, edit, writer.emit)
+    except PathNotFoundError as exc:
+        raise PathNotFoundError((name, *exc.path)) from exc
+    except InvalidValueError as exc:
+        raise exc.within(name) from exc.__cause__
+    if name not in _VALUES:
+        return linked(digest)
+    return _encode(name, _load(reader, name, digest, DEFAULT_MAX_BYTES), writer)
+
+
+def check_edits(edits: Mapping[str, Sequence[Edit]]) -> None:
+    """Refuse edits that are not lists of edits by the name of a component."""
+    from casstore.objects.edit import Edit
+
+    for name, steps in dict_of(edits, "edits").items():
+        keys.id_bytes(name, "the name of a component")
+        if type(steps) not in (list, tuple) or not steps:
+            raise InvalidInputError(
+                f"edits of component {name!r} must be a list of one edit or more, got {steps!r:.40}"
+            )
+        for step in steps:
+            if not isinstance(step, Edit):
+                raise InvalidInputError(
+                    f"an edit must be a Set, Delete, Insert or Append, got {step!r:.40}"
+                )
 
 
 def name_missing(manifest: Manifest, exc: ObjectNotFoundError) -> Exception:
@@ -111,27 +214,27 @@ def read_checkpoint(
     """The checkpoint of a manifest: components loaded if ``hydrate``, else as links."""
     values = cut_components(manifest.components)
     bodies: dict[str, Any] = {}
-    for name, spelled in list(values.items()):
-        digest = link_target(spelled)
+    for name, encoded in list(values.items()):
+        digest = link_target(encoded)
         if digest is not None and name not in _VALUES:
             del values[name]
             bodies[name] = (
                 _load(reader, name, digest, max_bytes) if hydrate else Link(Digest(digest))
             )
-    loaded = objects.load_spelled(reader, tuple(values.values()), max_bytes=max_bytes)
+    loaded = objects.load_encoded(reader, tuple(values.values()), max_bytes=max_bytes)
     found = dict(zip(values, loaded, strict=True)) | bodies
     found["frames"] = _listed(found.get("frames"))
     others = {name: found.pop(name) for name in list(found) if name not in _NAMED}
     return Checkpoint(**found, others=others or None)
 
 
-def component(manifest: Manifest, name: str) -> Spelled:
-    """A component as it is stored; NOTHING if there is none."""
+def component(manifest: Manifest, name: str) -> Encoded:
+    """The encoded component; NOTHING if the manifest does not have it."""
     return cut_components(manifest.components).get(name, NOTHING)
 
 
 def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
-    # A component that is not there is never taken for one that was never given.
+    # A component whose object is missing is not treated as absent.
     item = reader.find_many((digest,))[0]
     if item is None:
         raise ComponentNotFoundError(name, digest)
@@ -144,8 +247,8 @@ def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
 
 
 def add_usage(
-    reader: PieceReader, ledger: Spelled, added: Sequence[Usage], writer: PieceWriter
-) -> Spelled:
+    reader: PieceReader, ledger: Encoded, added: Sequence[Usage], writer: PieceWriter
+) -> Encoded:
     """The ledger with more usage: merged by source and model, in order of first use."""
     if not added:
         return ledger
@@ -158,24 +261,23 @@ def add_usage(
             check_usage(entry)
         merged[entry.source, entry.model] = entry
     rows = [list(entry) for entry in merged.values()]
-    return spell_field(rows, "usage", writer.emit)
+    return encode_field(rows, "usage", writer.emit)
 
 
 def check_usage(entry: Usage) -> None:
     """Refuse what cannot be added to a ledger."""
-    if not isinstance(entry, Usage):
-        raise InvalidInputError(f"usage is given as Usage, not {type(entry).__name__}")
-    check_text(entry.source, "the source of usage")
-    check_text(entry.model, "the model of usage")
-    if any(type(count) is not int or not 0 <= count <= _LARGEST for count in entry[2:]):
-        raise InvalidInputError(f"usage is counted in whole numbers from 0 on: {entry!r}")
+    check_kind(entry, "usage", Usage)
+    check_text(entry.source, "Usage.source")
+    check_text(entry.model, "Usage.model")
+    for name, tokens in zip(Usage._fields[2:], entry[2:], strict=True):
+        check_count(tokens, f"Usage.{name}", most=_LARGEST)
 
 
-def read_usage(reader: PieceReader, ledger: Spelled) -> list[Usage]:
+def read_usage(reader: PieceReader, ledger: Encoded) -> list[Usage]:
     """All entries of a ledger, also those that count nothing yet."""
-    rows = objects.load_spelled(reader, (ledger,))[0] or []
+    rows = objects.load_encoded(reader, (ledger,))[0] or []
     if type(rows) is not list or not all(_is_usage(row) for row in rows):
-        raise CorruptionError("the ledger of a checkpoint is no list of usage; check the store")
+        raise CorruptionError("the ledger of a checkpoint is not a list of usage; check the store")
     return [Usage(*row) for row in rows]
 
 
@@ -193,11 +295,11 @@ def _listed(frames: Any) -> tuple[Any, ...]:
     if frames is None:
         return ()
     if type(frames) is not list:
-        raise CorruptionError("the frames of a checkpoint are no list; check the store")
+        raise CorruptionError("the frames of a checkpoint are not a list; check the store")
     return tuple(frames)
 
 
 def check_fields(reader: PieceReader, manifest: Manifest) -> None:
-    """Raise CorruptionError unless the ledger and the frames of a manifest are lists of theirs."""
+    """Raise CorruptionError unless the ledger and the frames of a manifest are valid lists."""
     read_usage(reader, manifest.ledger)
-    _listed(objects.load_spelled(reader, (component(manifest, "frames"),))[0])
+    _listed(objects.load_encoded(reader, (component(manifest, "frames"),))[0])

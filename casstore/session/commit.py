@@ -1,16 +1,15 @@
-"""One step of a session, all or nothing.
+"""Commits to a session: atomic, with optimistic concurrency control.
 
-The values are spelled once. Then: read every row that the commit depends on in one
-request, check in the order that callers may rely on, make the objects, and hand the
-engine one write whose conditions say that those rows are still as they were read. If
-they are not, nothing was written and it starts again from the reading, where the same
-checks give whatever error is now the first.
+``commit`` encodes the values once. Each attempt then reads every row that the commit depends on in
+one request, checks them in the documented order, builds the objects, and passes the engine one
+write. Its conditions require that those rows are unchanged. If a condition fails, nothing was
+written; the next attempt reads the rows again, and its checks raise the error that now applies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 from casstore.engine.protocol import (
     CheckedWrite,
@@ -36,7 +35,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.format.manifest import NOTHING, Manifest
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import (
@@ -49,10 +48,10 @@ from casstore.session import (
     leases,
     queue,
 )
-from casstore.session.arguments import is_durable
+from casstore.session.arguments import check_count, check_kind, invalid, is_durable
 from casstore.session.attempts import Attempts
-from casstore.session.data import LAST, UNFENCED, Commit, CommitResult, Entry, Given, Lease
-from casstore.session.graph import Grown, SpelledNode
+from casstore.session.data import LAST, Commit, CommitResult, Entry, Lease
+from casstore.session.graph import EncodedNode, Grown
 from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import (
     Receipt,
@@ -64,7 +63,7 @@ from casstore.session.state import Runtime, State, tombstone_key
 
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
-# What the parts of a write beside a commit hold.
+# The types allowed in the lists of ``Commit.also``: objects, conditions, rows.
 _BESIDE: Final = (
     frozenset((NewObject,)),
     frozenset(get_args(Condition)),
@@ -72,17 +71,19 @@ _BESIDE: Final = (
 )
 
 
-class _Spelled(NamedTuple):
-    """A commit's values, spelled: what does not depend on where the session stands."""
+class _Encoded(NamedTuple):
+    """A commit's encoded values: the part that does not depend on the session's head."""
 
     writer: PieceWriter
-    nodes: list[SpelledNode]
-    components: Spelled
+    nodes: list[EncodedNode]
+    components: Encoded
+    #: Single components that are set; None: deleted.
+    changes: dict[str, Encoded | None]
     intent: bytes | None
 
 
 class _Rows(NamedTuple):
-    """The rows that a commit depends on, of one moment."""
+    """The rows that a commit depends on, read in one snapshot."""
 
     head: bytes | None
     lease: bytes | None
@@ -92,48 +93,48 @@ class _Rows(NamedTuple):
 
 
 def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
-    """Take one step; see ``Session.commit``."""
+    """Commit a change; see ``Session.commit``."""
     key = keys.session_key(session)
     check_commit(change)
+    change = with_drafts(change)
     receipt = None if change.turn is None else receipt_key(key, change.turn)
-    first = _spell(session, change)
+    first = _encode(session, change)
     bind(session, change)
-    spelled: _Spelled | None = first
+    encoded: _Encoded | None = first
     known = runtime.recall(key)
     if known is not None and _is_worth_a_try(change, known):
         result = _try_at_once(runtime, session, key, change, first, receipt, known)
         if result is not None:
             return result
-        spelled = None
+        encoded = None
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
-        if spelled is None:
-            # What an attempt before has added is of no use: it may depend on what has moved.
-            spelled = _spell(session, change)
+        if encoded is None:
+            # Drop the objects of the failed attempt: they may depend on the previous head.
+            encoded = _encode(session, change)
         rows = _read(runtime, session, key, change, receipt)
         if change.turn is not None and rows.receipt is not None:
-            return _replay(runtime, session, key, change, spelled, rows)
+            return _replay(runtime, session, change, encoded, rows)
         attempt = _Attempt(runtime, session, key, change, receipt)
         try:
-            return attempt.run(spelled, attempt.checked(rows))
+            return attempt.run(encoded, attempt.checked(rows))
         except ConditionFailedError as exc:
             if attempt.is_of_others(exc):
                 raise
         except (CorruptionError, InvalidInputError, NotFoundError):
-            # Judged by a head that may have moved on, and lost its pieces to a collector.
+            # The head may be stale, and gc may have removed the objects it refers to.
             if runtime.rows(session)[0] == rows.head:
                 raise
-        spelled = None
+        encoded = None
 
 
 def _is_worth_a_try(change: Commit, known: State) -> bool:
-    """Could this commit be made on top of what is known, without reading anything first?"""
-    _, _, _, _, expected, lease, _, _, _, _, completes, named, _, _, _ = change
+    """Can this commit be tried on the cached head, without reading rows first?"""
+    expected = change.expected
     return not (
-        completes
-        or named
-        or lease is None
+        change.completes
+        or change.attachments
         or (expected is not None and expected != known.head.revision)
     )
 
@@ -143,15 +144,15 @@ def _try_at_once(
     session: str,
     key: bytes,
     change: Commit,
-    spelled: _Spelled,
+    encoded: _Encoded,
     receipt: RowKey | None,
     known: State,
 ) -> CommitResult | None:
-    """Commit on top of the head seen last, without reading any row first.
+    """Commit on top of the cached head, without reading any row first.
 
-    Usually no other writer has moved it. The conditions of the write then say so, and that
-    the turn is new; whatever fails here is left to the careful way, which raises the errors in
-    the order that is promised.
+    Usually no other writer has moved the head. The conditions of the write verify that, and that
+    the turn is new. None if anything fails: the caller then reads the rows and raises errors in
+    the documented order.
     """
     row, _, _, _, seen_lease = known
     lease = change.lease
@@ -166,18 +167,17 @@ def _try_at_once(
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
     attempt.lease = seen_lease
     try:
-        return attempt.run(spelled, known)
+        return attempt.run(encoded, known)
     except (ConflictError, InvalidInputError, NotFoundError, CorruptionError):
-        # Also what looks like damage: of a head that is none any more, pieces may be collected.
-        # And a ledger that would overflow: that is judged last, and maybe not by this head.
+        # CorruptionError too: the cached head may be stale, and gc may have removed the objects it
+        # refers to. A ledger that would overflow is checked last, against the current head.
         return None
 
 
 def check_commit(change: Commit) -> None:
-    """Refuse what is wrong with the commit itself."""
-    if not isinstance(change, Commit):
-        raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
-    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, beside, _ = (
+    """Check the fields of a commit that can be checked without the session."""
+    check_kind(change, "commit", Commit)
+    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, also, *_ = (
         change
     )
     if not _LISTS.issuperset(map(type, (append, usage, completes, named))) or (
@@ -185,16 +185,23 @@ def check_commit(change: Commit) -> None:
     ):
         raise _no_list(change)
     is_durable(change.durability)
-    if beside is not None:
-        _check_beside(beside)
+    if also is not None:
+        _check_also(also)
     if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
-    if expected is not None and (type(expected) is not int or expected < 0):
-        raise InvalidInputError(f"an expected revision is a number from 0 on: {expected!r}")
+    if change.components or change.edits:
+        if change.checkpoint is not None:
+            raise InvalidInputError(
+                "a commit changes components or replaces the checkpoint, not both"
+            )
+        if change.edits:
+            checkpoint.check_edits(change.edits)
+    if expected is not None:
+        check_count(expected, "expected")
     if label is not None:
-        keys.id_bytes(label, "a label")
+        keys.id_bytes(label, "label")
     if leaf is not LAST and leaf is not None:
-        keys.id_bytes(leaf, "a leaf")
+        keys.id_bytes(leaf, "leaf")
     for name in named:
         keys.id_bytes(name, "an attachment id")
     for entry in usage:
@@ -203,55 +210,54 @@ def check_commit(change: Commit) -> None:
         queue.check_claim(claim)
 
 
-def _check_beside(beside: Write) -> None:
-    """Refuse what no draft of records would give: it is put together with the commit's own."""
-    if not isinstance(beside, Write) or beside.deletes:
-        raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
-    lists = (beside.objects, beside.conditions, beside.rows)
+def with_drafts(change: Commit) -> Commit:
+    """The commit with a draft in place of each bare payload, and an id for each node."""
+    if change.replace is not None:
+        return change._replace(replace=graph.as_drafts(change.replace))
+    return change._replace(append=graph.as_drafts(change.append)) if change.append else change
+
+
+def _check_also(also: Write) -> None:
+    """Check ``Commit.also``, which is merged into the commit's own write."""
+    if not isinstance(also, Write) or also.deletes:
+        raise InvalidInputError("also must be a Write that deletes no objects")
+    lists = (also.objects, also.conditions, also.rows)
     for parts, kinds in zip(lists, _BESIDE, strict=True):
         if type(parts) not in _LISTS or not kinds.issuperset(map(type, parts)):
             raise InvalidInputError(
-                "what changes beside a commit are lists of objects, conditions and rows, not "
-                f"{parts!r:.80}"
+                f"also must have lists of objects, conditions and rows, got {parts!r:.80}"
             )
 
 
 def _no_list(change: Commit) -> InvalidInputError:
-    """The error for the first of a commit's lists that is none."""
-    lists = {
-        "attachment ids": change.attachments,
-        "claims": change.completes,
-        "usage entries": change.usage,
-    }
-    nodes: object = change.append if type(change.append) not in _LISTS else change.replace
-    what, items = next(
-        ((what, items) for what, items in lists.items() if type(items) not in _LISTS),
-        ("nodes", nodes),
-    )
-    return InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
+    """The error for the first field of a commit that must be a list and is not."""
+    lists = ("attachments", "completes", "usage", "append", "replace")
+    name = next(name for name in lists if type(getattr(change, name)) not in _LISTS)
+    return invalid(name, "a list or tuple", getattr(change, name))
 
 
 def bind(session: str, change: Commit) -> None:
-    """Refuse what belongs to another session."""
+    """Refuse a commit that is for another session, or has a lease or claims of another one."""
     if change.session is not None and change.session != session:
         raise SessionBindingError(session, change.session)
     lease = change.lease
-    if lease is not None and lease is not UNFENCED:
+    if lease is not None:
         leases.bind(session, lease)
     for claim in change.completes:
         queue.bind(session, claim)
 
 
-def _spell(session: str, change: Commit) -> _Spelled:
+def _encode(session: str, change: Commit) -> _Encoded:
     writer = PieceWriter()
-    nodes = graph.spell_nodes(change.append if change.replace is None else change.replace, writer)
+    nodes = graph.encode_nodes(change.append if change.replace is None else change.replace, writer)
     components = NOTHING
     if change.checkpoint is not None:
         components = checkpoint.encode_checkpoint(change.checkpoint, writer)
+    changes = checkpoint.encode_changes(change.components, writer) if change.components else {}
     meaning = None
     if change.turn is not None:
-        meaning = intent.intent_hash(session, change, nodes, components)
-    return _Spelled(writer, nodes, components, meaning)
+        meaning = intent.intent_hash(session, change, nodes, components, changes)
+    return _Encoded(writer, nodes, components, changes, meaning)
 
 
 def _read(
@@ -268,7 +274,7 @@ def _read(
 
 
 class _Attempt:
-    """A commit against the rows of one moment."""
+    """One attempt at a commit, against one snapshot of the rows."""
 
     def __init__(
         self,
@@ -284,20 +290,24 @@ class _Attempt:
         self._key = key
         self._change = change
         self._receipt = receipt
-        # Written only if these hold.
+        # The conditions of the write.
         self._conditions = list(conditions)
         self._changes: list[RowChange] = []
         # The row of the lease as it was seen last, for the next commit without one.
         self.lease: bytes | None = None
 
-    def run(self, spelled: _Spelled, state: State | None) -> CommitResult:
+    def run(self, encoded: _Encoded, state: State | None) -> CommitResult:
         """Make the objects and write them."""
         change = self._change
-        writer, nodes, components, meaning = spelled
+        writer, nodes, components, changes, meaning = encoded
         grown = graph.change_graph(self._runtime, state, change, nodes, writer)
         before = _EMPTY if state is None else state.manifest
         if change.checkpoint is None:
             components = before.components
+            if changes or change.edits:
+                components = checkpoint.change_components(
+                    self._runtime.engine, components, changes, change.edits or {}, writer
+                )
         ledger = before.ledger
         if change.usage:
             ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
@@ -313,18 +323,19 @@ class _Attempt:
             components,
         )
         digest = objects.write_manifest(manifest, writer.emit)
-        if tips is not NOTHING and tips.links and tips.outlined:
-            # A long map is changed step by step, and each step leaves its pieces behind.
+        if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
+            # Edits, and changes of a long map, are applied one by one: drop the pieces that only
+            # an intermediate result has.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         head = self._next_head(state, grown, digest)
         if meaning is not None and self._receipt is not None:
             self._changes.append(_put_receipt(self._receipt, meaning, head, grown))
         return self._write(state, head, manifest, grown, writer)
 
-    # --- checking, in the order promised ----------------------------------------------------
+    # --- checking, in the documented order --------------------------------------------------
 
     def checked(self, rows: _Rows) -> State | None:
-        """The state that the commit starts from, if everything is as it must be."""
+        """Check the rows; the state that the commit starts from."""
         runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()
         self.lease = rows.lease
@@ -357,7 +368,7 @@ class _Attempt:
     # --- writing --------------------------------------------------------------------------
 
     def is_of_others(self, failed: ConditionFailedError) -> bool:
-        """Did a condition fail that came with ``beside``? Trying again would not help."""
+        """Is the failed condition from ``also``? Then a retry would fail, too."""
         return failed.index >= len(self._conditions)
 
     def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
@@ -394,8 +405,8 @@ class _Attempt:
         write: Write = CheckedWrite(
             writer.objects, self._conditions, self._changes, durable=is_durable(change.durability)
         )
-        if change.beside is not None:
-            write = _together(write, change.beside)
+        if change.also is not None:
+            write = _together(write, change.also)
         try:
             done = self._runtime.engine.write(write)
         except ObjectNotFoundError as exc:
@@ -409,18 +420,18 @@ class _Attempt:
         )
 
 
-def _together(own: Write, beside: Write) -> Write:
-    """Both as one write. The session's own conditions are tried first."""
+def _together(own: Write, also: Write) -> Write:
+    """Merge both into one write. The session's own conditions are checked first."""
     return Write(
-        [*own.objects, *beside.objects],
-        [*own.conditions, *beside.conditions],
-        [*own.rows, *beside.rows],
-        durable=beside.durable if own.durable is None else own.durable,
+        [*own.objects, *also.objects],
+        [*own.conditions, *also.conditions],
+        [*own.rows, *also.rows],
+        durable=also.durable if own.durable is None else own.durable,
     )
 
 
 def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -> list[RowChange]:
-    """The rows by which a head moves: itself, what it was into history, and its label."""
+    """The rows that move a head: the new head, the history row of the old one, and the label."""
     changes: list[RowChange] = [put]
     revision = 1
     if state is not None:
@@ -446,7 +457,7 @@ def rewind(
     session: str,
     to: int | str | Entry,
     *,
-    lease: Lease | Literal[Given.UNFENCED] | None,
+    lease: Lease | None,
     expected: int | None,
     label: str | None,
 ) -> CommitResult:
@@ -466,7 +477,7 @@ def rewind(
         target = runtime.at(session, to)
         conditions = [condition, RowIs(*head_key(key), state.row)]
         if target.row != state.row:
-            # What the head will name must still be reachable when its row is written.
+            # The revision's objects must still be reachable when the head is written.
             place = RowKey("history", keys.history(key, target.head.revision))
             conditions.append(RowIs(*place, target.row))
         head = state.head._replace(
@@ -484,7 +495,7 @@ def rewind(
             )
         except ConditionFailedError:
             continue
-        # The next commit starts from here, and need not read what is known.
+        # Cached for the next commit.
         row, head = heads.written_at(head, put, done.now_ms)
         runtime.remember(key, target._replace(row=row, head=head, lease=rows.lease))
         return CommitResult(
@@ -496,7 +507,7 @@ def rewind(
 
 
 def receipt_key(key: bytes, turn: str) -> RowKey:
-    """Where it is written down that a turn was committed."""
+    """The key of a turn's receipt."""
     return RowKey("receipts", key + keys.part(turn, "a turn id"))
 
 
@@ -514,53 +525,74 @@ def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> 
 
 
 def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> PutRow:
-    """The change that writes a receipt down."""
+    """The change that writes a receipt."""
     return put_receipt_at(receipt_key(key, turn), receipt)
 
 
 def put_receipt_at(place: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
-    """The same where the key of its row is known."""
+    """The change that writes a receipt under a known row key."""
     return PutRow(*place, encode_receipt(receipt))
 
 
 def _replay(
-    runtime: Runtime, session: str, key: bytes, change: Commit, spelled: _Spelled, rows: _Rows
+    runtime: Runtime, session: str, change: Commit, encoded: _Encoded, rows: _Rows
 ) -> CommitResult:
-    """The result of the first commit of a turn; only a lease is still released."""
-    row = rows.receipt
-    assert row is not None
+    """The result of the first commit of a turn; writes nothing but the release of the lease."""
+    assert rows.receipt is not None
+    turn = str(change.turn)
+    receipt = _decode_receipt(turn, rows.receipt)
+    meaning = encoded.intent
+    if isinstance(receipt, SettledReceipt) and receipt.session is not None:
+        # The turn was committed to a session that this one has adopted since.
+        meaning = intent.intent_hash(receipt.session, change, *encoded[1:4])
+    if receipt.intent != meaning:
+        raise TurnConflictError(session, turn)
+    result = _result(runtime, session, turn, rows.receipt, receipt)
+    if change.release and isinstance(change.lease, Lease):
+        leases.release(runtime, session, change.lease)
+    # The first commit may have been relaxed, while this one must wait for the disk.
+    runtime.engine.write(Write(durable=is_durable(change.durability)))
+    return result
+
+
+def find_turn(runtime: Runtime, session: str, turn: str) -> CommitResult | None:
+    """The result of a turn; see ``Session.find_turn``."""
+    place = receipt_key(keys.session_key(session), turn)
+    row = runtime.rows(session, [place])[1]
+    if row is None:
+        return None
+    return _result(runtime, session, turn, row, _decode_receipt(turn, row))
+
+
+def _decode_receipt(turn: str, row: bytes) -> Receipt | SettledReceipt:
     if row[0] != intent.VERSION:
         raise FormatError(
-            f"the receipt of turn {change.turn!r} has version {row[0]}, this release reads "
+            f"the receipt of turn {turn!r} has version {row[0]}, this release reads "
             f"{intent.VERSION}: upgrade casstore"
         )
-    receipt = decode_receipt(row)
-    meaning = spelled.intent
-    if isinstance(receipt, SettledReceipt) and receipt.session is not None:
-        # It was sent to a session that was adopted since.
-        meaning = intent.intent_hash(receipt.session, change, spelled.nodes, spelled.components)
-    if receipt.intent != meaning:
-        raise TurnConflictError(session, str(change.turn))
+    return decode_receipt(row)
+
+
+def _result(
+    runtime: Runtime, session: str, turn: str, row: bytes, receipt: Receipt | SettledReceipt
+) -> CommitResult:
+    """The result that a receipt records."""
     try:
         leaf, nodes = outcome(runtime, receipt)
     except CorruptionError:
-        # Its revision may have gone just now, and then the receipt tells all by itself.
-        settled = runtime.rows(session, [receipt_key(key, str(change.turn))])[1]
+        # If its revision was deleted meanwhile, the receipt now holds the result itself.
+        settled = runtime.rows(session, [receipt_key(keys.session_key(session), turn)])[1]
         if settled is None or settled == row:
             raise
         receipt = decode_receipt(settled)
         leaf, nodes = outcome(runtime, receipt)
-    if change.release and isinstance(change.lease, Lease):
-        leases.release(runtime, session, change.lease)
-    # The first commit may not have waited for the disk, and this one may have to.
-    runtime.engine.write(Write(durable=is_durable(change.durability)))
     return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
 
 
 def outcome(
     runtime: Runtime, receipt: Receipt | SettledReceipt
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The leaf and the nodes that a receipt tells of, from it or from what it names."""
+    """The leaf and the node ids of a turn, from its receipt or through the receipt's manifest."""
     if isinstance(receipt, SettledReceipt):
         return receipt.leaf, receipt.nodes
     reader = runtime.reader()
@@ -575,7 +607,7 @@ def outcome(
 
 
 def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
-    """The receipt of a turn whose revision is about to go: a replay will still answer."""
+    """The settled receipt of a turn whose revision is about to be deleted; replays still work."""
     receipt = decode_receipt(row)
     if receipt.version != intent.VERSION:
         raise CorruptionError("the receipt of a turn cannot be read")

@@ -1,33 +1,44 @@
-"""Two checkpoints side by side: nodes that came and went, components that changed.
+"""Compares two checkpoints: nodes added and dropped, components changed.
 
-Two graphs have the same nodes at the same positions up to where their node indexes part, and the
-indexes show that place without reading what lies before it. The nodes behind it are held
-against each other by digest; only those that one of the graphs lacks are read.
+Two graphs have the same nodes at the same positions up to where their node indexes diverge; that
+position is found without reading the nodes before it. The nodes after it are compared by digest;
+only those that are missing from one of the graphs are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from casstore.engine.protocol import Engine
+from casstore.errors import CasstoreError, InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import NOTHING, Manifest, cut_components, link_target
 from casstore.format.node import NodeHeader
-from casstore.format.splitting import Spelled
+from casstore.format.printing import count, shortened
+from casstore.format.splitting import Encoded
 from casstore.objects import diff as value_diff
 from casstore.objects import graph as objects
 from casstore.objects.diff import Change, Field
 from casstore.objects.node_index import IndexCache, NodeIndex, common_prefix
 from casstore.objects.pieces import PieceReader
+from casstore.session.component_formats import Detail, describe_fields
+from casstore.session.data import Entry
+from casstore.session.state import HiddenNodes, Runtime
 
+if TYPE_CHECKING:
+    from casstore.session.session import Session
+
+#: A session (its head), a session id with a revision or label, or the digest of a manifest.
+Place: TypeAlias = "Session | str | tuple[str, int | str | Entry | None] | bytes"
+# How many nodes and changes of each kind are printed.
+_SHOWN: Final = 20
 # How many nodes are read at once.
 _BATCH: Final = 256
 
 
-class NodeRef(NamedTuple):
-    """A node, without its payload."""
-
+class _NodeFields(NamedTuple):
     id: str
     parent: str | None
     seq: int
@@ -35,15 +46,53 @@ class NodeRef(NamedTuple):
     digest: Digest
 
 
+class NodeRef(_NodeFields):
+    """A node of a comparison; its payload is read when it is asked for.
+
+    >>> [node] = store.compare(("s", "start"), "s").added
+    >>> node.id, node.parent, node.payload
+    ('left', 'ask', {'role': 'assistant', 'text': 'left'})
+    """
+
+    _engine: Engine | None = None
+
+    @property
+    def payload(self) -> Any:
+        """The payload; None if a compared session hides the node.
+
+        >>> hidden = session.tombstone(["left"])
+        >>> [node] = store.compare(("s", "start"), "s").added
+        >>> node.payload is None
+        True
+        """
+        if self._engine is None:
+            return None
+        [fields] = objects.iter_fields(PieceReader(self._engine), (self.digest,))
+        return fields[-1]
+
+    def __getstate__(self) -> None:
+        """Pickle the fields alone."""
+
+    def __str__(self) -> str:
+        if self._engine is None:
+            return f"node {self.id!r} (hidden)"
+        try:
+            return f"node {self.id!r}: {shortened(self.payload)}"
+        except CasstoreError as exc:
+            return f"node {self.id!r} ({type(exc).__name__} while reading its payload)"
+
+
 class Comparison(NamedTuple):
     """What turns one checkpoint into another.
 
-    >>> moved = Checkpoint(tool_state={"cwd": "/"})
-    >>> step = Commit(append=[NodeDraft("why", "why left?")], checkpoint=moved, lease=UNFENCED)
-    >>> result = session.commit(step)
+    >>> result = session.append(NodeDraft("why", "why left?"), tool_state={"cwd": "/"})
     >>> found = store.compare(("s", 2), "s")
     >>> [node.id for node in found.added], [(one.path, one.after) for one in found.changes]
     (['why'], [(('tool_state', 'cwd'), '/')])
+    >>> print(found)
+    1 node added, 0 dropped, 1 change in the components; both continue node 'left'
+    + node 'why': 'why left?'
+    ~ $.tool_state.cwd: '/repo' → '/'
     """
 
     old: Digest
@@ -58,6 +107,11 @@ class Comparison(NamedTuple):
     changes: tuple[Change, ...]
     #: How many objects were read.
     pieces_read: int
+    #: By component, its changes in the terms of its format, such as the files of a workspace;
+    #: ``changes`` has the same components as plain values.
+    details: dict[str, tuple[Detail, ...]]
+    #: By component, why the package that registers its format could not describe its changes.
+    failures: dict[str, str]
 
     @property
     def equal(self) -> bool:
@@ -69,9 +123,67 @@ class Comparison(NamedTuple):
         """
         return self.old == self.new
 
+    def __str__(self) -> str:
+        if self.equal:
+            return "no differences"
+        described = [one for details in self.details.values() for one in details]
+        plain = [one for one in self.changes if one.path[0] not in self.details]
+        first = (
+            f"{count(len(self.added), 'node')} added, {len(self.dropped)} dropped, "
+            f"{count(len(plain) + len(described), 'change')} in the components"
+        )
+        if self.ancestor is not None:
+            first += f"; both continue node {self.ancestor.id!r}"
+        lines = [first]
+        for sign, found in (
+            ("-", self.dropped),
+            ("+", self.added),
+            ("", plain),
+            ("", described),
+        ):
+            lines += [f"{sign} {one}".lstrip() for one in found[:_SHOWN]]
+            if len(found) > _SHOWN:
+                lines.append(f"{sign} … {len(found) - _SHOWN} more".lstrip())
+        lines += [f"! {component}: {why}" for component, why in self.failures.items()]
+        return "\n".join(lines)
 
-def compare(reader: PieceReader, cache: IndexCache, old: bytes, new: bytes) -> Comparison:
-    """Compare the checkpoints of two manifests."""
+
+def compare_places(
+    runtime: Runtime, old: Place, new: Place, *, describe: bool = True
+) -> Comparison:
+    """Compare two sessions, revisions or manifests; see ``Store.compare``."""
+    places = [_find(runtime, old), _find(runtime, new)]
+    hidden = {digest for _, digests in places for digest in digests}
+    (before, _), (after, _) = places
+    return compare(runtime.reader(), runtime.index_cache, before, after, hidden, describe=describe)
+
+
+def _find(runtime: Runtime, place: Place) -> tuple[bytes, HiddenNodes]:
+    """The manifest that a place names, and the nodes that its session hides."""
+    if isinstance(place, bytes):
+        return place, {}
+    if isinstance(place, tuple) and len(place) != 2:
+        raise InvalidInputError(
+            f"a place must be a session id with a revision or label, got {place!r:.80}"
+        )
+    named, at = place if isinstance(place, tuple) else (place, None)
+    # A Session: its module imports this one.
+    session = named if isinstance(named, str) else named.id
+    state = runtime.at(session, at)
+    current = state if at is None else runtime.get(session)
+    return state.head.manifest, runtime.hidden(current.head)
+
+
+def compare(
+    reader: PieceReader,
+    cache: IndexCache,
+    old: bytes,
+    new: bytes,
+    hidden: Collection[bytes] = (),
+    *,
+    describe: bool = True,
+) -> Comparison:
+    """Compare the checkpoints of two manifests. Nodes that are ``hidden`` have no payload."""
     before = objects.read_manifest(reader, old, named=True)
     after = before if old == new else objects.read_manifest(reader, new, named=True)
     graphs = [
@@ -80,18 +192,20 @@ def compare(reader: PieceReader, cache: IndexCache, old: bytes, new: bytes) -> C
     ]
     shared = graphs[0].count if old == new else common_prefix(*graphs)
     left, right = [index.digests(range(shared, index.count)) for index in graphs]
-    fields = _fields(before, after)
+    fields = list(_fields(before, after))
     changes = tuple(value_diff.diff_fields(reader, fields, DEFAULT_MAX_BYTES))
+    described = describe_fields(reader, fields if describe else ())
     return Comparison(
         Digest(old),
         Digest(new),
         before.leaf_id,
         after.leaf_id,
-        _common(reader, (before, after), graphs, shared),
-        _references(reader, right, left),
-        _references(reader, left, right),
+        _common(reader, (before, after), graphs, shared, hidden),
+        _references(reader, right, left, hidden),
+        _references(reader, left, right, hidden),
         changes,
         reader.pieces_read,
+        *described,
     )
 
 
@@ -106,21 +220,21 @@ def _fields(old: Manifest, new: Manifest) -> Iterable[tuple[str, Field, Field]]:
     yield "usage", _present(old.ledger), _present(new.ledger)
 
 
-def _field(component: Spelled | None) -> Field:
+def _field(component: Encoded | None) -> Field:
     if component is None:
         return None
     return link_target(component) or component
 
 
-def _present(spelled: Spelled) -> Field:
-    return None if spelled.data == NOTHING.data else spelled
+def _present(encoded: Encoded) -> Field:
+    return None if encoded.data == NOTHING.data else encoded
 
 
 # --- graphs -------------------------------------------------------------------------------
 
 
 def _references(
-    reader: PieceReader, own: Sequence[bytes], others: Sequence[bytes]
+    reader: PieceReader, own: Sequence[bytes], others: Sequence[bytes], hidden: Collection[bytes]
 ) -> tuple[NodeRef, ...]:
     """The nodes that one graph has and the other has not, in insertion order."""
     known = set(others)
@@ -129,7 +243,10 @@ def _references(
     for start in range(0, len(lacking), _BATCH):
         batch = lacking[start : start + _BATCH]
         headers = objects.read_headers(reader, batch)
-        found += [_reference(header, name) for header, name in zip(headers, batch, strict=True)]
+        found += [
+            _reference(reader, header, name, hidden)
+            for header, name in zip(headers, batch, strict=True)
+        ]
     return tuple(sorted(found, key=_by_order))
 
 
@@ -138,6 +255,7 @@ def _common(
     manifests: Sequence[Manifest],
     graphs: Sequence[NodeIndex],
     shared: int,
+    hidden: Collection[bytes],
 ) -> NodeRef | None:
     """The deepest node on the paths of both leaves."""
     steps: list[int | None] = []
@@ -152,7 +270,7 @@ def _common(
             step = index.parent(step)
         steps.append(step)
         apart.append(dict.fromkeys(index.digests(beyond)))
-    # A fork of one path has the same nodes at other positions.
+    # A fork of a single path (``fork(node=…)``) has the same nodes at other positions.
     both = next((digest for digest in apart[0] if digest in apart[1]), None)
     if both is None:
         one, other = steps
@@ -164,8 +282,13 @@ def _common(
         if one is None or other is None:
             return None
         both = graphs[0].place(one).digest
-    return _reference(objects.read_headers(reader, [both])[0], both)
+    return _reference(reader, objects.read_headers(reader, [both])[0], both, hidden)
 
 
-def _reference(header: NodeHeader, digest: bytes) -> NodeRef:
-    return NodeRef(header.id, header.parent_id, header.seq, header.depth, Digest(digest))
+def _reference(
+    reader: PieceReader, header: NodeHeader, digest: bytes, hidden: Collection[bytes]
+) -> NodeRef:
+    node = NodeRef(header.id, header.parent_id, header.seq, header.depth, Digest(digest))
+    if digest not in hidden:
+        node._engine = reader.engine
+    return node

@@ -1,4 +1,4 @@
-"""What goes into a session and what comes out: plain data, no behaviour.
+"""The data types of the session API: arguments and results, without behaviour.
 
 Everything here is a NamedTuple: it prints, compares, unpacks and ``_replace``s.
 Times are milliseconds since 1970 by the engine's clock and end in ``_ms``.
@@ -10,36 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from casstore.engine.protocol import Write
+from casstore.errors import render_time
 from casstore.format.digest import Digest
+from casstore.format.printing import count
+
+if TYPE_CHECKING:
+    from casstore.objects.edit import Edit
 
 
 class Given(Enum):
-    """Marks for arguments that None cannot stand for, because None means something."""
+    """Defaults of arguments for which None has a meaning of its own."""
 
     #: A node's parent: the node before it in the commit, or else the session's leaf.
     LEAF = "leaf"
-    #: A commit's leaf: the last node appended, or else the leaf that is.
+    #: A commit's leaf: the last node appended, or else the current leaf.
     LAST = "last"
-    #: In place of a lease: commit without one, as long as nobody holds one.
-    UNFENCED = "unfenced"
 
 
 LEAF: Final = Given.LEAF
 LAST: Final = Given.LAST
-UNFENCED: Final = Given.UNFENCED
 
 Time = str | int | float | None
 
 
 class NodeDraft(NamedTuple):
-    """A node on its way in. ``time`` is the runtime's own (RFC 3339 or a number).
+    """A node to append with an id, a parent or other fields chosen by the caller.
+
+    ``time`` is set by the caller (RFC 3339 or a number) and not interpreted.
 
     >>> ask = NodeDraft("n1", {"role": "user", "text": "hello"})
     >>> answer = NodeDraft("n2", {"role": "assistant", "text": "hello to you"})
-    >>> session.commit(Commit(append=[ask, answer], lease=UNFENCED)).leaf
+    >>> session.append(ask, answer).leaf
     'n2'
     """
 
@@ -52,10 +56,10 @@ class NodeDraft(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node as it comes out. May go into another commit as it is.
+    """A stored node. It can be passed to another commit unchanged.
 
-    ``seq`` is its place in insertion order, ``depth`` the length of the path that ends
-    in it, ``digest`` names it and its whole path.
+    ``seq`` is its position in insertion order, ``depth`` the length of the path from the root to
+    it, ``digest`` identifies the node and its whole path.
 
     >>> node = session.node("left")
     >>> node.payload["text"], node.parent, node.depth
@@ -77,7 +81,7 @@ class Usage(NamedTuple):
     """Tokens used by one source with one model.
 
     >>> used = Usage("agent", "model-1", input=900, output=120, cached_input=800)
-    >>> result = session.commit(Commit(usage=[used], lease=UNFENCED))
+    >>> result = session.commit(usage=[used])
     >>> [(entry.model, entry.total) for entry in session.usage()]  # with what was used before
     [('model-1', 2040)]
     """
@@ -91,7 +95,7 @@ class Usage(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Input, output and reasoning; what was cached is part of the input.
+        """Input, output and reasoning tokens; cached tokens are part of the input.
 
         >>> Usage("agent", "model-1", input=900, output=120, cached_input=800).total
         1020
@@ -100,15 +104,15 @@ class Usage(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """The state of a session beside its graph.
+    """The state of a session in addition to its graph.
 
-    ``tool_state``, ``plugin_snapshot`` and ``execution_state`` are components: going in,
-    a body is stored and a ``Link`` means what is stored already; coming out they are
-    links, or bodies if hydrated. None is no component. The rest are plain values, but for
-    ``others``: components that the runtime names itself.
+    ``tool_state``, ``plugin_snapshot`` and ``execution_state`` are components. When written, a
+    value is stored, and a ``Link`` refers to an object that is stored already. When read, they are
+    links, or values if hydrated. None means that there is no such component. ``others`` holds
+    components with names that the caller chooses. All other fields are plain values.
 
-    >>> beside = session.checkpoint()._replace(turn_state={"turn": 2})  # its components are links
-    >>> result = session.commit(Commit(checkpoint=beside, lease=UNFENCED))
+    >>> changed = session.checkpoint()._replace(turn_state={"turn": 2})  # its components are links
+    >>> result = session.commit(checkpoint=changed)
     >>> loaded = session.load().checkpoint
     >>> loaded.turn_state, loaded.tool_state
     ({'turn': 2}, {'cwd': '/repo'})
@@ -122,21 +126,21 @@ class Checkpoint(NamedTuple):
     frames: Sequence[Any] = ()
     current_frame: str | None = None
     config: Any = None
-    #: Components of the runtime itself, by name.
+    #: Components with names that the caller chooses.
     others: Mapping[str, Any] | None = None
 
 
 class Lease(NamedTuple):
     """The right to commit to a session until ``expires_at_ms``.
 
-    ``fencing`` counts the leases ever given on the session and never goes back. The first four
+    ``fencing`` counts the leases ever granted on the session and never decreases. The first four
     fields identify a lease: it commits, renews and is released by them alone. The times are those
     of the claim or renewal that returned it; 0 if they are not known.
 
     >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
     >>> lease.owner, lease.fencing
     ('worker-1', 1)
-    >>> session.commit(Commit(append=[NodeDraft("n3", "go on")], lease=lease)).revision
+    >>> session.append("go on", lease=lease).revision
     3
     """
 
@@ -168,12 +172,13 @@ class Batch(NamedTuple):
     enqueued_at_ms: int
     #: How often it was claimed; completing needs the latest claim.
     fence: int
-    #: The lease generation that holds it; 0 if none ever did. Held only while that lease lives.
+    #: The generation (``Lease.fencing``) of the lease that claimed it last; 0: never claimed. The
+    #: batch is held only while that lease is live.
     held_by: int
 
 
 class Claim(NamedTuple):
-    """Batches taken together, held as long as the lease that took them lives.
+    """Batches claimed together. The claim holds as long as the lease it was made with is live.
 
     >>> batch = session.queue.enqueue(["fix the test"], batch_id="b1")
     >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
@@ -188,7 +193,7 @@ class Claim(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """Bytes that belong to a session: in a blob here (``digest``), or at ``uri``.
+    """Bytes that belong to a session: a blob of this store (``digest``), or stored at ``uri``.
 
     >>> image = session.attachments.put(b"pixels")
     >>> image.state, image.digest == Digest.of_blob(b"pixels")
@@ -206,35 +211,33 @@ class Attachment(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One step of a session, all or nothing.
+    """A change to a session, applied atomically.
 
-    ``append`` creates nodes; ``replace`` starts the graph anew with these; neither
-    leaves it. ``leaf`` moves the leaf. ``checkpoint`` None keeps the one that is.
-    ``expected`` is the revision the head must have (0: none yet), None: any.
-    ``lease`` is required, or ``UNFENCED``; ``release`` gives it back with the commit.
-    ``turn`` makes the commit idempotent: repeated with the same content it returns the
-    first result. ``completes`` removes claimed work from the queue, ``attachments`` are
-    committed with it, ``usage`` is added to the ledger, ``label`` names the revision.
-    ``beside`` are rows of other systems that change with it; see ``records.Draft``. It is no
-    part of what a turn means: a commit that is replayed writes nothing. ``durability`` says what
-    this commit waits for, ``full`` or ``relaxed``; None: what the store was opened with.
+    ``append`` creates nodes: each item is a payload (any value), a ``NodeDraft`` or a ``Node``.
+    ``replace`` replaces the graph by these nodes. Without both, the graph stays. ``leaf`` moves
+    the leaf. ``components`` sets these components of the checkpoint (None deletes one), then
+    ``edits`` changes parts of these; all others stay. ``checkpoint`` replaces the checkpoint.
+    ``expected`` is the revision that the head must have (0: no commit yet); None: any.
+    Without a ``lease`` the commit fails while the session is leased. ``release`` releases the
+    lease with the commit. ``turn`` makes the commit idempotent: repeated with the same content, it
+    returns the first result; the ids of nodes are not part of the content. ``completes``
+    removes claimed work from the queue, ``attachments`` are committed with it, ``usage`` is added
+    to the ledger, ``label`` names the revision. ``also`` has rows of other systems that are
+    written in the same transaction; see ``records.Draft``. They are not part of a turn's content:
+    a replayed commit writes nothing. ``durability`` says what this commit waits for, ``full`` or
+    ``relaxed``; None: what the store was opened with.
 
-    >>> step = Commit(
-    ...     append=[NodeDraft("next", {"role": "user", "text": "and then?"})],
-    ...     expected=2,
-    ...     turn="turn-3",
-    ...     lease=UNFENCED,
-    ... )
+    >>> step = Commit(append=[{"role": "user", "text": "and then?"}], expected=2, turn="turn-3")
     >>> session.commit(step).revision, session.commit(step).replayed
     (3, True)
     """
 
-    append: Sequence[NodeDraft | Node] = ()
-    replace: Sequence[NodeDraft | Node] | None = None
+    append: Sequence[Any] = ()
+    replace: Sequence[Any] | None = None
     leaf: str | Literal[Given.LAST] | None = LAST
     checkpoint: Checkpoint | None = None
     expected: int | None = None
-    lease: Lease | Literal[Given.UNFENCED] | None = None
+    lease: Lease | None = None
     release: bool = False
     turn: str | None = None
     label: str | None = None
@@ -242,14 +245,38 @@ class Commit(NamedTuple):
     completes: Sequence[Claim] = ()
     attachments: Sequence[str] = ()
     session: str | None = None
-    beside: Write | None = None
+    also: Write | None = None
     durability: str | None = None
+    components: Mapping[str, Any] | None = None
+    edits: Mapping[str, Sequence[Edit]] | None = None
+
+
+class CommitFields(TypedDict, total=False):
+    """The fields of a ``Commit``, as keyword arguments."""
+
+    append: Sequence[Any]
+    replace: Sequence[Any] | None
+    leaf: str | Literal[Given.LAST] | None
+    checkpoint: Checkpoint | None
+    expected: int | None
+    lease: Lease | None
+    release: bool
+    turn: str | None
+    label: str | None
+    usage: Sequence[Usage]
+    completes: Sequence[Claim]
+    attachments: Sequence[str]
+    session: str | None
+    also: Write | None
+    durability: str | None
+    components: Mapping[str, Any] | None
+    edits: Mapping[str, Sequence[Edit]] | None
 
 
 class CommitResult(NamedTuple):
-    """What a commit did, or did the first time if ``replayed``.
+    """The result of a commit; if ``replayed``, that of the first commit of the turn.
 
-    >>> result = session.commit(Commit(append=[NodeDraft("next", "hello")], lease=UNFENCED))
+    >>> result = session.append(NodeDraft("next", "hello"))
     >>> result.revision, result.leaf, result.nodes, result.replayed
     (3, 'next', ('next',), False)
     """
@@ -260,6 +287,11 @@ class CommitResult(NamedTuple):
     #: The ids of the nodes that it created, in order.
     nodes: tuple[str, ...]
     replayed: bool
+
+    def __str__(self) -> str:
+        made = count(len(self.nodes), "node")
+        replayed = ", replayed" if self.replayed else ""
+        return f"revision {self.revision}: {made} appended, leaf {self.leaf!r}{replayed}"
 
 
 class Origin(NamedTuple):
@@ -280,6 +312,8 @@ class Entry(NamedTuple):
     >>> entry = session.entry("start")
     >>> entry.revision, entry.operation, entry.labels
     (1, 'commit', ('start',))
+    >>> print(entry._replace(committed_at_ms=1_795_010_602_000))
+    revision 1 of 's': commit at 2026-11-18T14:03:22Z, labelled 'start'
     """
 
     session: str
@@ -290,18 +324,33 @@ class Entry(NamedTuple):
     committed_at_ms: int
     turn: str | None
     labels: tuple[str, ...]
-    #: The revision a rewind went back to.
+    #: The revision that a rewind restored.
     rewound_to: int | None
     #: The session and revision that were adopted.
     adopted: Origin | None = None
 
+    def __str__(self) -> str:
+        text = f"revision {self.revision} of {self.session!r}: {self.operation}"
+        if self.rewound_to is not None:
+            text += f" to revision {self.rewound_to}"
+        if self.adopted is not None:
+            text += f" of {self.adopted.session!r} at revision {self.adopted.revision}"
+        text += f" at {render_time(self.committed_at_ms)}"
+        if self.turn is not None:
+            text += f", turn {self.turn!r}"
+        if self.labels:
+            text += f", labelled {', '.join(map(repr, self.labels))}"
+        return text
+
 
 class Head(NamedTuple):
-    """Where a session stands.
+    """The newest revision of a session.
 
     >>> head = session.head()
     >>> head.revision, head.leaf, head.node_count
     (2, 'left', 2)
+    >>> print(head._replace(committed_at_ms=1_795_010_602_000))
+    's' at revision 2: 2 nodes, leaf 'left', committed 2026-11-18T14:03:22Z
     """
 
     session: str
@@ -314,9 +363,20 @@ class Head(NamedTuple):
     turn: str | None
     origin: Origin | None
 
+    def __str__(self) -> str:
+        text = (
+            f"{self.session!r} at revision {self.revision}: {count(self.node_count, 'node')}, "
+            f"leaf {self.leaf!r}, committed {render_time(self.committed_at_ms)}"
+        )
+        if self.turn is not None:
+            text += f", turn {self.turn!r}"
+        if self.origin is not None:
+            text += f", forked from {self.origin.session!r} at revision {self.origin.revision}"
+        return text
+
 
 class SessionMeta(NamedTuple):
-    """What is known of a session beside its content. ``extra`` is the runtime's own.
+    """The metadata of a session. ``extra`` is for the caller and not interpreted.
 
     >>> session.update_meta(model="model-1", cwd="/repo").cwd
     '/repo'
@@ -327,14 +387,14 @@ class SessionMeta(NamedTuple):
     created_at_ms: int
     model: str | None = None
     cwd: str | None = None
-    #: The session it was started or forked from; None: a root.
+    #: The session it was started or forked from; None if there is none.
     parent: str | None = None
     cause: Any = None
     extra: Any = None
 
 
 class SessionInfo(NamedTuple):
-    """What a picker shows. Messages are counted on the active path.
+    """The summary of a session that a picker shows. Only messages on the active path count.
 
     >>> info = session.info()
     >>> info.first_user_message, info.user_message_count
@@ -349,7 +409,7 @@ class SessionInfo(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What tombstoning did: ids now hidden, hidden before, and not known.
+    """The result of ``tombstone``: ids that it hid, that were hidden before, and that are unknown.
 
     >>> session.tombstone(["left", "nowhere"])
     Hidden(hidden=('left',), already=(), unknown=('nowhere',))
@@ -376,7 +436,7 @@ class Pin(NamedTuple):
 
 
 class Protection(NamedTuple):
-    """A revision that must stay for somebody, for a time or (None) for good.
+    """A revision that ``by`` protects from retention, until a time or (None) without end.
 
     >>> kept = session.protect("start", by="reviewer", note="come back to this")
     >>> kept.revision, kept.by, kept.until_ms

@@ -1,19 +1,19 @@
-"""A new session from any revision or node of another: one row that shares everything.
+"""Forks: a new session from any revision or node of another, sharing all its objects.
 
-The fork's head names the same manifest, so nothing is copied and nothing ties the two together
-afterwards: deleting the source deletes its rows, never what the fork reaches.
+The fork's head names the same manifest, so nothing is copied, and the two sessions are independent
+afterwards: deleting the source deletes its rows, never objects that the fork reaches.
 
-A fork of one node takes the nodes on the path to it. Its manifest and node index are new: the
-index shares all that lies before the first node that is not on the path, and the nodes
-behind that one are listed again, so it costs in proportion to those. A fork with nodes to
-append has a new manifest, too; it is written with its first nodes in one write.
+A fork at a node has only the nodes on the path to it, with a new manifest and a new node index. The
+index shares the pieces before the first node that is not on the path and lists the later nodes
+again, so the cost is proportional to their number. A fork with nodes to append has a new manifest,
+too; it is written in one write with these nodes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
 from casstore.errors import (
@@ -30,8 +30,8 @@ from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
 from casstore.session import graph, heads, keys, marks, subjects
 from casstore.session.attempts import Attempts
-from casstore.session.commit import check_commit
-from casstore.session.data import Commit, Head, Node, NodeDraft, Origin
+from casstore.session.commit import check_commit, with_drafts
+from casstore.session.data import Commit, Head, Origin
 from casstore.session.heads import HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
 from casstore.session.state import Leaf, Runtime, State, meta_key, tombstone_key
@@ -47,16 +47,17 @@ def fork(
     at: At,
     node: str | None,
     about: Sequence[str] | None = None,
-    append: Sequence[NodeDraft | Node] = (),
+    append: Sequence[Any] = (),
 ) -> Head:
-    """Make ``target`` a session that stands where ``source`` does, or did.
+    """Create the session ``target`` from the head or an earlier revision of ``source``.
 
-    It is about whom ``source`` is about, or about those in ``about``. With nodes to ``append``
-    it begins one revision later, with them.
+    Its subjects are those in ``about``, or those of ``source``. With nodes to ``append``, its first
+    revision has them and is one revision later.
     """
-    told = None if about is None else subjects.checked(about)
+    subject = None if about is None else subjects.checked(about)
     change = Commit(append=append)
     check_commit(change)
+    change = with_drafts(change)
     key, target_key = keys.session_key(source), keys.session_key(target)
     attempts = Attempts(f"session {source!r}")
     while True:
@@ -79,7 +80,7 @@ def fork(
         if stands.manifest is not state.manifest:
             digest = objects.write_manifest(stands.manifest, writer.emit)
             if stands.manifest.tips.outlined:
-                # A long map is changed step by step, and each step leaves its pieces behind.
+                # A long map is changed step by step; drop the pieces of intermediate results.
                 writer.keep_reachable(digest)
         head = HeadRow(
             revision=state.head.revision + bool(change.append),
@@ -99,17 +100,17 @@ def fork(
             RowIs(*head_key(target_key), None),
             RowIs(*meta_key(target_key), None),
             RowIs(*tombstone_key(target_key), None),
-            # What the fork shares must still be reachable when its row is written, and not by
-            # a row that a deleted session has yet to lose.
+            # The shared objects must still be reachable when the fork's row is written, and not
+            # only from a leftover row of a deleted session.
             RowIs(*_where(key, current, state), state.row),
             RowIs(*tombstone_key(key), None),
         ]
         if state.row != current.row and head.hidden is not None:
             conditions.append(RowIs(*head_key(key), current.row))
         changes: list[RowChange] = [put]
-        if told is None:
+        if subject is None:
             conditions.append(RowIs(*keys.subjects(key), about_row))
-        taken = subjects.decode(about_row) if told is None else told
+        taken = subjects.decode(about_row) if subject is None else subject
         if taken:
             changes += subjects.changes(target, target_key, (), taken)
         if state.row != current.row:
@@ -124,7 +125,7 @@ def fork(
             continue
         row, head = heads.written_at(head, put, done.now_ms)
         made = stands._replace(row=row, head=head)
-        # The first commit starts from here, and need not read what is known.
+        # Cached for the first commit.
         runtime.remember(target_key, made)
         return head_of(target, made)
 
@@ -143,7 +144,7 @@ def _at_node(
     node: str,
     writer: PieceWriter,
 ) -> State:
-    """The state of a fork that has only the path to a node, but for its head."""
+    """The state, without a head, of a fork that has only the path to a node."""
     index = runtime.index(state.manifest)
     hidden = runtime.hidden(current.head)
     place = index.find([node])[0]
@@ -166,8 +167,8 @@ def _grown(
     runtime: Runtime, state: State, change: Commit, writer: PieceWriter
 ) -> tuple[State, bytes | None]:
     """The state with nodes appended, and the nodes that it hides."""
-    spelled = graph.spell_nodes(change.append, writer)
-    grown = graph.change_graph(runtime, state, change, spelled, writer)
+    encoded = graph.encode_nodes(change.append, writer)
+    grown = graph.change_graph(runtime, state, change, encoded, writer)
     manifest = state.manifest._replace(
         leaf_id=grown.leaf_id,
         nodes=grown.node_count,

@@ -1,8 +1,8 @@
-"""What a commit does to the graph: nodes appended, the graph replaced, the leaf moved.
+"""Changes of the graph by a commit: appends nodes, replaces the graph, moves the leaf.
 
-Appending only creates. A node's parent is in the graph already or in the same commit,
-and nothing leads back to itself, so every node can be linked to its parent; within a
-commit parents are inserted before their children, otherwise in the order given.
+Appending never changes existing nodes. A node's parent is in the graph or in the same commit, and
+cycles are refused, so every node can name its parent by digest. A commit inserts its nodes in the
+order given, but parents before their children.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from casstore.format.node import (
     NodeHeader,
     check_time,
     encode_node,
-    spell_payload,
+    encode_payload,
 )
 from casstore.format.node_index import NO_NODES, Tail, hash_of
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects import keyed
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
+from casstore.session.node_ids import new_node_id
 from casstore.session.state import HiddenNodes, Leaf, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
 _DRAFTS: Final = (NodeDraft, Node)
 
 
-class SpelledNode(NamedTuple):
+class EncodedNode(NamedTuple):
     """A node of a commit before its position in the graph is known."""
 
     id: str
@@ -51,8 +52,8 @@ class SpelledNode(NamedTuple):
     parent: Any
     frame: str | None
     time: Any
-    cause: Spelled
-    payload: Spelled
+    cause: Encoded
+    payload: Encoded
     is_user: bool
 
 
@@ -63,7 +64,7 @@ class Grown(NamedTuple):
     leaf_digest: bytes | None
     node_count: int
     next_seq: int
-    tips: Spelled
+    tips: Encoded
     node_index: Tail
     hidden: bytes | None
     #: The ids of the nodes that were created.
@@ -79,13 +80,27 @@ class _Known(NamedTuple):
     position: int
 
 
-def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[SpelledNode]:
-    """Check and spell the nodes of a commit: all that does not depend on the graph."""
-    spelled: list[SpelledNode] = []
+def as_drafts(items: Sequence[Any]) -> list[NodeDraft | Node]:
+    """The nodes of a commit: a value that is not a node is the payload of a new one."""
+    return [item if isinstance(item, _DRAFTS) else NodeDraft(new_node_id(), item) for item in items]
+
+
+def with_parent(items: Sequence[Any], parent: str | None) -> list[NodeDraft | Node]:
+    """The nodes of a commit, the first of them with this parent."""
+    drafts = as_drafts(items)
+    if not drafts or drafts[0].parent is not LEAF:
+        raise InvalidInputError(
+            f"parent={parent!r:.40} is for a first payload without a parent of its own, got "
+            f"{drafts[:1]!r:.80}"
+        )
+    return [drafts[0]._replace(parent=parent), *drafts[1:]]
+
+
+def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[EncodedNode]:
+    """Check and encode the nodes of a commit, as far as this does not depend on the graph."""
+    encoded: list[EncodedNode] = []
     emit = writer.emit
     for draft in drafts:
-        if not isinstance(draft, _DRAFTS):
-            raise InvalidInputError(f"a node is a NodeDraft or a Node, not {draft!r:.80}")
         node_id, payload, parent, cause, frame, time = draft[:6]
         hashed = hash_of(keys.id_bytes(node_id, "a node id"))
         if parent is not LEAF and parent is not None:
@@ -94,18 +109,18 @@ def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list
             keys.id_bytes(frame, "a frame id")
         if time is not None:
             check_time(time)
-        because = NULL if cause is None else spell_payload(cause, "cause", emit)
-        body = spell_payload(payload, "payload", emit)
+        because = NULL if cause is None else encode_payload(cause, "cause", emit)
+        body = encode_payload(payload, "payload", emit)
         is_user = messages.is_user_message(payload)
-        spelled.append(SpelledNode(node_id, hashed, parent, frame, time, because, body, is_user))
-    return spelled
+        encoded.append(EncodedNode(node_id, hashed, parent, frame, time, because, body, is_user))
+    return encoded
 
 
 def change_graph(
     runtime: Runtime,
     state: State | None,
     change: Commit,
-    nodes: list[SpelledNode],
+    nodes: list[EncodedNode],
     writer: PieceWriter,
 ) -> Grown:
     """Apply a commit's nodes and leaf to the graph that ``state`` has."""
@@ -127,8 +142,8 @@ def change_graph(
     grown = growth.finish(change)
     if state is None or state.head.hidden is None:
         return grown
-    # What was hidden stays hidden in earlier revisions. If the new graph has the very
-    # same node, the caller wants it back.
+    # Hidden nodes stay hidden in earlier revisions. A hidden node that the new graph contains
+    # becomes visible: the caller has passed it explicitly.
     return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
 
 
@@ -144,13 +159,13 @@ class _Growth:
         self._writer = writer
         self._hidden: HiddenNodes = {} if state is None else runtime.hidden(state.head)
         self._index: NodeIndex = runtime.index(manifest)
-        # Nodes of the graph by id that this commit asked for, and those it created, in order.
+        # By id: nodes of the graph that this commit has looked up; and nodes it created, in order.
         self._known: dict[str, _Known] = {}
         self._created: list[_Known] = []
         self._created_ids: set[str] = set()
         self._hashes: list[bytes] = []
 
-    # --- looking up what is there ---------------------------------------------------------
+    # --- looking up nodes -----------------------------------------------------------------
 
     def _find(self, node_id: str) -> _Known | None:
         """A visible node that is in the graph or was created by this commit."""
@@ -186,11 +201,11 @@ class _Growth:
 
     # --- appending ------------------------------------------------------------------------
 
-    def append(self, nodes: list[SpelledNode]) -> None:
+    def append(self, nodes: list[EncodedNode]) -> None:
         """Create these nodes."""
         if not nodes:
             return
-        by_id: dict[str, SpelledNode] = {}
+        by_id: dict[str, EncodedNode] = {}
         parents: dict[str, str | None] = {}
         before = self._current_leaf() if nodes[0].parent is LEAF else None
         in_order = True
@@ -209,7 +224,7 @@ class _Growth:
         for node_id in parents if in_order else _parents_first(parents):
             self._create(by_id[node_id], parents[node_id])
 
-    def _require_new(self, nodes: list[SpelledNode]) -> None:
+    def _require_new(self, nodes: list[EncodedNode]) -> None:
         """Raise if the graph has a node of one of these ids."""
         if not self._index.count or not any(self._index.candidates([one.hash for one in nodes])):
             return
@@ -218,7 +233,7 @@ class _Growth:
             if place is not None:
                 raise DuplicateNodeError(node_id, "is in the session already")
 
-    def _create(self, node: SpelledNode, parent_id: str | None) -> None:
+    def _create(self, node: EncodedNode, parent_id: str | None) -> None:
         node_id, hashed, _, frame, time, cause, payload, is_user = node
         added = len(self._created)
         depth, users, parent = 1, 0, None
@@ -240,7 +255,7 @@ class _Growth:
         )
         digest = self._writer.emit(Kind.NODE, *encode_node(header, cause, payload))
         if digest in self._hidden:
-            raise DuplicateNodeError(node_id, "is hidden in this session, this very node")
+            raise DuplicateNodeError(node_id, "is hidden in this session, with the same content")
         made = _Known(header, digest, self._manifest.nodes + added)
         self._known[node_id] = made
         self._created.append(made)
@@ -251,17 +266,17 @@ class _Growth:
         """The digests of the nodes that were created."""
         return [digest for _, digest, _ in self._created]
 
-    # --- the outcome ----------------------------------------------------------------------
+    # --- the result -----------------------------------------------------------------------
 
     def finish(self, change: Commit) -> Grown:
-        """Move the leaf and sum up."""
+        """Move the leaf; the graph after the commit."""
         created, manifest, state = self._created, self._manifest, self._state
         if change.leaf is not LAST:
             leaf_id = change.leaf
         elif created:
             leaf_id = (change.append if change.replace is None else change.replace)[-1].id
         elif state is not None:
-            # It stays where it is, hidden or not: a commit that says nothing of it heals nothing.
+            # The commit neither appends nor moves the leaf, so it stays as stored, hidden or not.
             return Grown(
                 manifest.leaf_id,
                 manifest.leaf,
@@ -304,7 +319,7 @@ class _Growth:
         return builder.finish()
 
     def _is_straight(self, leaf_id: str | None) -> bool:
-        """Does the commit only make the one branch longer, and move the leaf to its end?"""
+        """Does the commit only extend the single branch, and move the leaf to its end?"""
         end = self._manifest.leaf_id
         for header, _, _ in self._created:
             if header.parent_id != end:
@@ -312,7 +327,7 @@ class _Growth:
             end = header.id
         return end == leaf_id
 
-    def _tips(self, leaf_id: str | None) -> Spelled:
+    def _tips(self, leaf_id: str | None) -> Encoded:
         """The ends of all branches, as a map; nil if the leaf is the only one."""
         manifest, created = self._manifest, self._created
         tips = manifest.tips
@@ -341,7 +356,7 @@ class _Growth:
 
 
 def _parents_first(parents: dict[str, str | None]) -> list[str]:
-    """In the order given, but each after its parent; CycleError if that cannot be."""
+    """The ids in the order given, but each after its parent; CycleError if there is a cycle."""
     ordered: dict[str, None] = {}
     for node_id in parents:
         waiting: dict[str, None] = {}

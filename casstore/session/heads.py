@@ -1,4 +1,4 @@
-"""The one mutable row of a session: which manifest, at which revision.
+"""The head row of a session, its only mutable row: the current revision and its manifest.
 
     head    = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
     details = [operation, turn, hidden, rewound_to, origin, adopted, long id],
@@ -36,13 +36,13 @@ _NOTHING_MORE: Final = (None,) * 5
 
 
 class HeadRow(NamedTuple):
-    """A head, or an earlier revision, as its row holds it."""
+    """The decoded row of a head or an earlier revision."""
 
     revision: int
     created_at_ms: int
     committed_at_ms: int
     manifest: bytes
-    #: The hidden nodes, as a stored map from digest to id; None: there are none.
+    #: The hidden nodes, as a stored map from digest to id; None: no node is hidden.
     hidden: bytes | None
     operation: str
     turn: str | None
@@ -55,12 +55,12 @@ class HeadRow(NamedTuple):
 
 
 def head_key(key: bytes) -> RowKey:
-    """Where the head of a session stands."""
+    """The key of a session's head row."""
     return RowKey("heads", key)
 
 
 def encode_head(row: HeadRow) -> bytes:
-    """Spell a head row."""
+    """Encode a head row."""
     _, _, _, _, hidden, operation, turn, rewound_to, origin, adopted, long_id = row
     details: list[Any] = [OPERATIONS.index(operation), turn]
     more = (hidden, rewound_to, origin, adopted, long_id)
@@ -72,7 +72,7 @@ def encode_head(row: HeadRow) -> bytes:
 
 
 def decode_head(data: bytes) -> HeadRow:
-    """Read a head row; CorruptionError if it is none."""
+    """Decode a head row; CorruptionError if it is damaged."""
     try:
         revision, created_at_ms, committed_at_ms, manifest = _FIXED.unpack_from(data)
         details = unpack_checked(data[_FIXED.size :])
@@ -101,9 +101,9 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
 
 
 def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
-    """A head that was put at the engine's time ``now_ms``: its row as it is now, and decoded."""
+    """The row of a head that the engine stamped with ``now_ms``, encoded and decoded."""
     value = put.value
-    # As engines stamp it: nothing is older than 1970.
+    # Engines stamp times before 1970 as 0.
     now_ms = max(0, now_ms)
     time = now_ms.to_bytes(8, "big")
     created_at_ms = head.created_at_ms

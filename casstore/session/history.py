@@ -31,7 +31,7 @@ def entries(
     runtime: Runtime, session: str, before: int | None, limit: int | None
 ) -> Iterator[Entry]:
     """The revisions of a session, newest first."""
-    for number, what in ((limit, "a limit"), (before, "a revision")):
+    for number, what in ((limit, "limit"), (before, "before")):
         if number is not None:
             check_count(number, what)
     return _entries(runtime, session, before, limit)
@@ -60,7 +60,7 @@ def _entries(
             limit=min(_PAGE, left),
             reverse=True,
         )
-        # Deleting takes the head first: a session that is there had all of these.
+        # Deleting removes the head first, so a session with a head had all of these revisions.
         runtime.rows(session)
         for row in page:
             found = decode_head(row.value)
@@ -81,7 +81,7 @@ def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
 
 
 def _labels(runtime: Runtime, session: str) -> dict[int, tuple[str, ...]]:
-    """The same of a session that is still there; SessionDeletedError if it went meanwhile."""
+    """The labels by revision; SessionDeletedError if the session was deleted meanwhile."""
     labels = labels_of(runtime, keys.session_key(session))
     runtime.rows(session)
     return labels
@@ -95,10 +95,10 @@ def entry(runtime: Runtime, session: str, at: At) -> Entry:
 
 
 def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
-    """Let a label name a revision; it names no other from then on.
+    """Set a label to a revision; if it exists, it moves.
 
-    The entry has this label alone: rows of labels are found by name, so which others name the
-    revision would take reading every label of the session.
+    The returned entry has only this label. Label rows are keyed by name, so finding the other
+    labels of the revision would mean reading all labels of the session.
     """
     key = keys.session_key(session)
     attempts = Attempts(f"session {session!r}")
@@ -109,9 +109,9 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         row = keys.history(key, revision)
         current = runtime.rows(session)[0] == state.row
         if at is None and not current:
-            continue  # what is meant is the head as it is when the label comes to name it
+            continue  # the head has moved; the label is for the head at the time of the write
         place = head_key(key) if current else RowKey("history", row)
-        # Also the mark of the session: with a label it may not be taken away as idle.
+        # The session's mark changes, too: retention must not delete a labelled session as idle.
         changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
         if not current:
             changes.append(marks.put_mark(key, revision))
@@ -123,12 +123,12 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
                 )
             )
         except ConditionFailedError:
-            continue  # the head moved, and what it was is in history now
+            continue  # the head has moved, and the revision is in history now
         return public_entry(session, state.head, (name,))
 
 
 def remove(runtime: Runtime, session: str, name: str) -> bool:
-    """Take a label away."""
+    """Remove a label."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
     attempts = Attempts(f"session {session!r}")
@@ -141,5 +141,5 @@ def remove(runtime: Runtime, session: str, name: str) -> bool:
         try:
             runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
         except ConditionFailedError:
-            continue  # moved, and still to be taken away; or it went, or all of the session
+            continue  # another process moved or removed the label, or deleted the session
         return True

@@ -1,38 +1,57 @@
-"""What a commit means, as a hash: how a repeated turn is recognised.
+"""The hash of a commit's content, by which a repeated turn is recognised.
 
-The hash is made by the store, over a list of what counts, and its version is stored with
-it. What a retry does anew is not on the list: ids of nodes, their times, the expected
-revision, leases, tokens. The structure of the nodes counts by position in the commit.
+The store computes the hash over the list below and stores its version with it. The list leaves out
+what may differ in a retry: ids and times of nodes, the expected revision, leases, tokens. Parents
+and the leaf are identified by their position in the commit.
 
     turn content v1 = [1, session, replaced?, nodes, leaf, checkpoint, usage,
                        batch ids, attachment ids, label]
     node            = [position of the parent in the commit or nil, frame, cause, payload]
+    checkpoint      = nil if it stays, the components as stored if it is replaced, or
+                      [{component: as stored, or nil}, {component: [edit, …]}] if it is changed
+    edit            = [Set, Delete, Insert or Append, path, value]
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from casstore.format.canonical import pack_checked
 from casstore.format.hashing import turn_hash
-from casstore.format.splitting import Spelled
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import Encoded, encode_split
+from casstore.objects.edit import Delete, Edit
+from casstore.objects.pieces import PieceWriter
 from casstore.session.data import LAST, LEAF, Commit
-from casstore.session.graph import SpelledNode
+from casstore.session.graph import EncodedNode
 
 VERSION: Final = 1
 
 
 def intent_hash(
-    session: str, change: Commit, nodes: list[SpelledNode], components: Spelled
+    session: str,
+    change: Commit,
+    nodes: list[EncodedNode],
+    components: Encoded,
+    changes: Mapping[str, Encoded | None],
 ) -> bytes:
-    """The hash of a commit's meaning. ``components``: its checkpoint, as it was stored."""
+    """The hash of a commit's content.
+
+    ``components`` is its checkpoint and ``changes`` the components that it sets, as stored.
+    """
     positions = {node[0]: at for at, node in enumerate(nodes)}
     leaf: Any = change.leaf
     if leaf is LAST:
         leaf = len(nodes) - 1 if nodes else None
     else:
         leaf = positions.get(leaf, False)
-    checkpoint = None if change.checkpoint is None else components.data
+    checkpoint: Any = None if change.checkpoint is None else components.data
+    if changes or change.edits:
+        checkpoint = [
+            {name: None if one is None else one.data for name, one in changes.items()},
+            {name: [_edit(step) for step in steps] for name, steps in (change.edits or {}).items()},
+        ]
     steps: list[list[Any]] = []
     for at, (_, _, above, frame, _, cause, payload, _) in enumerate(nodes):
         if above is LEAF:
@@ -53,6 +72,15 @@ def intent_hash(
         change.label,
     ]
     return turn_hash(pack_checked(content))
+
+
+def _edit(edit: Edit) -> list[Any]:
+    value = (
+        None
+        if isinstance(edit, Delete)
+        else encode_split(edit.value, MAX_DEPTH, PieceWriter().emit)
+    )
+    return [type(edit).__name__, list(edit.path), None if value is None else value.data]
 
 
 def _batch_ids(change: Commit) -> list[str]:

@@ -1,8 +1,8 @@
-"""Ids into row keys: unambiguous, in order of the id, never longer than a key may be.
+"""Encodes ids as row keys: unambiguous, in order of the ids, within the size limit of keys.
 
-An id is any non-empty text without NUL. Its UTF-8 ends in a zero byte, so that no id is
-the prefix of another's rows. An id too long for a key is cut, and the hash of the whole
-follows a byte that UTF-8 never holds.
+An id is any non-empty text without NUL. In a key, a zero byte follows its UTF-8, so that the key of
+one session is never a prefix of another's. An id too long for a key is truncated, followed by a
+byte that does not occur in UTF-8 and the hash of the whole id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CUT: Final = b"\xff"
 # Together with the marks they fit into a row key of 511 bytes.
 _SESSION_BYTES: Final = 240
 _PART_BYTES: Final = 240
-# What an id may have at the most: it is stored in rows and nodes over and over.
+# The maximum size of an id. Rows and nodes repeat it, so it is limited.
 MAX_ID_BYTES: Final = 16_384
 
 _LABEL: Final = b"\xff"
@@ -30,30 +30,32 @@ _QUEUE_ID: Final = b"\x03"
 
 
 def id_bytes(text: object, what: str) -> bytes:
-    """The UTF-8 of an id; refused if it cannot be one."""
+    """The UTF-8 of an id; InvalidInputError if it is not valid."""
     if type(text) is not str:
-        raise InvalidInputError(f"{what} is a str, not {type(text).__name__}")
+        raise InvalidInputError(f"{what} must be a str, got {text!r:.60}")
     try:
-        spelled = text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidInputError(f"{what} {text!r} holds a lone surrogate") from exc
-    if not spelled or len(spelled) > MAX_ID_BYTES or b"\0" in spelled:
         raise InvalidInputError(
-            f"{what} has 1 to {MAX_ID_BYTES} bytes and no NUL, unlike {text[:40]!r} "
-            f"of {len(spelled)} bytes"
+            f"{what} must be a str without lone surrogates, got {text!r:.60}"
+        ) from exc
+    if not encoded or len(encoded) > MAX_ID_BYTES or b"\0" in encoded:
+        raise InvalidInputError(
+            f"{what} must have 1 to {MAX_ID_BYTES} bytes of UTF-8 and no NUL, got {text!r:.60} "
+            f"of {len(encoded)} bytes"
         )
-    return spelled
+    return encoded
 
 
-def _fit(spelled: bytes, room: int) -> bytes:
-    if len(spelled) <= room:
-        return spelled
-    return spelled[: room - len(_CUT) - DIGEST_BYTES] + _CUT + plain_hash(spelled)
+def _fit(encoded: bytes, room: int) -> bytes:
+    if len(encoded) <= room:
+        return encoded
+    return encoded[: room - len(_CUT) - DIGEST_BYTES] + _CUT + plain_hash(encoded)
 
 
 def session_key(session: str) -> bytes:
     """The key of a session's own rows, and the start of all keys that belong to it."""
-    # Only of a text it is known that equal ones have equal keys.
+    # The cache compares arguments with ==, so only a str may be looked up in it.
     return _known_session_key(session) if type(session) is str else _session_key(session)
 
 
@@ -61,12 +63,12 @@ def _session_key(session: str) -> bytes:
     return _fit(id_bytes(session, "a session id"), _SESSION_BYTES) + _END
 
 
-# Every call to a session asks for its key, most of them for the same few.
+# Every call on a session needs its key, and most calls are on a few sessions.
 _known_session_key: Final = lru_cache(maxsize=1024)(_session_key)
 
 
 def session_of(key: bytes) -> str | None:
-    """The id that a session's key was made of; None if it was too long to stand in it."""
+    """The session id in a key; None if the id was truncated."""
     return None if _CUT in key else key[: key.index(_END)].decode()
 
 
@@ -74,7 +76,7 @@ def after_session(key: bytes) -> bytes:
     """What follows the session's own key in a key that belongs to it."""
     end, cut = key.find(_END), key.find(_CUT)
     if 0 <= cut < end or end < 0:
-        # Cut, so of a known length; the hash may hold any byte.
+        # A truncated id has a fixed length; its hash may contain any byte.
         return key[_SESSION_BYTES + len(_END) :]
     return key[end + len(_END) :]
 
@@ -86,27 +88,27 @@ def session_part(key: bytes) -> bytes:
 
 def is_cut(session: str) -> bool:
     """Is this id too long to be read back from its key?"""
-    # UTF-8 takes at most four bytes a character: most ids need no measuring.
+    # UTF-8 takes at most four bytes a character, so short ids need not be encoded.
     return len(session) * 4 > _SESSION_BYTES and len(session.encode()) > _SESSION_BYTES
 
 
 def part(text: str, what: str) -> bytes:
     """The last part of a key: an id below a session."""
-    # Most ids are short and plain, and need no closer look.
+    # Fast path: most ids are short ASCII.
     if type(text) is str and text.isascii() and 0 < len(text) <= _PART_BYTES:
-        spelled = text.encode()
-        if b"\0" not in spelled:
-            return spelled
+        encoded = text.encode()
+        if b"\0" not in encoded:
+            return encoded
     return _fit(id_bytes(text, what), _PART_BYTES)
 
 
 def history(key: bytes, revision: int) -> bytes:
-    """Where an earlier revision of a session stands; numbers sort below labels."""
+    """The key of an earlier revision; revisions sort before labels."""
     return key + revision.to_bytes(8, "big")
 
 
 def labels(key: bytes) -> bytes:
-    """Where the labels of a session start, and its revisions end."""
+    """The key at which a session's revisions end and its labels start."""
     return key + _LABEL
 
 
@@ -116,22 +118,22 @@ def is_label(history_key: bytes) -> bool:
 
 
 def label(key: bytes, name: str) -> bytes:
-    """Where a label stands."""
+    """The key of a label."""
     return key + _LABEL + part(name, "a label")
 
 
 def past(prefix: bytes) -> bytes:
-    """The first key behind all that start with ``prefix``, which ends in a byte below 255."""
+    """The first key after all keys with ``prefix``, whose last byte must be below 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes | None]:
-    """From where to where names that start with ``prefix`` are found, among others.
+    """The key range that contains all names starting with ``prefix``.
 
-    Long names are cut, so a long prefix finds more than it asks for.
+    Long names are truncated, so the range of a long prefix may contain other names.
     """
-    spelled = b"" if prefix == "" else id_bytes(prefix, "the beginning of a name")
-    start = spelled[: _PART_BYTES - len(_CUT) - DIGEST_BYTES]
+    encoded = b"" if prefix == "" else id_bytes(prefix, "prefix")
+    start = encoded[: _PART_BYTES - len(_CUT) - DIGEST_BYTES]
     return start, past(start) if start else None
 
 
@@ -146,7 +148,7 @@ def queue_batch(key: bytes, seq: int) -> RowKey:
 
 
 def queue_range(key: bytes) -> tuple[bytes, bytes]:
-    """From the first batch of a session to behind the last."""
+    """The key range of a session's batches."""
     return key + _QUEUE_BATCH, key + _QUEUE_SOURCE
 
 
@@ -165,7 +167,7 @@ def queue_id(key: bytes, batch_id: str) -> RowKey:
     return RowKey("queue", key + _QUEUE_ID + part(batch_id, "a batch id"))
 
 
-# --- how long things stay: the table "retention" --------------------------------------------
+# --- the table "retention" ------------------------------------------------------------------
 
 _POLICY_DEFAULT: Final = b"\x00"
 _POLICY: Final = b"\x01"
@@ -181,7 +183,7 @@ _REVISION_BYTES: Final = 8
 
 
 def policy(key: bytes | None) -> RowKey:
-    """The row of a session's retention policy; None: of the default."""
+    """The row of a session's retention policy; None: of the default policy."""
     return RowKey("retention", _POLICY_DEFAULT if key is None else _POLICY + key)
 
 
@@ -191,12 +193,12 @@ def expiry(key: bytes) -> RowKey:
 
 
 def protections(key: bytes) -> bytes:
-    """What the keys of a session's protections start with."""
+    """The key prefix of a session's protections."""
     return _PROTECTION + key
 
 
 def protection(key: bytes, revision: int, by: str) -> RowKey:
-    """The row by which somebody protects a revision."""
+    """The row by which ``by`` protects a revision."""
     named = revision.to_bytes(_REVISION_BYTES, "big") + part(by, "a protector")
     return RowKey("retention", _PROTECTION + key + named)
 
@@ -208,76 +210,76 @@ def protected_revision(protection_key: bytes) -> int:
 
 
 def marks(key: bytes) -> bytes:
-    """What the keys of a session's marks start with."""
+    """The key prefix of a session's marks."""
     return _MARK + key
 
 
 def mark(key: bytes, revision: int) -> RowKey:
-    """The row that tells that a revision came to be used; revision 0: the session."""
+    """The mark of a revision; revision 0: of the session as a whole."""
     return RowKey("retention", _MARK + key + revision.to_bytes(_REVISION_BYTES, "big"))
 
 
 def pin_mark(digest: bytes) -> RowKey:
-    """The row that tells that an object was pinned."""
+    """The mark of a pinned object."""
     return RowKey("retention", _PIN_MARK + digest)
 
 
 def all_marks() -> tuple[bytes, bytes]:
-    """From the first mark of any kind to behind the last."""
+    """The key range of all marks."""
     return _MARK, _UNFINISHED
 
 
 def all_pin_marks() -> tuple[bytes, bytes]:
-    """From the first mark of an object to behind the last."""
+    """The key range of the marks of pinned objects."""
     return _PIN_MARK, _UNFINISHED
 
 
 def all_protections() -> tuple[bytes, bytes]:
-    """From the first protection of any session to behind the last."""
+    """The key range of the protections of all sessions."""
     return _PROTECTION, _MARK
 
 
 def unfinished(key: bytes) -> RowKey:
-    """The row that stands while a deleted session still has rows."""
+    """The row that exists while a deleted session still has rows."""
     return RowKey("retention", _UNFINISHED + key)
 
 
 def all_unfinished() -> tuple[bytes, bytes]:
-    """From the first unfinished deletion to behind the last."""
+    """The key range of unfinished deletions."""
     return _UNFINISHED, _SIGN
 
 
 def sign() -> RowKey:
-    """The row by which two handles find out whether they are on one store."""
+    """The row by which two handles find out whether they have the same store open."""
     return RowKey("retention", _SIGN)
 
 
 def subjects(key: bytes) -> RowKey:
-    """The row that says whom a session is about."""
+    """The row of a session's subjects."""
     return RowKey("retention", _SUBJECTS + key)
 
 
 def subject(about: str) -> bytes:
-    """What the keys of all sessions about somebody start with."""
+    """The key prefix of the index rows of a subject."""
     return _SUBJECT + _fit(id_bytes(about, "a subject"), _SESSION_BYTES) + _END
 
 
 def subject_session(about: str, key: bytes) -> RowKey:
-    """The row that finds a session by whom it is about."""
+    """The index row that leads from a subject to a session."""
     return RowKey("retention", subject(about) + key)
 
 
 def subjects_index() -> tuple[bytes, bytes]:
-    """From the first row that finds a session by a subject to behind the last."""
+    """The key range of the index of subjects."""
     return _SUBJECT, past(_SUBJECT)
 
 
 def subject_of(index_key: bytes) -> str | None:
-    """The subject by which a row of the index finds; None if it was too long to stand in it."""
+    """The subject in the key of an index row; None if it was truncated."""
     return session_of(session_part(index_key[len(_SUBJECT) :]))
 
 
-# What belongs to one session, and starts with its key behind the first byte.
+# The kinds of rows of one session: after the first byte comes the session's key.
 _OF_A_SESSION: Final = (
     _POLICY,
     _EXPIRY,
@@ -290,9 +292,9 @@ _OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _SIGN)
 
 
 def retention_session(key: bytes) -> bytes | None:
-    """The key of the session that a retention row belongs to; None if it belongs to none.
+    """The key of the session that a retention row belongs to; None if to no session.
 
-    InvalidInputError if it is of a kind that this release does not know.
+    InvalidInputError if this release does not know the kind of row.
     """
     kind, rest = key[:1], key[1:]
     if kind in _OF_A_SESSION:
@@ -301,11 +303,11 @@ def retention_session(key: bytes) -> bytes | None:
         return after_session(rest)
     if kind in _OF_THE_STORE:
         return None
-    raise InvalidInputError(f"no row of table retention has a key like {key.hex()}")
+    raise InvalidInputError(f"key {key.hex()} of table retention is of an unknown kind")
 
 
 def retention_rows(key: bytes) -> list[tuple[bytes, bytes]]:
-    """From where to where a session's own rows stand, kind by kind; the subjects' index aside."""
+    """The key ranges of a session's retention rows, one for each kind, without subject index."""
     return [(kind + key, kind + past(key)) for kind in _OF_A_SESSION]
 
 

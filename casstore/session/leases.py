@@ -1,11 +1,11 @@
-"""The right to commit to a session: one holder at a time, told apart by a counter.
+"""Leases: the right to commit to a session, for one holder at a time, with a fencing counter.
 
     lease = fencing (8) ‖ token (16) ‖ hash of the owner (8)
             ‖ expires_at (8) ‖ claimed_at (8) ‖ owner
 
-The engine's clock decides what is live. The row stays when a lease is released or runs
-out, so the fencing counter never goes back: whoever comes late with an old lease is told
-apart from the holder by it, whatever the clocks say.
+The engine's clock decides whether a lease is live. The row stays when a lease is released or
+expires, so the fencing counter never decreases. It distinguishes the current holder from a late
+process with an old lease, independently of the clocks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
+    LeaseHeldError,
     LeaseLostError,
     SessionBindingError,
 )
 from casstore.format.hashing import plain_hash
 from casstore.session import keys
+from casstore.session.arguments import check_kind, check_ms, check_positive, check_seconds
 from casstore.session.attempts import Attempts
-from casstore.session.data import UNFENCED, Given, Lease
+from casstore.session.data import Lease
 from casstore.session.state import Runtime
+from casstore.session.waiting import until
 
 _TOKEN_BYTES: Final = 16
 _OWNER_HASH_BYTES: Final = 8
@@ -48,7 +51,7 @@ _NO_TIME: Final = bytes(8)
 
 
 def lease_key(key: bytes) -> RowKey:
-    """Where the lease of a session stands."""
+    """The key of a session's lease row."""
     return RowKey("leases", key)
 
 
@@ -60,17 +63,17 @@ def _prefix(lease: Lease) -> bytes:
 
 
 def _no_lease(lease: Lease) -> InvalidInputError:
-    return InvalidInputError(f"not a lease: {lease!r}")
+    return InvalidInputError(f"lease must be a Lease as claim_lease returned it, got {lease!r:.80}")
 
 
-# Every commit of a turn asks for it, most of them for the same few leases.
+# Every commit with a lease needs it, and most commits use a few leases.
 @lru_cache(maxsize=256, typed=True)
 def _known_prefix(fencing: int, token: bytes, owner: str) -> bytes:
     return fencing.to_bytes(8, "big") + token + plain_hash(owner.encode(), _OWNER_HASH_BYTES)
 
 
 def decode_lease(session: str, row: bytes) -> Lease:
-    """A lease as its row holds it."""
+    """Decode a lease row."""
     if len(row) < _OWNER:
         raise CorruptionError(f"the lease of session {session!r} is damaged")
     return Lease(
@@ -83,16 +86,59 @@ def decode_lease(session: str, row: bytes) -> Lease:
     )
 
 
-def _check_ttl(ttl_ms: int) -> None:
-    if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"ttl_ms of a lease is 1 ms or more, not {ttl_ms!r}")
+def ttl_ms_of(ttl_s: float) -> int:
+    """A time to live in milliseconds, from seconds."""
+    check_positive(ttl_s, "ttl_s", most=MAX_STAMP_MS / 1000)
+    return max(1, round(ttl_s * 1000))
 
 
-def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | None:
-    """Take the lease if nobody holds it."""
+class Claiming:
+    """Claims a lease as soon as no other is live: a ``Look``."""
+
+    def __init__(self, runtime: Runtime, session: str, owner: str, ttl_ms: int) -> None:
+        keys.session_key(session)
+        keys.id_bytes(owner, "owner")
+        check_ms(ttl_ms, "ttl_ms", least=1)
+        self._runtime = runtime
+        self._session = session
+        self._owner = owner
+        self.ttl_ms = ttl_ms
+        self._holder: Lease | None = None
+        self.due_s: float | None = None
+
+    def __call__(self) -> Lease | None:
+        """The lease; None while another is live."""
+        lease, self._holder = _claim(self._runtime, self._session, self._owner, self.ttl_ms)
+        if self._holder is not None:
+            left_ms = self._holder.expires_at_ms - self._runtime.engine.now_ms()
+            self.due_s = left_ms / 1000
+        return lease
+
+    def held(self) -> LeaseHeldError:
+        """The error that names the owner of the lease, as of the last look."""
+        assert self._holder is not None
+        return LeaseHeldError(self._session, self._holder.owner, self._holder.expires_at_ms)
+
+
+def claim(
+    runtime: Runtime, session: str, owner: str, ttl_ms: int, wait_s: float | None = None
+) -> Lease | None:
+    """Take the lease if no other is live; see ``Session.claim_lease``."""
+    claiming = Claiming(runtime, session, owner, ttl_ms)
+    if wait_s is None:
+        return claiming()
+    check_seconds(wait_s, "wait_s")
+    lease = until(runtime, claiming, wait_s)
+    if lease is None:
+        raise claiming.held()
+    return lease
+
+
+def _claim(
+    runtime: Runtime, session: str, owner: str, ttl_ms: int
+) -> tuple[Lease, None] | tuple[None, Lease]:
+    """The lease, claimed; or the lease that is live."""
     key = keys.session_key(session)
-    keys.id_bytes(owner, "an owner")
-    _check_ttl(ttl_ms)
     attempts = Attempts(f"the lease of session {session!r}")
     while True:
         attempts.begin()
@@ -102,7 +148,7 @@ def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | No
         if row is not None:
             last = decode_lease(session, row)
             if last.expires_at_ms > runtime.engine.now_ms():
-                return None
+                return None, last
             fencing, condition = last.fencing, RowLapsed("leases", key, row, _EXPIRES_AT)
         lease = Lease(session, owner, secrets.token_bytes(_TOKEN_BYTES), fencing + 1, 0, 0)
         put = _put(key, lease, ttl_ms, stamp_claim=True)
@@ -111,10 +157,10 @@ def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | No
                 Write(conditions=(RowIs("tombstones", key, None), condition), rows=(put,))
             )
         except ConditionFailedError:
-            # Somebody else was faster. Whether they hold it now, or have only given back what
-            # had run out, is for the row to say; so is that the session was deleted.
+            # Another process has claimed it, or released one that had expired, or deleted the
+            # session: the next attempt reads which.
             continue
-        return decode_lease(session, stamped(put, done.now_ms))
+        return decode_lease(session, stamped(put, done.now_ms)), None
 
 
 def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
@@ -133,25 +179,25 @@ def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
 
 
 def renew(runtime: Runtime, session: str, lease: Lease, ttl_ms: int) -> Lease:
-    """Hold on to a lease that is current and live."""
-    _check_ttl(ttl_ms)
+    """Extend a lease that is current and live."""
+    check_ms(ttl_ms, "ttl_ms", least=1)
     bind(session, lease)
     key = keys.session_key(session)
-    # The row says when the lease was claimed; the caller need not know.
+    # The time of the claim is read from the row: the caller's lease may lack it.
     row = runtime.rows(session, [lease_key(key)])[1]
     if row is None or not row.startswith(_prefix(lease)):
-        raise LeaseLostError(session, "somebody else holds it")
+        raise lost(session, row, lease)
     put = _put(key, decode_lease(session, row), ttl_ms, stamp_claim=False)
     try:
         done = runtime.engine.write(Write(conditions=(live(key, lease),), rows=(put,)))
     except ConditionFailedError as exc:
-        runtime.rows(session)  # says so if it was deleted
+        runtime.rows(session)  # raises SessionDeletedError if it was deleted
         raise lost(session, exc.actual, lease) from exc
     return decode_lease(session, stamped(put, done.now_ms))
 
 
 def release(runtime: Runtime, session: str, lease: Lease) -> bool:
-    """Give a lease back; False if it is not the current one."""
+    """Release a lease; False if it is not the current one."""
     bind(session, lease)
     key = keys.session_key(session)
     attempts = Attempts(f"the lease of session {session!r}")
@@ -168,7 +214,7 @@ def release(runtime: Runtime, session: str, lease: Lease) -> bool:
                 )
             )
         except ConditionFailedError:
-            continue  # renewed, and still to be given back; or given back by somebody else
+            continue  # another thread or process has renewed or released the lease
         return True
 
 
@@ -180,9 +226,8 @@ def _is_released(row: bytes) -> bool:
 
 
 def check_lease(lease: Any) -> None:
-    """Refuse what is no lease."""
-    if not isinstance(lease, Lease):
-        raise InvalidInputError(f"a lease is a Lease, not {type(lease).__name__}")
+    """Raise InvalidInputError unless this is a Lease."""
+    check_kind(lease, "lease", Lease)
 
 
 def bind(session: str, lease: Lease) -> None:
@@ -196,12 +241,12 @@ def bind(session: str, lease: Lease) -> None:
 
 
 def live(key: bytes, lease: Lease) -> RowLive:
-    """The condition that this lease is current and its time not up."""
+    """The condition that this lease is current and has not expired."""
     return RowLive("leases", key, _prefix(lease), _EXPIRES_AT)
 
 
 def put_released(key: bytes, lease: Lease) -> PutRow:
-    """The row of a lease that was given back: the counter stays."""
+    """The change that releases a lease: the row keeps the fencing counter."""
     value = b"".join(
         (_prefix(lease), _NO_TIME, lease.claimed_at_ms.to_bytes(8, "big"), lease.owner.encode())
     )
@@ -209,26 +254,26 @@ def put_released(key: bytes, lease: Lease) -> PutRow:
 
 
 def require(
-    session: str, key: bytes, row: bytes | None, lease: Lease | Given | None, now_ms: int
+    session: str, key: bytes, row: bytes | None, lease: Lease | None, now_ms: int
 ) -> Condition:
-    """The condition a commit with ``lease`` stands under; LeaseLostError if it fails already."""
+    """The condition under which a commit with ``lease``, or without one, is written.
+
+    LeaseHeldError or LeaseLostError if the condition fails already.
+    """
     if lease is None:
-        raise LeaseLostError(session, "none was given (claim one, or commit UNFENCED)")
-    if lease is UNFENCED:
-        if row is None:
-            return RowIs("leases", key, None)
-        if decode_lease(session, row).expires_at_ms > now_ms:
-            raise LeaseLostError(session, "somebody holds it, and the commit is unfenced")
-        return RowLapsed("leases", key, row, _EXPIRES_AT)
-    if not isinstance(lease, Lease):
-        raise InvalidInputError(f"a lease is a Lease, not {lease!r}")
+        if row is not None:
+            holder = decode_lease(session, row)
+            if holder.expires_at_ms > now_ms:
+                raise LeaseHeldError(session, holder.owner, holder.expires_at_ms)
+        return free(key, row)
+    check_lease(lease)
     if not is_live(row, lease, now_ms):
         raise lost(session, row, lease)
     return live(key, lease)
 
 
 def is_live(row: bytes | None, lease: Lease, now_ms: int) -> bool:
-    """Is this lease current, and its time not up?"""
+    """Is this lease current, and not expired?"""
     return (
         row is not None
         and row.startswith(_prefix(lease))
@@ -237,21 +282,24 @@ def is_live(row: bytes | None, lease: Lease, now_ms: int) -> bool:
 
 
 def live_generation(row: bytes | None, now_ms: int) -> int:
-    """The fencing counter of the lease that is live; 0 if none is."""
+    """The fencing counter of the live lease; 0 if no lease is live."""
     if row is None or int.from_bytes(row[_EXPIRES_AT:_CLAIMED_AT], "big") <= now_ms:
         return 0
     return int.from_bytes(row[:8], "big")
 
 
 def lost(session: str, row: bytes | None, lease: Lease) -> LeaseLostError:
-    """Why a lease is not good any more."""
-    if row is None or not row.startswith(_prefix(lease)):
+    """The error for a lease that is not current or not live; ``row`` is the current lease row."""
+    if row is None:
         return LeaseLostError(session, "it is not the current one")
-    return LeaseLostError(session, "its time is up, or it was released")
+    if not row.startswith(_prefix(lease)):
+        owner = decode_lease(session, row).owner
+        return LeaseLostError(session, f"{owner!r} has claimed the session since")
+    return LeaseLostError(session, "it has expired, or was released")
 
 
 def free(key: bytes, row: bytes | None) -> Condition:
-    """The condition that nobody holds the lease whose row this is."""
+    """The condition that this is still the lease row, and that its lease is not live."""
     if row is None:
         return RowIs("leases", key, None)
     return RowLapsed("leases", key, row, _EXPIRES_AT)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from casstore.errors import (
     InvalidInputError,
@@ -28,18 +27,15 @@ from casstore.session.nodes import (
     visible_leaf,
 )
 from casstore.session.state import Runtime, State
+from casstore.session.waiting import until
 
 At = int | str | Entry | None
 
-# Closing a store wakes no watch while another store of this process keeps the engine open, so
-# ``wait`` reads the head at least this often.
-_LOOK_S: Final = 1.0
-
 
 class SessionState(NamedTuple):
-    """A session as it is loaded: what an agent needs to go on.
+    """A loaded session: what an agent needs to continue.
 
-    ``healed`` says that the stored leaf is hidden and ``leaf`` is the latest visible message.
+    ``healed``: the stored leaf is hidden, and ``leaf`` is the latest visible message instead.
 
     >>> state = session.load()
     >>> [node.payload["text"] for node in state.nodes], state.checkpoint.tool_state
@@ -80,7 +76,7 @@ def load(
     if head is None:
         return None
     state = head if at is None else runtime.at(session, at)
-    # What is hidden now is hidden in earlier revisions too.
+    # Nodes that the head hides are hidden in earlier revisions, too.
     hidden = runtime.hidden(head.head)
     seen, healed = (leaf, False) if leaf is not None else visible_leaf(runtime, state, hidden)
     nodes = open_nodes(runtime, session, state, hidden, scope, seen)
@@ -97,9 +93,9 @@ def load(
 
 def _check_scope(scope: str, leaf: str | None) -> None:
     if scope not in (PATH, FULL):
-        raise InvalidInputError(f"a scope is {PATH} or {FULL}, not {scope!r}")
+        raise InvalidInputError(f"scope must be {PATH!r} or {FULL!r}, got {scope!r}")
     if scope == FULL and leaf is not None:
-        raise InvalidInputError("the full graph has no leaf to ask for; only a path has")
+        raise InvalidInputError(f"leaf={leaf!r:.60} needs scope {PATH!r}: {FULL!r} has every node")
 
 
 def _find(runtime: Runtime, session: str, at: At) -> State | None:
@@ -134,7 +130,7 @@ def load_nodes(
 
 def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
     """One node by its id."""
-    keys.id_bytes(node_id, "a node id")
+    keys.id_bytes(node_id, "node_id")
     head = _find(runtime, session, at)
     if head is None:
         return None
@@ -174,25 +170,28 @@ def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
 
 def check_wait(after: int, timeout_s: float | None) -> None:
     """Refuse arguments of ``wait`` that are not a revision and a number of seconds."""
-    check_count(after, "a revision")
+    check_count(after, "after")
     if timeout_s is not None:
-        check_seconds(timeout_s, "a time to wait")
+        check_seconds(timeout_s, "timeout_s")
 
 
 def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) -> Head | None:
     """The head once its revision is above ``after``; None if ``timeout_s`` pass before."""
     check_wait(after, timeout_s)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    # Before the first read: the watch reports a commit that the read misses.
-    watch = runtime.engine.watch()
-    try:
-        while True:
-            head = read_again(lambda: find_head(runtime, session))
-            if head is not None and head.revision > after:
-                return head
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            watch.wait(_LOOK_S if left is None else min(left, _LOOK_S))
-    finally:
-        watch.close()
+    return until(runtime, Moved(runtime, session, after), timeout_s)
+
+
+class Moved:
+    """Finds a head above a revision: a ``Look``."""
+
+    due_s: float | None = None
+
+    def __init__(self, runtime: Runtime, session: str, after: int) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._after = after
+
+    def __call__(self) -> Head | None:
+        """The head; None if it is not above the revision."""
+        head = read_again(lambda: find_head(self._runtime, self._session))
+        return head if head is not None and head.revision > self._after else None

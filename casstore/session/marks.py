@@ -1,13 +1,12 @@
-"""Signs for a plan that is carried out later: this came to be used.
+"""Marks: rows that change when a revision, a session or an object comes into use.
 
     mark = marked_at (8) ‖ random (8)
 
-A retention plan says which revisions go, and is carried out minutes or days later. A write
-has conditions on rows it can name, and nobody can name the label, fork, protection or pin
-that somebody makes in between. So whoever makes one for an earlier revision also writes
-the mark of that revision (or of the object, for a pin) in the same write, and a removal
-stands under the condition that the mark is as it was planned. The head needs no marks: it
-is never in a plan.
+A retention plan lists revisions to remove, and may be executed days later. Labels, forks,
+protections and pins created in between have unknown keys, so the removal cannot have conditions on
+them. Instead, each operation that creates one for an earlier revision writes the mark of that
+revision (for a pin, of the object) in the same write. The removal requires that the mark has not
+changed since the plan was made. The head needs no mark: no plan removes it.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _RANDOM_BYTES: Final = 8
 
 
 def put_mark(key: bytes, revision: int) -> PutRow:
-    """The change that tells that somebody uses a revision (0: the session) from now on."""
+    """The change that marks a revision (0: the session) as in use."""
     return _put(keys.mark(key, revision))
 
 
 def put_pin_mark(digest: bytes) -> PutRow:
-    """The change that tells that somebody pins an object from now on."""
+    """The change that marks an object as pinned."""
     return _put(keys.pin_mark(digest))
 
 

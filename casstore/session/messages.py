@@ -1,8 +1,8 @@
-"""Telling messages among payloads: what a picker counts and shows.
+"""Recognises messages among payloads, for the first message and the count that a picker shows.
 
-A payload is the runtime's own and may be anything. It is a message if it is a map with a
-text under ``role``, or holds one under ``message``; the user's, if that role is ``user``
-and it carries more than the results of tools.
+A payload may be any value. It is a message if it is a map with a text under ``role``, or has such a
+map under ``message``. It is a user's message if the role is ``user`` and the content is more than
+the results of tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RESULT_KINDS: Final = frozenset(
 
 
 def message_in(payload: Any) -> dict[str, Any] | None:
-    """The message that a payload is or holds; None if it has none."""
+    """The message that a payload is or contains; None if it is not a message."""
     if type(payload) is not dict:
         return None
     if type(payload.get("role")) is str:
@@ -28,7 +28,7 @@ def message_in(payload: Any) -> dict[str, Any] | None:
 
 
 def is_user_message(payload: Any) -> bool:
-    """Did the user write this?"""
+    """Is this a message of the user?"""
     message = message_in(payload)
     if message is None or message["role"] != "user":
         return False
@@ -37,7 +37,7 @@ def is_user_message(payload: Any) -> bool:
 
 
 def user_text(payload: Any) -> str:
-    """What the user wrote: the first text, or a stand-in for an image."""
+    """The first text of a user's message, or a placeholder for an image."""
     message = message_in(payload) or {}
     for key in ("text", "content"):
         if type(message.get(key)) is str:
@@ -50,7 +50,7 @@ def user_text(payload: Any) -> str:
         if type(part) is dict:
             text = part.get("text")
             if type(text) is not str and "kind" in part and not _is_result(part):
-                # A part that names its kind may have its text there; of an image there is none.
+                # A part with a ``kind`` may have its text under ``content``; an image has none.
                 text = part.get("content") or None
             if type(text) is str:
                 return text

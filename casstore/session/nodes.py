@@ -43,12 +43,12 @@ class Nodes(Sequence[Node]):
     ) -> None:
         self._runtime = runtime
         self._index = index
-        # Raises if the revision has gone.
+        # Raises if the revision was deleted.
         self._require_kept = require_kept
         self._positions = positions
         # On a whole path each node's parent is the one before it.
         self._path = path
-        # Every number was given to a node of this graph; a fork of one path leaves some out.
+        # True if seq numbers have no gaps. A fork of one path may have gaps.
         self._dense = dense
         self._payloads = payloads
 
@@ -80,7 +80,7 @@ class Nodes(Sequence[Node]):
             try:
                 page = self._read(positions, before)
             except LimitError:
-                # Together they take more than one answer may; one by one they need not.
+                # The batch exceeds the size limit of one read; single nodes may not.
                 for position in positions:
                     [node] = self._read([position], before)
                     before = node.digest
@@ -95,7 +95,7 @@ class Nodes(Sequence[Node]):
         >>> [[node.id for node in page] for page in session.nodes().pages(size=1)]
         [['ask'], ['left']]
         """
-        check_count(size, "the size of a page", least=1)
+        check_count(size, "size", least=1)
         return self._pages(size)
 
     def digests(self) -> Iterator[Digest]:
@@ -125,7 +125,8 @@ class Nodes(Sequence[Node]):
         try:
             return self._read_proven(positions, before, ahead=ahead)
         except CorruptionError:
-            # Collected while it was iterated over, it is not damaged; it is no longer there.
+            # If the revision was removed during the iteration, gc may have collected its objects:
+            # report the removal instead of damage.
             self._require_kept()
             raise
 
@@ -151,7 +152,7 @@ class Nodes(Sequence[Node]):
                 )
             before = digest
             nodes.append(
-                # As Node(…) and Digest.known do; spelled out because a path is long.
+                # What Node(…) and Digest.known do, inlined for speed: paths are long.
                 _new_tuple(
                     Node,
                     (node_id, payload, parent_id, cause, frame, time, seq, depth,

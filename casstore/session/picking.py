@@ -1,7 +1,7 @@
-"""What a picker shows: the first message of the user on the active path, and how many there are.
+"""The first user message on the active path and the number of user messages, for a picker.
 
-Every node counts the messages of the user on its path. So the leaf has the number, and the first
-message is found by search: it is usually among the first nodes.
+Every node stores the number of user messages on its path. So the leaf has the total, and the first
+message is found by a search that starts at the root, because it is usually among the first nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find_first_user(
     path = range(leaf.depth) if position == leaf.depth - 1 else index.path(position, leaf.depth)
     low, high, step = 0, len(path) - 1, 1
     while low < high:
-        # Twice as far each time from the beginning, then by halving.
+        # Exponential search from the root, then binary search.
         middle = min(low + step - 1, (low + high) // 2)
         if objects.read_headers(reader, index.digests((path[middle],)))[0].users:
             high, step = middle, len(path)
@@ -57,7 +57,7 @@ def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, in
     try:
         payload = objects.read_nodes(reader, [first])[0].payload
     except LimitError:
-        # One payload that is too large to be read must not hide the other sessions of a list.
+        # One payload that is too large to read must not fail the listing of all sessions.
         [(_, payload)] = objects.begun_payloads(reader, [first])
     return messages.user_text(payload), leaf.users
 
@@ -65,7 +65,7 @@ def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, in
 def _picked_by_reading(
     runtime: Runtime, session: str, state: State, hidden: HiddenNodes
 ) -> tuple[str | None, int]:
-    # Nodes count over their whole path, and what is hidden must not count.
+    # The stored counts include hidden nodes, which must not count here.
     leaf = visible_leaf(runtime, state, hidden)[0]
     first: str | None = None
     count = 0

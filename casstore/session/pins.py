@@ -5,11 +5,11 @@ pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ [name, not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
     Condition,
     DeleteRow,
     ObjectsExist,
@@ -22,13 +22,12 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
-    InvalidInputError,
     NameTakenError,
 )
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.session import keys, marks
-from casstore.session.arguments import check_text
+from casstore.session.arguments import check_ms, check_text
 from casstore.session.attempts import Attempts
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
@@ -38,6 +37,7 @@ EXPIRES_AT: Final = 0
 _CREATED_AT: Final = 8
 _DIGEST: Final = 16
 _DETAILS: Final = 48
+_SAVED: Final = re.compile(r"workspace/(.+)/[0-9]+-[0-9a-f]{8}", re.DOTALL)
 
 
 def put(
@@ -50,14 +50,14 @@ def put(
     is_tag: bool,
     move: bool,
 ) -> Pin:
-    """Let a name keep an object. A tag gives its name to another object only if ``move``.
+    """Make a name keep an object alive. A tag moves to another object only with ``move``.
 
-    A pin takes no tag's name, not even for the same object.
+    A pin cannot take the name of a tag, not even for the same object.
     """
-    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"a pin lasts 1 ms or more, not {ttl_ms!r}")
+    if ttl_ms is not None:
+        check_ms(ttl_ms, "ttl_ms", least=1)
     if note is not None:
-        keys.id_bytes(note, "a note")
+        keys.id_bytes(note, "note")
     place = RowKey("pins", keys.part(name, "a name"))
     target = Digest(digest)
     value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag])
@@ -71,7 +71,7 @@ def put(
         if row is not None and not move:
             known, known_is_tag = _decode(row)
             is_live = not _expired(known, runtime.engine.now_ms())
-            # A pin of what a tag keeps for good would let it go when its time is up.
+            # A pin in place of a tag would release the object when the pin expires.
             if known_is_tag and not is_tag:
                 raise NameTakenError(name, known.digest, is_tag=True)
             if is_tag and is_live and known.digest != target:
@@ -108,7 +108,7 @@ def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
 
 
 def remove(runtime: Runtime, name: str) -> bool:
-    """Take a name away; False if there was none."""
+    """Remove a tag or pin; False if there was none."""
     place = RowKey("pins", keys.part(name, "a name"))
     attempts = Attempts(f"the pin {name!r}")
     while True:
@@ -123,8 +123,24 @@ def remove(runtime: Runtime, name: str) -> bool:
         return True
 
 
+def saved_name(session: str | None, now_ms: int, digest: bytes) -> str:
+    """The name of the pin on files that a forced restore saves; erasing the session removes it."""
+    owner = "" if session is None else f"{session}/"
+    return f"workspace/{owner}{now_ms}-{digest.hex()[:8]}"
+
+
+def owner_of(name: str) -> str | None:
+    """The session that a pin belongs to by its name; None for a name that a user chose.
+
+    >>> owner_of(saved_name("a/b", 1, bytes(32))), owner_of(saved_name(None, 1, bytes(32)))
+    ('a/b', None)
+    """
+    found = _SAVED.fullmatch(name)
+    return None if found is None else found[1]
+
+
 def find(runtime: Runtime, name: str) -> Pin | None:
-    """One pin; None if there is none, or its time is up."""
+    """One tag or pin; None if it does not exist or has expired."""
     row = runtime.engine.get_rows([RowKey("pins", keys.part(name, "a name"))])[0]
     if row is None:
         return None
@@ -133,8 +149,8 @@ def find(runtime: Runtime, name: str) -> Pin | None:
 
 
 def list_pins(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
-    """Pins and tags by name; those whose time is up only if asked for."""
-    check_text(prefix, "a prefix")
+    """Pins and tags in order of name; expired pins only if ``expired``."""
+    check_text(prefix, "prefix")
     return _listed(runtime, prefix, expired=expired)
 
 
@@ -147,13 +163,13 @@ def _listed(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
 
 
 def kept_digest(row: bytes, now_ms: int) -> bytes | None:
-    """What a pin's row keeps; None if its time is up."""
+    """The digest that a pin's row keeps alive; None if the pin has expired."""
     pin = _decode(row)[0]
     return None if _expired(pin, now_ms) else pin.digest
 
 
 def name_of(row: bytes) -> str:
-    """The name that a pin's row is about."""
+    """The name in a pin's row."""
     return _decode(row)[0].name
 
 
@@ -179,5 +195,5 @@ def _decode(row: bytes) -> tuple[Pin, bool]:
 
 
 def decode(row: bytes) -> Pin:
-    """A pin as its row holds it, whether or not its time is up."""
+    """Decode a pin's row, expired or not."""
     return _decode(row)[0]

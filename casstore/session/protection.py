@@ -1,9 +1,9 @@
-"""Revisions that must stay because somebody will come back to them: a run that waits.
+"""Protections: revisions that retention must keep, for example for a run that waits.
 
-    protection = until (8, 0: for good) ‖ created_at (8) ‖ [by, note]
+    protection = until (8, 0: without end) ‖ created_at (8) ‖ [by, note]
 
-Retention keeps a protected revision, and the session it belongs to. A protection that
-cannot be read keeps everything: it is never taken for none.
+Retention keeps a protected revision and its session. A damaged protection keeps everything in its
+session: it is never treated as absent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
     DeleteRow,
     PutRow,
     RowChange,
@@ -21,9 +20,10 @@ from casstore.engine.protocol import (
     Stamp,
     Write,
 )
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys, marks
+from casstore.session.arguments import check_ms
 from casstore.session.attempts import Attempts
 from casstore.session.data import Protection
 from casstore.session.heads import head_key
@@ -31,7 +31,7 @@ from casstore.session.loading import At
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
 
-#: Where the time stands in the row; 0 there: no end.
+#: The offset of the end time in the row; a time of 0 means no end.
 UNTIL: Final = 0
 _CREATED_AT: Final = 8
 _DETAILS: Final = 16
@@ -40,7 +40,7 @@ _DETAILS: Final = 16
 def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
-    """Keep a revision for somebody; given again, for the time given now."""
+    """Protect a revision for ``by``; repeated, the new end time replaces the old one."""
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
@@ -48,7 +48,7 @@ def protect(
         try:
             done = runtime.engine.write(write)
         except ConditionFailedError:
-            continue  # the head moved, and what it was is in history now
+            continue  # the head has moved, and the revision is in history now
         until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
         return Protection(session, revision, by, done.now_ms, until_ms, note)
 
@@ -62,9 +62,9 @@ def plan(
     ttl_ms: int | None = None,
     note: str | None = None,
 ) -> tuple[int, Write]:
-    """The revision found, and the write by which it is kept: alone, or together with others.
+    """The revision, and the write that protects it, to be combined with other writes.
 
-    Under the condition that the revision still stands where it was found.
+    The write requires that the revision is still in the row where it was found.
     """
     key = keys.session_key(session)
     state = runtime.at(session, at)
@@ -79,34 +79,34 @@ def plan(
 def changes(
     session: str, revision: int, *, by: str, ttl_ms: int | None = None, note: str | None = None
 ) -> list[RowChange]:
-    """The rows by which a revision is kept, which the write must know to be there."""
+    """The rows that protect a revision. The write must require that the revision exists."""
     key = keys.session_key(session)
-    keys.id_bytes(by, "a protector")
-    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"a protection lasts 1 ms or more, not {ttl_ms!r}")
+    keys.id_bytes(by, "by")
+    if ttl_ms is not None:
+        check_ms(ttl_ms, "ttl_ms", least=1)
     if note is not None:
-        keys.id_bytes(note, "a note")
+        keys.id_bytes(note, "note")
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(UNTIL, ttl_ms))
     value = bytes(_DETAILS) + pack_checked([by, note])
     return [
         PutRow(*keys.protection(key, revision, by), value, stamps),
-        # Also that of the session: it must not be taken away as a whole.
+        # The session's mark, too: retention must not delete the session as a whole.
         marks.put_mark(key, 0),
         marks.put_mark(key, revision),
     ]
 
 
 def release(session: str, revision: int, *, by: str) -> DeleteRow:
-    """The change by which somebody's protection of one revision ends; it need not be there."""
+    """The change that ends the protection of a revision by ``by``, if there is one."""
     return DeleteRow(*keys.protection(keys.session_key(session), revision, by))
 
 
 def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> int:
-    """Take away what somebody protects, or that of one revision; how many there were."""
+    """End all protections by ``by``, or that of one revision; returns how many."""
     key = keys.session_key(session)
-    keys.id_bytes(by, "a protector")
+    keys.id_bytes(by, "by")
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
@@ -117,7 +117,7 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
         ]
         _, *rows = runtime.rows(session, found)
         if None in rows:
-            continue  # taken away by somebody else just now, who counts them
+            continue  # another process has removed some of them, and counts those
         if found:
             still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
             try:
@@ -133,29 +133,29 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
 
 
 def list_protections(runtime: Runtime, session: str, *, lapsed: bool) -> list[Protection]:
-    """Who protects what of a session, by revision; those whose time is up only if asked for."""
+    """The protections of a session, by revision; expired ones only if ``lapsed``."""
     found = [protection for _, protection in scan_protections(runtime, session)]
-    # Only now: what is being deleted loses them one after the other, but says so first.
+    # Checked after the scan: a deletion writes the tombstone before it removes rows.
     runtime.rows(session)
     now_ms = runtime.engine.now_ms()
     return [one for one in found if lapsed or not is_lapsed(one, now_ms)]
 
 
 def scan_protections(runtime: Runtime, session: str) -> Iterator[tuple[RowKey, Protection]]:
-    """All protections of a session and where they stand; CorruptionError if one is damaged."""
+    """All protections of a session and their row keys; CorruptionError if one is damaged."""
     start = keys.protections(keys.session_key(session))
     for row in scan(runtime.engine, "retention", start, keys.past(start)):
         yield RowKey("retention", row.key), decode(session, row.key, row.value)
 
 
 def decode(session: str, key: bytes, row: bytes) -> Protection:
-    """A protection as its row holds it."""
+    """Decode a protection's row."""
     try:
         by, note = unpack_checked(row[_DETAILS:])
         if type(by) is not str:
-            raise ValueError("nobody is named")
+            raise ValueError("by is not a text")
     except (TypeError, ValueError) as exc:
-        raise CorruptionError(f"row {key.hex()} of table retention is no protection") from exc
+        raise CorruptionError(f"row {key.hex()} of table retention is not a protection") from exc
     return Protection(
         session,
         keys.protected_revision(key),
@@ -167,5 +167,5 @@ def decode(session: str, key: bytes, row: bytes) -> Protection:
 
 
 def is_lapsed(protection: Protection, now_ms: int) -> bool:
-    """Is its time up?"""
+    """Has the protection expired?"""
     return protection.until_ms is not None and protection.until_ms <= now_ms

@@ -1,18 +1,19 @@
-"""Work waiting for a session, handed out in order to whoever holds the session's lease.
+"""The queue of a session: batches of work, claimed in order by the holder of the session's lease.
 
     batch = fence (8) ‖ held_by (8) ‖ available_at (8) ‖ enqueued_at (8) ‖ items (32) ‖ details
 
-A claim is pinned to the lease generation that took it and lives exactly as long: there is
-no second clock to renew. Each claim raises the fence of its batches, so a claim that was
-lost and taken again is told apart. Batches go away only with the commit that completes
-them, or cancelled. The items are a stored value; the row keeps it alive.
+A claim belongs to one lease generation and ends with that lease, so it needs no renewal of its own.
+Each claim increments the fence of its batches, which distinguishes it from an earlier, lost claim.
+A batch is removed only by the commit that completes it or by ``cancel``. The items are a stored
+value; the row keeps it alive.
 """
 
 from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +40,7 @@ from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
-from casstore.session.arguments import check_count, list_of
+from casstore.session.arguments import check_choice, check_count, check_kind, list_of
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
@@ -59,7 +60,7 @@ _MAX_SEQ: Final = (1 << 64) - 1
 
 
 class _Queued(NamedTuple):
-    """A batch as its row holds it."""
+    """The decoded row of a batch."""
 
     key: RowKey
     row: bytes
@@ -94,7 +95,7 @@ class Queue:
         self._session = session
         self._key = keys.session_key(session)
 
-    # --- putting in ---------------------------------------------------------------------
+    # --- enqueueing ---------------------------------------------------------------------
 
     def enqueue(
         self,
@@ -109,29 +110,25 @@ class Queue:
     ) -> Batch:
         """Queue items as one batch.
 
-        While a batch with the same ``source_key`` is queued, claimed or not, that one is
-        returned as it is and nothing is added. ``delivery`` ``earliest`` lets a running
-        turn take it at a checkpoint, ``after_turn`` waits for an idle session; ``slot``
-        ``join`` lets neighbours with the same ``merge_key`` be claimed together.
+        While a batch with the same ``source_key`` is queued, claimed or not, that batch is
+        returned unchanged and nothing is added. With ``delivery="earliest"`` a running turn may
+        claim the batch at a checkpoint; ``after_turn`` waits for an idle session. With
+        ``slot="join"`` adjacent batches with the same ``merge_key`` can be claimed together.
 
         >>> batch = session.queue.enqueue(["fix the test"], source_key="message-7")
-        >>> again = session.queue.enqueue(["fix the test"], source_key="message-7")  # told twice
+        >>> again = session.queue.enqueue(["fix the test"], source_key="message-7")  # a retry
         >>> again.id == batch.id, len(session.queue.batches())
         (True, 1)
         """
-        if delivery not in (AFTER_TURN, EARLIEST) or slot not in (EXCLUSIVE, JOIN):
-            raise InvalidInputError(
-                f"delivery is {AFTER_TURN} or {EARLIEST} and slot {EXCLUSIVE} or {JOIN}, "
-                f"not {delivery!r} and {slot!r}"
-            )
+        check_choice(delivery, "delivery", (AFTER_TURN, EARLIEST))
+        check_choice(slot, "slot", (EXCLUSIVE, JOIN))
         if merge_key is not None:
-            keys.id_bytes(merge_key, "a merge key")
+            keys.id_bytes(merge_key, "merge_key")
         ready_ms = 0 if available_at_ms is None else available_at_ms
-        if type(ready_ms) is not int or not 0 <= ready_ms <= _MAX_TIME_MS:
-            raise InvalidInputError(f"a time in ms from 0 on, not {available_at_ms!r}")
+        check_count(ready_ms, "available_at_ms", most=_MAX_TIME_MS)
         queued = list_of(items, "items")
         if not queued:
-            raise InvalidInputError("a batch has at least one item, and items is empty")
+            raise InvalidInputError("items must be a list of one item or more, got []")
         name = batch_id if batch_id is not None else secrets.token_hex(16)
         writer = PieceWriter()
         digest = splitting.split(queued, writer.emit)
@@ -167,7 +164,7 @@ class Queue:
                 done = self._runtime.engine.write(Write(writer.objects, conditions, rows))
             except ConditionFailedError:
                 continue
-            # Not read back: somebody may have taken and completed it already.
+            # Not read back: another process may have claimed and completed it already.
             return Batch(
                 name,
                 self._session,
@@ -199,10 +196,10 @@ class Queue:
     # --- claiming -----------------------------------------------------------------------
 
     def claim(self, lease: Lease, *, boundary: str = IDLE, limit: int = 1) -> Claim | None:
-        """Take the next batch, or the next few that join, for the holder of ``lease``.
+        """Claim the next batch, or up to ``limit`` that join, for the holder of ``lease``.
 
-        At the boundary ``checkpoint`` of a running turn only if the first in line may be
-        delivered there. None if there is nothing to take.
+        At the boundary ``checkpoint`` of a running turn, only if the first batch may be delivered
+        there. None if there is nothing to claim.
 
         >>> for text in ("fix the test", "and the docs"):
         ...     batch = session.queue.enqueue([text], slot="join", merge_key="user")
@@ -210,13 +207,13 @@ class Queue:
         >>> [batch.items for batch in claim.batches]
         [('fix the test',), ('and the docs',)]
         """
-        check_count(limit, "a limit")
+        check_count(limit, "limit")
         return self._claim(lease, boundary, limit, None)
 
     def claim_exactly(
         self, lease: Lease, batch_ids: Sequence[str], *, boundary: str = IDLE
     ) -> Claim | None:
-        """Take these batches if they are next, in this order and no others; else None.
+        """Claim exactly these batches if they are next, in this order; else None.
 
         >>> first, second = [session.queue.enqueue([text]) for text in ("one", "two")]
         >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
@@ -225,14 +222,13 @@ class Queue:
         >>> session.queue.claim_exactly(lease, [first.id]).batches[0].items
         ('one',)
         """
-        wanted = list_of(batch_ids, "batch ids")
+        wanted = list_of(batch_ids, "batch_ids")
         return self._claim(lease, boundary, len(wanted), wanted)
 
     def _claim(
         self, lease: Lease, boundary: str, limit: int, exactly: list[str] | None
     ) -> Claim | None:
-        if boundary not in (IDLE, CHECKPOINT):
-            raise InvalidInputError(f"a boundary is {IDLE} or {CHECKPOINT}, not {boundary!r}")
+        check_choice(boundary, "boundary", (IDLE, CHECKPOINT))
         leases.bind(self._session, lease)
         attempts = Attempts(f"the queue of session {self._session!r}")
         while True:
@@ -274,7 +270,8 @@ class Queue:
         group: list[_Queued] = []
         for one in self._scan():
             if one.available_at_ms > now_ms or one.held_by == generation:
-                # Not yet, or ours already. What another generation held is free: it is not live.
+                # Not available yet, or held by this lease. A batch of another generation is free:
+                # that lease is not live.
                 continue
             if not group:
                 if boundary == CHECKPOINT and one.delivery != EARLIEST:
@@ -291,6 +288,16 @@ class Queue:
             if len(group) == limit:
                 return group
         return group
+
+    def _due_s(self, generation: int) -> float | None:
+        """Seconds until the next batch becomes available; None if no batch has such a time."""
+        now_ms = self._runtime.engine.now_ms()
+        times = [
+            one.available_at_ms
+            for one in self._scan()
+            if one.available_at_ms > now_ms and one.held_by != generation
+        ]
+        return (min(times) - now_ms) / 1000 if times else None
 
     def verify(self, claim: Claim) -> None:
         """Raise ClaimLostError unless every batch is still held by this claim.
@@ -314,7 +321,7 @@ class Queue:
                 raise ClaimLostError(self._session, batch.id)
 
     def abandon(self, claim: Claim) -> int:
-        """Give batches back; how many of them this claim still held.
+        """Release the batches of a claim; returns how many the claim still held.
 
         >>> batch = session.queue.enqueue(["fix the test"])
         >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
@@ -342,7 +349,7 @@ class Queue:
             return len(held)
 
     def cancel(self, batch_id: str) -> Batch | None:
-        """Remove a batch that nobody holds, and return it; None if it is held or not there.
+        """Remove a batch that is not claimed, and return it; None if it is claimed or not queued.
 
         >>> batch = session.queue.enqueue(["fix the test"])
         >>> session.queue.cancel(batch.id).items
@@ -381,8 +388,8 @@ class Queue:
 
     # --- looking ------------------------------------------------------------------------
 
-    def batches(self) -> list[Batch]:
-        """Everything queued, claimed or not, in order.
+    def batches(self, *, limit: int | None = None) -> list[Batch]:
+        """Everything queued, claimed or not, in order; at most the first ``limit`` batches.
 
         >>> for text in ("one", "two"):
         ...     batch = session.queue.enqueue([text])
@@ -390,16 +397,18 @@ class Queue:
         >>> [batch.items for batch in session.queue.batches()]
         [('one',), ('two',)]
         """
-        return read_again(self._batches)
+        if limit is not None:
+            check_count(limit, "limit")
+        return read_again(lambda: self._batches(limit))
 
-    def _batches(self) -> list[Batch]:
-        queued = list(self._scan())
-        # Only now: what is being deleted loses its batches one after the other, but says so first.
+    def _batches(self, limit: int | None) -> list[Batch]:
+        queued = list(islice(self._scan(), limit))
+        # Checked after the scan: a deletion writes the tombstone before it removes rows.
         self._runtime.rows(self._session)
         return self._public(queued)
 
     def pending(self) -> list[Batch]:
-        """What nobody holds, in order.
+        """The batches that are not claimed, in order.
 
         >>> for text in ("one", "two"):
         ...     batch = session.queue.enqueue([text])
@@ -418,14 +427,14 @@ class Queue:
             live = self._live_generation()
             if live == before:
                 return self._public([one for one in queued if not _is_held(one, live)])
-            # Between the two the lease came to an end, maybe with the work that it held.
+            # The lease ended between the two reads, perhaps with the work that it held.
 
     def _live_generation(self) -> int:
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
         return leases.live_generation(lease_row, self._runtime.engine.now_ms())
 
     def _scan(self) -> Iterator[_Queued]:
-        """All that is queued, in order, read as far as it is asked for."""
+        """All batches in order, read lazily."""
         for row in scan(self._runtime.engine, "queue", *keys.queue_range(self._key)):
             yield _decode(RowKey("queue", row.key), row.value)
 
@@ -435,9 +444,10 @@ class Queue:
         return None if row is None else _decode(key, row)
 
     def _public_still(self, queued: Sequence[_Queued]) -> list[Batch] | None:
-        """The same of batches that must be as they were; None if one of them has gone meanwhile.
+        """The batches with their items; None if one of them was removed meanwhile.
 
-        Whoever completes or removes one lets its items go. SessionDeletedError, if all did.
+        gc may collect the items of a batch that was completed or cancelled. SessionDeletedError if
+        the session was deleted.
         """
         try:
             return self._public(queued)
@@ -472,8 +482,29 @@ class Queue:
         bind(self._session, claim)
 
 
+class Taking:
+    """A ``Look`` that claims the next batch once there is one. ``lease`` returns the lease."""
+
+    def __init__(self, queue: Queue, lease: Callable[[], Lease], boundary: str, limit: int) -> None:
+        check_count(limit, "limit", least=1)
+        check_choice(boundary, "boundary", (IDLE, CHECKPOINT))
+        self._queue = queue
+        self._lease = lease
+        self._boundary = boundary
+        self._limit = limit
+        self.due_s: float | None = None
+
+    def __call__(self) -> Claim | None:
+        """The next claim; None if there is nothing to claim."""
+        lease = self._lease()
+        claim = self._queue.claim(lease, boundary=self._boundary, limit=self._limit)
+        if claim is None:
+            self.due_s = self._queue._due_s(lease.fencing)
+        return claim
+
+
 def items_digest(key: bytes, row: bytes) -> bytes | None:
-    """The items that a row of the queue keeps; None if it is not a batch's."""
+    """The digest of the items that a queue row keeps alive; None if it is not a batch."""
     return _decode(RowKey("queue", key), row).items if keys.is_queue_batch(key) else None
 
 
@@ -490,12 +521,19 @@ def put_names(key: bytes, batch_key: bytes, row: bytes) -> list[PutRow]:
 def put_as_is(key: bytes, batch: Batch, items: bytes) -> list[PutRow]:
     """The rows of a batch as it was in another store, its number and times included."""
     if batch.delivery not in (AFTER_TURN, EARLIEST) or batch.slot not in (EXCLUSIVE, JOIN):
-        raise InvalidInputError(f"no batch is delivered like {batch.id!r}")
+        raise InvalidInputError(
+            f"batch {batch.id!r} has an invalid delivery {batch.delivery!r:.40} or slot "
+            f"{batch.slot!r:.40}"
+        )
     for number in (batch.available_at_ms, batch.enqueued_at_ms, batch.fence):
         if type(number) is not int or not 0 <= number <= _MAX_TIME_MS:
-            raise InvalidInputError(f"batch {batch.id!r} has numbers that cannot be")
+            raise InvalidInputError(
+                f"batch {batch.id!r} has an invalid time or fence {number!r:.40}"
+            )
     if type(batch.seq) is not int or not 1 <= batch.seq <= _MAX_TIME_MS:
-        raise InvalidInputError(f"batch {batch.id!r} has no number from 1 on")
+        raise InvalidInputError(
+            f"batch {batch.id!r} needs a seq of at least 1, got {batch.seq!r:.40}"
+        )
     if batch.merge_key is not None:
         keys.id_bytes(batch.merge_key, "a merge key")
     details = [batch.id, batch.source_key, batch.delivery, batch.slot, batch.merge_key]
@@ -509,14 +547,13 @@ def put_as_is(key: bytes, batch: Batch, items: bytes) -> list[PutRow]:
 
 
 def check_claim(claim: Claim) -> None:
-    """Refuse what is no claim, and one whose batches nobody can have queued."""
-    if not isinstance(claim, Claim):
-        raise InvalidInputError(f"a claim is a Claim, not {type(claim).__name__}")
+    """Raise InvalidInputError unless this is a Claim with valid batches."""
+    check_kind(claim, "claim", Claim)
     if not isinstance(claim.batches, tuple | list) or not all(
         isinstance(batch, Batch) and type(batch.seq) is int and 0 <= batch.seq <= _MAX_SEQ
         for batch in claim.batches
     ):
-        raise InvalidInputError("a claim has batches, as claiming gave them")
+        raise InvalidInputError("the batches of a claim must be those that claim() returned")
     for batch in claim.batches:
         keys.id_bytes(batch.id, "a batch id")
 
@@ -540,9 +577,9 @@ def complete(
     rows: Sequence[bytes | None],
     generation: int,
 ) -> tuple[list[Condition], list[RowChange]]:
-    """The conditions and changes by which a commit completes claims.
+    """The conditions and changes with which a commit completes claims.
 
-    ``rows`` are the batches as they are, ``generation`` the lease that is live (0: none).
+    ``rows`` are the current rows of the batches, ``generation`` that of the live lease (0: none).
     """
     conditions: list[Condition] = []
     changes: list[RowChange] = []
@@ -563,7 +600,7 @@ def _holds(claim: Claim, batch: Batch, one: _Queued) -> bool:
 
 
 def _is_held(one: _Queued, generation: int) -> bool:
-    """Does the lease that is live hold this batch? Generation 0: none is."""
+    """Does the live lease hold this batch? Generation 0: no lease is live."""
     return one.held_by != 0 and one.held_by == generation
 
 
@@ -579,12 +616,12 @@ def _encode(fence: int, held_by: int, ready_ms: int, items: bytes, details: list
 
 
 def _held(one: _Queued, generation: int) -> bytes:
-    """The row of a batch once more claimed."""
+    """The row of a batch after another claim: the fence is incremented."""
     return (one.fence + 1).to_bytes(8, "big") + generation.to_bytes(8, "big") + one.row[16:]
 
 
 def _released(one: _Queued) -> bytes:
-    """The row of a batch that was given back; the fence stays."""
+    """The row of a released batch; the fence stays."""
     return one.row[:8] + bytes(8) + one.row[16:]
 
 

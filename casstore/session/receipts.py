@@ -1,15 +1,15 @@
-"""The receipt of a turn: what the commit meant, and what it gave.
+"""The receipt of a turn: the hash of the commit's content, and its result.
 
     receipt = version (1) ‖ intent (32) ‖ revision (8) ‖ manifest (32)
               ‖ [first position, number of nodes]
 
-The ids of the nodes that the commit created are read through its manifest when they are asked
-for. Nodes that were removed since are not there any more, so vacuum writes them down, and
-the leaf if it was one of them: two more items, [[position, id] …] and an id or nil.
+The ids of the nodes that the commit created are read through its manifest when needed. When vacuum
+removes some of these nodes, it records their ids in the receipt, and the leaf if it was one of
+them: two more items, [[position, id] …] and an id or nil.
 
-A receipt that outlives its revision is settled: it tells itself what it needed the revision
-for, [leaf, [node id, …], committed_at]. So is one that came with an adopted session, with
-one more item: the session that the turn was sent to, whose id is a part of what it meant.
+A receipt that outlives its revision is settled: it holds what was read through the revision,
+[leaf, [node id, …], committed_at]. A receipt that came with an adopted session is settled, too, and
+has one more item: the session that the turn was committed to, whose id is part of the hash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NODES_AT: Final = _MANIFEST_AT + DIGEST_BYTES
 
 
 class Receipt(NamedTuple):
-    """What a turn's commit meant and gave."""
+    """The receipt of a turn whose revision exists."""
 
     version: int
     intent: bytes
@@ -36,13 +36,13 @@ class Receipt(NamedTuple):
     #: The nodes it created: ``node_count`` of its manifest's graph, from this position on.
     first: int
     node_count: int
-    #: Those of them that were removed since: their places among all it created, and ids.
+    #: The created nodes that vacuum has removed: their positions among all created, and their ids.
     removed: tuple[tuple[int, str], ...] = ()
-    #: The leaf that it gave, if that was removed.
+    #: The resulting leaf, if vacuum has removed it.
     leaf: str | None = None
 
     def all_nodes(self, left: list[str]) -> tuple[str, ...]:
-        """The ids of all nodes it created, given those that are left."""
+        """The ids of all nodes that the commit created, given those that remain."""
         found = iter(left)
         gone = dict(self.removed)
         places = range(len(left) + len(gone))
@@ -50,7 +50,7 @@ class Receipt(NamedTuple):
 
 
 class SettledReceipt(NamedTuple):
-    """What a turn's commit meant and gave, where its revision is gone."""
+    """The receipt of a turn whose revision was deleted, or belongs to an adopted session."""
 
     version: int
     intent: bytes
@@ -59,7 +59,7 @@ class SettledReceipt(NamedTuple):
     leaf: str | None
     nodes: tuple[str, ...]
     committed_at_ms: int
-    #: The session that the turn was sent to; None: the one that has the receipt.
+    #: The session that the turn was committed to; None: the one that has the receipt.
     session: str | None = None
 
 
@@ -67,40 +67,40 @@ _SETTLED_FIELDS: Final = (3, 4)
 
 
 def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
-    """Spell a receipt."""
-    told: list[Any]
+    """Encode a receipt."""
+    fields: list[Any]
     if isinstance(receipt, SettledReceipt):
-        told = [receipt.leaf, list(receipt.nodes), receipt.committed_at_ms]
+        fields = [receipt.leaf, list(receipt.nodes), receipt.committed_at_ms]
         if receipt.session is not None:
-            told.append(receipt.session)
+            fields.append(receipt.session)
     else:
-        told = [receipt.first, receipt.node_count]
+        fields = [receipt.first, receipt.node_count]
         if receipt.removed or receipt.leaf is not None:
-            told += [[list(each) for each in receipt.removed], receipt.leaf]
+            fields += [[list(each) for each in receipt.removed], receipt.leaf]
     return b"".join(
         (
             bytes((receipt.version,)),
             receipt.intent,
             receipt.revision.to_bytes(8, "big"),
             receipt.manifest,
-            pack_checked(told),
+            pack_checked(fields),
         )
     )
 
 
 def decode_receipt(row: bytes) -> Receipt | SettledReceipt:
-    """Read a receipt; CorruptionError if it is none. Its version is not judged."""
+    """Decode a receipt; CorruptionError if it is damaged. The caller checks its version."""
     try:
         version, intent = row[0], row[_INTENT_AT:_REVISION_AT]
         revision = int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")
         manifest = row[_MANIFEST_AT:_NODES_AT]
-        told = unpack_checked(row[_NODES_AT:])
-        if len(told) in _SETTLED_FIELDS and type(told[0]) is not int:
-            leaf, nodes, at_ms, *of = told
+        fields = unpack_checked(row[_NODES_AT:])
+        if len(fields) in _SETTLED_FIELDS and type(fields[0]) is not int:
+            leaf, nodes, at_ms, *of = fields
             return SettledReceipt(
                 version, intent, revision, manifest, leaf, tuple(nodes), int(at_ms), *of
             )
-        first, count, *more = told
+        first, count, *more = fields
         removed, leaf = more or ((), None)
         return Receipt(
             version,

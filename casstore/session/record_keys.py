@@ -1,10 +1,10 @@
-"""Texts into row keys: in order of the texts, unambiguous, never longer than a key may be.
+"""Encodes tuples of texts as row keys: unambiguous, in order, within the size limit of keys.
 
     key = table ‖ 00 ‖ part ‖ 00 ‖ part ‖ 00 …
 
-Inside a part the byte 00 is spelled 01 01 and 01 is spelled 01 02, so that 00 only ends parts
-and the order stays. A part too long for its room is cut, and the hash of the whole follows a
-byte that UTF-8 never holds; the row then holds the texts (``rows``).
+Inside a part the byte 00 is encoded as 01 01, and 01 as 01 02, so that 00 only ends parts and the
+order is preserved. A part longer than its share of the key is truncated, followed by a byte that
+does not occur in UTF-8 and the hash of the whole; the row then holds the texts (``records``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from casstore.session.arguments import check_count
 _END: Final = b"\0"
 _CUT: Final = b"\xff"
 _MAX_NAME_BYTES: Final = 31
-# Shorter than that, nearly every id would be cut.
+# With less space for a part, nearly every id would be truncated.
 _MIN_ROOM: Final = 64
-# What a text may have at the most, as ids elsewhere: it may be stored in the row, too.
+# The maximum size of a text, as for ids: the row may store it, too.
 MAX_TEXT_BYTES: Final = 16_384
 
 
@@ -32,27 +32,30 @@ class KeySpace:
 
     def __init__(self, name: str, parts: int) -> None:
         if type(name) is not str or not name.isascii():
-            raise InvalidInputError(f"a table has a short ASCII name, not {name!r:.40}")
-        spelled = name.encode("ascii")
-        if not spelled or len(spelled) > _MAX_NAME_BYTES or _END in spelled:
-            raise InvalidInputError(f"a table has a short ASCII name, not {name!r:.40}")
-        check_count(parts, "how many texts a key has", least=1)
-        self.start = spelled + _END
+            raise InvalidInputError(f"the name of a table must be ASCII text, got {name!r:.40}")
+        encoded = name.encode("ascii")
+        if not encoded or len(encoded) > _MAX_NAME_BYTES or _END in encoded:
+            raise InvalidInputError(
+                f"the name of a table must have 1 to {_MAX_NAME_BYTES} bytes and no NUL, "
+                f"got {name!r:.40}"
+            )
+        check_count(parts, "parts", least=1)
+        self.start = encoded + _END
         self.parts = parts
         self._room = (MAX_ROW_KEY_BYTES - len(self.start)) // parts - len(_END)
         if self._room < _MIN_ROOM:
-            raise InvalidInputError(f"keys of {parts} texts do not fit")
+            raise InvalidInputError(f"keys of {parts} texts are too long; use fewer parts")
 
     def key(self, texts: tuple[str, ...]) -> bytes:
-        """What the keys of rows start with that begin with these texts; of all, that of one."""
+        """The key prefix of rows whose texts start with these; with all texts, one row's key."""
         if len(texts) > self.parts:
-            raise InvalidInputError(f"a key of {self.parts} texts, not of {len(texts)}")
+            raise InvalidInputError(f"a key must have {self.parts} texts, got {len(texts)}")
         return self.start + b"".join([self._part(text) for text in texts])
 
     def row(self, texts: tuple[str, ...]) -> bytes:
-        """The key of one row; refused with fewer texts, under which there is none."""
+        """The key of one row; InvalidInputError unless all texts are given."""
         if not isinstance(texts, tuple | list) or len(texts) != self.parts:
-            raise InvalidInputError(f"a key is a tuple of {self.parts} texts, not {texts!r:.80}")
+            raise InvalidInputError(f"a key must be {self.parts} texts, got {texts!r:.80}")
         return self.key(texts)
 
     def is_cut(self, texts: tuple[str, ...]) -> bool:
@@ -60,56 +63,58 @@ class KeySpace:
         return any(len(_escaped(text)) > self._room for text in texts)
 
     def texts(self, key: bytes) -> tuple[str, ...]:
-        """The texts of a key that holds them all."""
+        """The texts of a key in which none is truncated."""
         return split_texts(key[len(self.start) :])
 
     def group(self, key: bytes, depth: int) -> bytes:
-        """The start of ``key`` that its first ``depth`` parts take."""
+        """The prefix of ``key`` that holds its first ``depth`` parts."""
         at = len(self.start)
         for _ in range(depth):
             end = key.find(_END, at)
             cut = key.find(_CUT, at)
-            # A cut part fills its room; its hash may hold any byte.
+            # A truncated part has a fixed length; its hash may contain any byte.
             at = at + self._room + 1 if 0 <= cut < end or end < 0 else end + 1
         return key[:at]
 
     def starting(self, texts: tuple[str, ...], text: str) -> bytes:
-        """What the keys start with whose next text after ``texts`` starts with ``text``.
+        """The key prefix of rows whose next text after ``texts`` starts with ``text``.
 
-        Of a text too long for a key, more than those: the texts themselves must be looked at.
+        If ``text`` is too long for a key, other rows have the prefix, too: compare their texts.
         """
         return self.key(texts) + _escaped(text)[: self._room - len(_CUT) - DIGEST_BYTES]
 
     def _part(self, text: str) -> bytes:
-        spelled = _escaped(text)
-        if len(spelled) > self._room:
+        encoded = _escaped(text)
+        if len(encoded) > self._room:
             kept = self._room - len(_CUT) - DIGEST_BYTES
-            spelled = spelled[:kept] + _CUT + plain_hash(spelled)
-        return spelled + _END
+            encoded = encoded[:kept] + _CUT + plain_hash(encoded)
+        return encoded + _END
 
 
 def split_texts(parts: bytes) -> tuple[str, ...]:
-    """The texts of what follows a table's name in a key, if it holds them all."""
+    """The texts in a key after the table's name, if none is truncated."""
     return tuple([_unescaped(part) for part in parts[:-1].split(_END)])
 
 
 def past(prefix: bytes) -> bytes:
-    """The first key behind all that start with ``prefix``, which ends in a byte below 255."""
+    """The first key after all keys with ``prefix``, whose last byte must be below 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def _escaped(text: str) -> bytes:
     if type(text) is not str:
-        raise InvalidInputError(f"keys are made of str, not {type(text).__name__}")
+        raise InvalidInputError(f"the texts of a key must be str, got {type(text).__name__}")
     try:
-        spelled = text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidInputError(f"{text[:40]!r} holds a lone surrogate") from exc
-    if len(spelled) > MAX_TEXT_BYTES:
-        raise InvalidInputError(f"a key of at most {MAX_TEXT_BYTES} bytes, not {len(spelled)}")
-    if b"\0" in spelled or b"\1" in spelled:
-        spelled = spelled.replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")
-    return spelled
+        raise InvalidInputError(f"a text of a key has a lone surrogate: {text[:40]!r}") from exc
+    if len(encoded) > MAX_TEXT_BYTES:
+        raise InvalidInputError(
+            f"each text of a key must have at most {MAX_TEXT_BYTES} bytes, got {len(encoded)}"
+        )
+    if b"\0" in encoded or b"\1" in encoded:
+        encoded = encoded.replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")
+    return encoded
 
 
 def _unescaped(part: bytes) -> str:

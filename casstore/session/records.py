@@ -1,11 +1,11 @@
-"""Records: small values of other systems by key, each keeping alive what it links to.
+"""Records: small values of other systems by key. A record keeps alive the objects it links to.
 
     row = 00 ‖ value
     row = 01 ‖ length of the list (4) ‖ list of the key's texts ‖ value
 
-A value is spelled as a container of values would hold it: short ones stand in the row, of
-longer ones a link. Whatever the row links to is reached from it (``row_links``), so gc keeps
-it. A ``Draft`` collects changes and happens as one write, wholly or not at all (P5).
+A value is encoded as inside a container: a short value is stored in the row, a long one as a link.
+gc treats the links of rows (``row_links``) as roots. A ``Draft`` collects changes and commits them
+as one atomic write (P5).
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ _PLAIN: Final = b"\x00"
 _WITH_KEY: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
 _PAGE: Final = 256
-# What a link starts with.
+# The first byte of an encoded link.
 _LINK_BYTE: Final = b"\xc7"
-# A row is no object: what it is called while it is put together.
+# Stands in for a digest when the value of a row is read: a row is not an object.
 _ROW_NAME: Final = b"row"
 
 Made = TypeVar("Made")
 
 
 class Record:
-    """A row as it was found: its key, and its value when asked for."""
+    """A record as it was read. Its value is decoded when accessed."""
 
     __slots__ = ("_store", "key", "row")
 
     def __init__(self, store: Store, key: tuple[str, ...], row: bytes) -> None:
         self._store = store
         self.key = key
-        #: As it is stored: two records are the same if these are.
+        #: The stored row: two records are equal if their rows are.
         self.row = row
 
     @property
     def is_inline(self) -> bool:
-        """Does the row itself hold what it can of the value, and not just a link to all of it?"""
+        """Does the row hold the value, except its long parts, and not only a link to all of it?"""
         return _value_bytes(self.row)[:1] != _LINK_BYTE
 
     @property
     def value(self) -> Any:
-        """What was put, read and decoded each time."""
+        """The value, read and decoded on each access."""
         item = StoredObject(Kind.VALUE, _value_bytes(self.row))
         reader = PieceReader(self._store.engine)
         return values.read_value(reader, _ROW_NAME, item, max_bytes=DEFAULT_MAX_BYTES)
@@ -92,11 +92,11 @@ class Table:
         self.keys = KeySpace(name, parts)
 
     def find(self, *key: str) -> Record | None:
-        """One record; None if there is none."""
+        """One record; None if it does not exist."""
         return find_records(self._store, [(self, key)])[0]
 
     def find_many(self, keys: Sequence[tuple[str, ...]]) -> list[Record | None]:
-        """Records of one moment, in the order asked for."""
+        """Records from one snapshot, in the order of ``keys``."""
         return find_records(self._store, [(self, key) for key in list_of(keys, "keys")])
 
     def scan(
@@ -107,7 +107,7 @@ class Table:
         reverse: bool = False,
         page: int = _PAGE,
     ) -> Iterator[Record]:
-        """Records whose keys start with ``prefix``, in order; each page is of its own moment.
+        """Records whose keys start with ``prefix``, in order; each page is a separate snapshot.
 
         With ``before``, only those whose next text is less; with ``after``, greater.
         """
@@ -122,8 +122,8 @@ class Table:
     ) -> Iterator[Record]:
         """Records whose keys start with ``prefix`` and a text that starts with ``text``, in order.
 
-        With ``after``, only those whose text is greater. Of texts too long for a key, those
-        that begin alike are held in memory together.
+        With ``after``, only those whose text is greater. Texts that are too long for a key and
+        share their truncated part are sorted in memory.
         """
         start = self.keys.starting(prefix, text)
         stop = past(start)
@@ -132,8 +132,8 @@ class Table:
         if start >= stop:
             return
         place = len(prefix)
-        # Texts too long for a key lie behind what they begin with, in no order. Whoever goes on
-        # behind one that was listed too early would miss others.
+        # Texts too long for a key are sorted by hash after their truncated part. Without sorting
+        # them here, a caller that continues with ``after`` would miss some.
         for _, alike in groupby(
             self._scan(start, stop, False, page),
             lambda record: self.keys.starting(prefix, record.key[place]),
@@ -146,13 +146,13 @@ class Table:
     def groups(
         self, depth: int, *prefix: str, after: tuple[str, ...] | None = None
     ) -> Iterator[tuple[str, ...]]:
-        """The different first ``depth`` texts of keys, without reading the rows between them.
+        """The distinct first ``depth`` texts of keys, without reading the rows in between.
 
-        With ``after``, only those behind these texts.
+        With ``after``, only those after these texts.
         """
-        check_count(depth, "how many texts are told apart", least=1)
+        check_count(depth, "depth", least=1)
         if depth > self.keys.parts:
-            raise InvalidInputError(f"a key has {self.keys.parts} texts, not {depth}")
+            raise InvalidInputError(f"depth must be at most {self.keys.parts}, got {depth}")
         start = self.keys.key(prefix)
         stop = past(start)
         if after is not None:
@@ -161,9 +161,25 @@ class Table:
             yield self.record_of(rows[0]).key[:depth]
             start = past(self.keys.group(rows[0].key, depth))
 
+    def last_of_groups(self, text: str) -> Iterator[Record]:
+        """For each first text that starts with ``text``, its last record; texts in reverse order.
+
+        The rows in between are not read.
+        """
+        start = self.keys.starting((), text)
+        stop = past(start)
+        while rows := self._store.engine.scan_rows(
+            _TABLE, start=start, stop=stop, limit=1, reverse=True
+        ):
+            record = self.record_of(rows[0])
+            # Texts that are too long for a key share their truncated part with others.
+            if record.key[0].startswith(text):
+                yield record
+            stop = self.keys.group(rows[0].key, 1)
+
     def _scan(self, start: bytes, stop: bytes, reverse: bool, page: int) -> Iterator[Record]:
-        check_flag(reverse, "whether the last comes first")
-        check_count(page, "how many are read at once", least=1)
+        check_flag(reverse, "reverse")
+        check_count(page, "page", least=1)
         while True:
             rows = self._store.engine.scan_rows(
                 _TABLE, start=start, stop=stop, limit=page, reverse=reverse
@@ -186,10 +202,11 @@ class Table:
     def read_each(
         self, records: Iterable[Record], read: Callable[[Record], Made]
     ) -> Iterator[Made]:
-        """What ``read`` makes of records that were listed, each as it is when its turn comes.
+        """Call ``read`` on listed records, and yield the results.
 
-        What a row links to may be gone by then: one that was replaced is read anew, one that
-        was removed is left out, and if it is the same, the CorruptionError is told.
+        gc may have collected the objects of a record since it was listed. A record that was
+        replaced is read again, one that was removed is left out; if the row is unchanged, the
+        CorruptionError is raised.
         """
         for listed in records:
             record: Record | None = listed
@@ -205,7 +222,7 @@ class Table:
                 break
 
     def place(self, *key: str) -> RowKey:
-        """Where a record of this key stands."""
+        """The row key of a record."""
         return RowKey(_TABLE, self.keys.row(key))
 
     def record_of(self, row: Row) -> Record:
@@ -220,7 +237,7 @@ class Table:
 def find_records(
     store: Store, places: Sequence[tuple[Table, tuple[str, ...]]]
 ) -> list[Record | None]:
-    """Records of several tables, all of one moment, in the order asked for."""
+    """Records of several tables from one snapshot, in the order given."""
     rows = store.engine.get_rows([RowKey(_TABLE, _row_key(table, key)) for table, key in places])
     return [
         None if row is None else Record(store, tuple(key), row)
@@ -230,7 +247,7 @@ def find_records(
 
 def _row_key(table: Table, key: tuple[str, ...]) -> bytes:
     if not isinstance(table, Table):
-        raise InvalidInputError(f"a table is a Table, not {type(table).__name__}")
+        raise InvalidInputError(f"table must be a Table, got {type(table).__name__}")
     return table.keys.row(key)
 
 
@@ -265,79 +282,88 @@ class Draft:
     def keep_blob(self, content: bytes) -> Link:
         """Store opaque bytes with this write; a link to them."""
         if type(content) is not bytes:
-            raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+            raise InvalidInputError(f"content must be bytes, got {type(content).__name__}")
         return Link(Digest(self._writer.emit(Kind.BLOB, content, [])))
 
     def keep_long(
         self, value: Any, *, least_bytes: int | None = None, max_depth: int = MAX_DEPTH
     ) -> Any:
-        """A link to the value if it is long enough for an object of its own, else itself.
+        """Store a long value as an object and return a link to it; return a short value unchanged.
 
-        Long enough by the rules of values, or, as it is spelled, of ``least_bytes``. What then
-        stands inside of something else has to leave room for that: ``max_depth``.
+        A value is long if the format stores it as an object of its own, or if its encoding has at
+        least ``least_bytes``. ``max_depth`` limits the nesting of a value that the caller puts
+        inside another.
         """
         if least_bytes is not None:
-            check_count(least_bytes, "how many bytes are long")
+            check_count(least_bytes, "least_bytes")
         emit = self._writer.emit
-        spelled = splitting.spell(value, max_depth, emit)
-        if spelled.outlined is not None:
-            return Link(Digest(spelled.outlined))
-        if least_bytes is None or len(spelled.data) < least_bytes:
+        encoded = splitting.encode_split(value, max_depth, emit)
+        if encoded.outlined is not None:
+            return Link(Digest(encoded.outlined))
+        if least_bytes is None or len(encoded.data) < least_bytes:
             return value
-        return Link(Digest(splitting.root_object(spelled, emit)))
+        return Link(Digest(splitting.root_object(encoded, emit)))
 
     def keep_apart(self, value: Any) -> Any:
-        """A link to the value if it is long, or links to anything; else itself.
+        """Store a value that is long or contains links, and return a link to it; else the value.
 
-        In a row, what a value links to would be read with the row.
+        Inside a row, the objects that the value links to would be read with the row.
         """
         emit = self._writer.emit
-        spelled = splitting.spell(value, MAX_DEPTH, emit)
-        if spelled.outlined is not None:
-            return Link(Digest(spelled.outlined))
-        if spelled.links and type(value) is not Link:
-            return Link(Digest(splitting.root_object(spelled, emit)))
+        encoded = splitting.encode_split(value, MAX_DEPTH, emit)
+        if encoded.outlined is not None:
+            return Link(Digest(encoded.outlined))
+        if encoded.links and type(value) is not Link:
+            return Link(Digest(splitting.root_object(encoded, emit)))
         return value
 
     def extend(self, link: Link, items: Sequence[Any]) -> Link:
-        """A link to the stored list with more items at its end, as if it were stored whole.
+        """Store a list with items appended to a stored one; returns the link of the new list.
 
-        Reads and writes only the pieces at the end. ObjectNotFoundError, now or on commit, if
-        the list is no longer there.
+        The link is the one that storing the whole new list would return, but only the last
+        pieces are read and written. ObjectNotFoundError, from here or from the commit, if gc has
+        removed the old list.
         """
         if type(link) is not Link:
-            raise InvalidInputError(f"a list is named by a Link, not {type(link).__name__}")
+            raise InvalidInputError(f"link must be a Link, got {type(link).__name__}")
         items = list_of(items, "items")
         reader = PendingReader(self._store.engine, self._writer)
         container = splice.open_container(reader, reader.get(link.digest))
         if container is None or container.kind != Kind.LIST:
-            raise InvalidInputError("only a list can be extended")
+            raise InvalidInputError("link must name a list: only a list can be extended")
         new = [
-            splitting.list_entry(splitting.spell(item, MAX_DEPTH - 1, self._writer.emit))
+            splitting.list_entry(splitting.encode_split(item, MAX_DEPTH - 1, self._writer.emit))
             for item in items
         ]
         end = splice.length(container)
-        spelled = splice.splice(reader, container, end, 0, new, self._writer.emit)
-        return Link(Digest(splitting.root_object(spelled, self._writer.emit)))
+        encoded = splice.splice(reader, container, end, 0, new, self._writer.emit)
+        return Link(Digest(splitting.root_object(encoded, self._writer.emit)))
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
-        """Write a record, whatever stood there before; the row as it will be (``Record.row``)."""
-        spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
-        self._links += spelled.links
-        return self._put(table, key, spelled.data)
+        """Write a record, replacing any earlier one; returns the new row (``Record.row``)."""
+        encoded = splitting.encode_split(value, MAX_DEPTH, self._writer.emit)
+        self._links += encoded.links
+        return self._put(table, key, encoded.data)
+
+    def put_inline(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
+        """As ``put``, but the row holds the whole value, however long its texts and bytes are.
+
+        For long values that are read in bulk and shared with no other row. The value has no links.
+        """
+        return self._put(table, key, pack_checked(value))
 
     def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
-        """Write what a record holds under another key, if the record is still as it was."""
+        """Copy a record to another key, on condition that it is unchanged."""
         _check_record(record)
         self.expect(table, record.key, record)
         self._put(table, key, _value_bytes(record.row))
 
     def delete(self, table: Table, key: tuple[str, ...]) -> None:
-        """Remove a record; it need not be there."""
+        """Remove a record if it exists."""
         self._rows.append(DeleteRow(_TABLE, _row_key(table, key)))
 
     def expect(self, table: Table, key: tuple[str, ...], record: Record | None) -> None:
-        """Let the write fail unless the record is this one; None: unless there is none."""
+        """Require that the record is unchanged; None: that no record has this key."""
         row = None
         if record is not None:
             _check_record(record)
@@ -345,55 +371,55 @@ class Draft:
         self._conditions.append(RowIs(_TABLE, _row_key(table, key), row))
 
     def also(self, write: Write) -> None:
-        """Let rows of other tables change too, under the conditions given with them."""
+        """Add rows of other tables and their conditions to the write."""
         if not isinstance(write, Write) or write.objects or write.deletes:
-            raise InvalidInputError("what goes along with records are conditions and rows")
+            raise InvalidInputError("write must be a Write that has only conditions and rows")
         self._conditions.extend(write.conditions)
         self._rows.extend(write.rows)
 
     def commit(self) -> None:
-        """Write everything at once.
+        """Write all changes in one transaction.
 
-        ConditionFailedError if an expected record is another; ObjectNotFoundError if something
-        linked to is not stored. Then nothing has happened.
+        ConditionFailedError if an expected record has changed; ObjectNotFoundError if a linked
+        object is not stored. In both cases nothing is written.
         """
         if self._writer.objects or self._rows:
             self._store.engine.write(self.as_write())
         else:
-            # What was found to be done already may still have to reach the disk.
+            # There is nothing to write, but earlier writes may not be on disk yet.
             self._store.engine.write(Write())
 
     def as_write(self) -> Write:
-        """What ``commit`` would hand to the engine: to go beside the commit of a session.
+        """The engine write of this draft, to be committed in one transaction with a session.
 
-        ``Commit(beside=draft.as_write())``: both happen, or neither. A record that is not
-        the expected one ends the commit with ConditionFailedError.
+        ``Commit(also=draft.as_write())`` writes both or neither. If an expected record has
+        changed, the commit raises ConditionFailedError.
         """
         conditions = list(self._conditions)
-        # What a row links to must be there, or come with it (P3).
+        # The objects that a row links to must exist, or be written with it (P3).
         older = [digest for digest in self._links if self._writer.find(digest) is None]
         if older:
             conditions.append(ObjectsExist(older))
         return Write(self._writer.objects, conditions, self._rows)
 
     def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
-        spelled_key = _row_key(table, key)
+        encoded_key = _row_key(table, key)
         if table.keys.is_cut(key):
             texts = pack_checked(list(key))
             head = _WITH_KEY + len(texts).to_bytes(_LENGTH_BYTES, "big") + texts
         else:
             head = _PLAIN
-        self._rows.append(PutRow(_TABLE, spelled_key, head + data))
+        self._rows.append(PutRow(_TABLE, encoded_key, head + data))
         return head + data
 
 
 def _check_record(record: Record) -> None:
     if not isinstance(record, Record):
-        raise InvalidInputError(f"a record is a Record, not {type(record).__name__}")
+        raise InvalidInputError(f"record must be a Record, got {type(record).__name__}")
 
 
 def row_name(key: bytes, row: bytes) -> str:
-    """What a row of the table ``records`` is called in reports: its table and the key's texts."""
+    """The name of a row of the table ``records`` in reports: its table and the key's texts."""
     table, _, rest = key.partition(b"\0")
     if row[:1] == _WITH_KEY:
         texts = _key_list(row)
@@ -423,7 +449,7 @@ def _value_bytes(row: bytes) -> bytes:
         return row[1:]
     if row[:1] == _WITH_KEY:
         return row[1 + _LENGTH_BYTES + _key_length(row) :]
-    raise CorruptionError("a record is damaged, or of a newer kind")
+    raise CorruptionError("a record is damaged, or was written by a newer release")
 
 
 def _key_length(row: bytes) -> int:

@@ -1,14 +1,13 @@
 """Removing a session's hidden nodes from all of its revisions.
 
-What a reader sees is the same before and after, at every revision. New nodes and manifests
-are written first, in steps, while no row names them. Then one write replaces
-all changed rows, on condition that each is still as it was read: history, the
-receipts of turns, and the head, which names no hidden nodes any more. It is one write
-because a node is hidden by its digest: were some revisions on the new graph and some on
-the old one, no single digest would hide a node in all of them.
+Readers see the same before and after, at every revision. New nodes and manifests are written first,
+in steps, while no row names them. Then one write replaces all changed rows: history, the receipts
+of turns, and the head, which then has no hidden nodes. Its conditions require that these rows are
+unchanged. It must be one write because nodes are hidden by digest: with some revisions on the new
+graph and some on the old one, no single digest would hide a node in all of them.
 
-A concurrent commit makes that write fail; then only the new revisions are rewritten, and it is
-retried. If more was hidden meanwhile, everything starts again.
+A concurrent commit makes that write fail. The retry then rewrites only the new revisions. If more
+nodes were hidden meanwhile, all revisions are rewritten again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
@@ -51,22 +50,22 @@ _READ_BATCH: Final = 256
 
 
 class Rewritten(NamedTuple):
-    """What became of a session's hidden nodes."""
+    """The result of removing a session's hidden nodes."""
 
     #: Nodes that were hidden, by the digests they had.
     removed: HiddenNodes
-    #: Nodes that came after a hidden one, written anew.
+    #: Nodes after a hidden one, which were rewritten.
     nodes_rewritten: int
     revisions_rewritten: int
-    #: What the removed nodes kept outside themselves: long texts, containers, linked blobs.
-    beside: frozenset[bytes]
+    #: Objects that the removed nodes linked to: long texts, containers, blobs.
+    linked: frozenset[bytes]
 
 
 _NOTHING: Final = Rewritten({}, 0, 0, frozenset())
 
 
 class _Exchange(NamedTuple):
-    """A row, and the one to take its place."""
+    """A row and its replacement."""
 
     place: RowKey
     old: bytes
@@ -87,9 +86,9 @@ def rewrite_hidden(
 ) -> Rewritten:
     """Remove a session's hidden nodes from all of its revisions.
 
-    Other sessions stay as they are, also those that share these nodes. ``pulse`` is told
-    how many revisions were looked at; raising from it leaves the session as it was.
-    BusyError if the session keeps moving, SessionDeletedError if it is gone.
+    Other sessions do not change, even if they share these nodes. ``pulse`` is called with the
+    number of revisions processed; if it raises, the session is left unchanged. ContendedError if
+    other writers keep changing the session, SessionDeletedError if it was deleted.
     """
     key = keys.session_key(session)
     work: _Work | None = None
@@ -107,21 +106,21 @@ def rewrite_hidden(
         except ConditionFailedError as exc:
             condition = exc.condition
             if isinstance(condition, ObjectsExist) or _is_receipts(condition):
-                # No row names what was prepared, so gc may have removed it. And a receipt may
-                # have expired, or come to stand alone.
+                # No row names the prepared objects, so gc may have removed them. Or a receipt has
+                # expired or was settled.
                 work = None
         except ObjectNotFoundError:
             work = None
         except CorruptionError:
-            # What a row named when it was read may be gone if the row is: a session that was
-            # deleted or vacuumed meanwhile, and collected. What is there twice is damage.
+            # The row may be stale: if the session was deleted or vacuumed meanwhile, gc may have
+            # removed the objects. A second such error, with the row unchanged, is damage.
             if moved and runtime.rows(session)[0] == state.row:
                 raise
             moved, work = True, None
 
 
 class _Work:
-    """All that is known of one session with one set of hidden nodes."""
+    """The rewriting of one session, for one set of hidden nodes."""
 
     def __init__(self, runtime: Runtime, key: bytes, named: bytes, hidden: HiddenNodes) -> None:
         self.named = named
@@ -129,11 +128,11 @@ class _Work:
         self._key = key
         self._hidden = hidden
         self._graph = RewrittenGraph(runtime, hidden)
-        self._beside = _outside(runtime.reader(), hidden)
+        self._linked = _outside(runtime.reader(), hidden)
         self._revisions: dict[int, _Revision] = {}
 
     def run(self, state: State, pulse: Callable[[int], None] | None) -> Rewritten:
-        """Prepare what is not prepared yet, and put it in place."""
+        """Rewrite the revisions that are not rewritten yet, then replace the rows."""
         fresh: list[tuple[RowKey, bytes, HeadRow]] = []
         current: list[int] = []
         for place, row in self._rows(state):
@@ -141,7 +140,7 @@ class _Work:
             current.append(head.revision)
             known = self._revisions.get(head.revision)
             if known is not None and known.row.old == row:
-                # What was the head may stand in history now.
+                # A former head may be in history now.
                 moved = known.row._replace(place=place)
                 self._revisions[head.revision] = known._replace(row=moved)
             else:
@@ -157,12 +156,12 @@ class _Work:
             self._hidden,
             len(self._graph.rewritten),
             sum([revision.manifest is not None for revision in revisions]),
-            self._beside,
+            self._linked,
         )
 
     def _rows(self, state: State) -> Iterator[tuple[RowKey, bytes]]:
         """All revisions, oldest first."""
-        # Up to the head that was seen: if it has moved since, the exchange will find out.
+        # Up to the head that was read: if it has moved since, the final write fails.
         start, stop = keys.history(self._key, 0), keys.history(self._key, state.head.revision)
         for row in scan(self._runtime.engine, "history", start, stop):
             yield RowKey("history", row.key), row.value
@@ -181,9 +180,9 @@ class _Work:
                 after = after._replace(manifest=manifest)
                 found = receipts.get(head.revision)
                 if found is not None:
-                    told = decode_receipt(found[1])
-                    if isinstance(told, Receipt) and told.manifest == head.manifest:
-                        whole = self._receipt(told, old, new, manifest)
+                    previous = decode_receipt(found[1])
+                    if isinstance(previous, Receipt) and previous.manifest == head.manifest:
+                        whole = self._receipt(previous, old, new, manifest)
                         receipt = _Exchange(*found, encode_receipt(whole))
             exchange = _Exchange(place, row, encode_head(after))
             self._revisions[head.revision] = _Revision(exchange, manifest, receipt)
@@ -194,7 +193,7 @@ class _Work:
         old, graph = state.manifest, self._graph
         leaf_id, position = old.leaf_id, NONE
         if old.leaf in self._hidden:
-            # What readers saw in its place becomes the leaf.
+            # The node that readers saw in its place becomes the leaf.
             leaf_id = heal_leaf(self._runtime, state, self._hidden)
             if leaf_id is not None:
                 place = graph.old.find([leaf_id])[0]
@@ -212,12 +211,12 @@ class _Work:
             node_index=graph.tail,
         )
 
-    def _tips(self, old: Manifest, leaf_id: str | None) -> Spelled:
+    def _tips(self, old: Manifest, leaf_id: str | None) -> Encoded:
         """The ends of all branches of the new graph; nil if the leaf is the only one."""
         graph = self._graph
         ends: dict[str, bytes]
         if old.tips.data != NOTHING.data:
-            [tips] = objects.load_spelled(graph.reader, (old.tips,))
+            [tips] = objects.load_encoded(graph.reader, (old.tips,))
             ends = {node_id: bytes(link.digest) for node_id, link in tips.items()}
         elif old.leaf_id is not None and old.leaf is not None:
             ends = {old.leaf_id: old.leaf}
@@ -227,14 +226,14 @@ class _Work:
         for node_id, digest in ends.items():
             became = graph.node(graph.old.position_of(node_id, digest))
             if digest in self._hidden:
-                # The branch ends in the nearest visible ancestor, unless that has others.
+                # The branch now ends in the nearest visible ancestor, unless it has other children.
                 if became.position == NONE or graph.has_child(became.position):
                     continue
                 node_id = objects.read_headers(graph.reader, [became.digest])[0].id
             found[node_id] = Link(Digest(became.digest))
         if set(found) <= {leaf_id}:
             return NOTHING
-        return splitting.spell(found, FIELD_ROOM, graph.writer.emit)
+        return splitting.encode_split(found, FIELD_ROOM, graph.writer.emit)
 
     # --- receipts -----------------------------------------------------------------------
 
@@ -253,7 +252,7 @@ class _Work:
         }
 
     def _receipt(self, receipt: Receipt, old: Manifest, new: Manifest, manifest: bytes) -> Receipt:
-        """The receipt that gives the same result from what is left."""
+        """The receipt that gives the same result after the rewrite."""
         graph = self._graph
         gone = graph.hidden_between(receipt.first, receipt.first + receipt.node_count)
         removed = dict(receipt.removed)
@@ -271,14 +270,14 @@ class _Work:
             leaf=leaf,
         )
 
-    # --- putting it in place ------------------------------------------------------------
+    # --- replacing the rows -------------------------------------------------------------
 
     def _switch(self, revisions: Sequence[_Revision]) -> None:
         exchanges = [revision.row for revision in revisions]
         exchanges += [one.receipt for one in revisions if one.receipt is not None]
         changed = [each for each in exchanges if each.new != each.old]
         conditions: list[Condition] = [RowIs(*each.place, each.old) for each in changed]
-        # A manifest that is there has all it links to.
+        # If a manifest exists, so do all objects that it links to.
         made = [revision.manifest for revision in revisions if revision.manifest is not None]
         conditions.append(ObjectsExist(made))
         rows: list[RowChange] = [PutRow(*each.place, each.new) for each in changed]
@@ -290,7 +289,7 @@ def _is_receipts(condition: object) -> bool:
 
 
 def _outside(reader: PieceReader, hidden: HiddenNodes) -> frozenset[bytes]:
-    """What hidden nodes link to beside their parents."""
+    """The objects that hidden nodes link to, other than their parents."""
     found: set[bytes] = set()
     digests = list(hidden)
     for start in range(0, len(digests), _READ_BATCH):

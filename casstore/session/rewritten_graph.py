@@ -1,11 +1,11 @@
-"""A graph without its hidden nodes: the nodes behind the first hidden one are rewritten.
+"""A graph without its hidden nodes: the nodes after the first hidden one are rewritten.
 
-A node names its parent by digest, and its place in insertion order. So all that comes after a
-hidden node is rewritten: with the nearest visible ancestor as its parent, counted
-without what is hidden. What comes before stays as it is, and is shared, index included.
+A node holds the digest of its parent and its position in insertion order. So every node after a
+hidden one is rewritten, with the nearest visible ancestor as its parent and counts without the
+hidden nodes. The nodes before it are shared with the old graph, as are their index pieces.
 
-The graphs of a session's revisions are given one after the other. Each is followed from
-where it parts from the one before, so nodes that revisions share are read and written once.
+``follow`` is called with the graphs of a session's revisions, in order. It starts where a graph
+diverges from the previous one, so nodes that revisions share are read and written once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Became(NamedTuple):
     depth: int
     users: int
     digest: bytes
-    #: What the old node itself counted.
+    #: The count of the old node itself.
     old_users: int
 
 
@@ -109,9 +109,9 @@ class RewrittenGraph:
         return bool(self._gone)
 
     def _cut(self, old: NodeIndex, count: int) -> IndexBuilder | None:
-        """Forget all but the first ``count`` old nodes; what appends to the new index then.
+        """Drop all but the first ``count`` old nodes; the builder that extends the new index.
 
-        None if none of them is hidden: then the old index serves.
+        None if none of them is hidden: then the old index is used.
         """
         kept = self.new_position(count)
         del self._gone[bisect_left(self._gone, count) :]
@@ -207,7 +207,7 @@ class RewrittenGraph:
         self._digests += became.digest
         self._seqs.append(last_seq)
 
-    # --- what became of it ----------------------------------------------------------------
+    # --- the new graph --------------------------------------------------------------------
 
     @property
     def old(self) -> NodeIndex:

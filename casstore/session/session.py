@@ -1,20 +1,25 @@
-"""A session: a graph of nodes, the checkpoint beside it, and its history, under one id.
+"""A session: a graph of nodes, a checkpoint and its history, under one id.
 
-``store.session("id")`` gives a handle; nothing is written until something is committed,
-created or queued. Handles are cheap, hold no state that could be stale, and may be used
-from many threads; two handles on one id, in any process, see the same session.
+``store.session("id")`` returns a handle and writes nothing. Handles are cheap, hold no state that
+can become stale, and can be used from many threads. Two handles on one id, in any process, see the
+same session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from casstore.errors import InvalidInputError
 from casstore.session import (
     adoption,
     catalogue,
+    checkpoint,
     commit,
+    compare,
     expiry,
+    forks,
+    graph,
     history,
     keys,
     leases,
@@ -26,10 +31,12 @@ from casstore.session import (
 from casstore.session.arguments import list_of
 from casstore.session.attachments import Attachments
 from casstore.session.attempts import read_again
-from casstore.session.checkpoint import read_checkpoint
 from casstore.session.data import (
+    LEAF,
     Checkpoint,
+    Claim,
     Commit,
+    CommitFields,
     CommitResult,
     Entry,
     Given,
@@ -48,15 +55,19 @@ from casstore.session.nodes import PATH, Nodes
 from casstore.session.queue import Queue
 from casstore.session.state import Runtime
 
+if TYPE_CHECKING:
+    from casstore.objects.edit import Edit
+    from casstore.session.compare import Comparison
+    from casstore.session.holding import HeldSession
+
 
 class Session:
     """One session of a store.
 
-    The examples use ``session``, which stands at revision 2: a question (the node ``ask``, labelled
+    The examples use ``session``, which is at revision 2: a question (the node ``ask``, labelled
     ``start``), and then the answer (the node ``left``). ``store`` is its store.
 
-    >>> question = NodeDraft("why", {"role": "user", "text": "why left?"})
-    >>> session.commit(Commit(append=[question], lease=UNFENCED)).revision
+    >>> session.append({"role": "user", "text": "why left?"}).revision
     3
     >>> [node.payload["text"] for node in session.load().nodes]
     ['which way?', 'left', 'why left?']
@@ -73,9 +84,9 @@ class Session:
     # --- reading ------------------------------------------------------------------------
 
     def head(self) -> Head | None:
-        """Where the session stands; None if nothing was committed yet.
+        """The newest revision; None if nothing was committed yet.
 
-        SessionDeletedError if it was deleted; so for every other method.
+        This and every other method raises SessionDeletedError if the session was deleted.
 
         >>> head = session.head()
         >>> head.revision, head.leaf
@@ -93,9 +104,9 @@ class Session:
     ) -> SessionState | None:
         """The session, now or ``at`` an earlier revision; None if nothing was committed yet.
 
-        ``scope`` ``path`` gives the nodes from the root to the leaf (the stored one, or the
-        one asked for), ``full`` every node in insertion order. Nodes are read when they are
-        iterated over. ``hydrate`` loads the components; else they are links.
+        The ``scope`` ``path`` has the nodes from the root to ``leaf`` (by default the stored leaf),
+        ``full`` has every node in insertion order. Nodes are read when they are iterated over.
+        ``hydrate`` loads the components; without it they are links.
 
         >>> state = session.load()
         >>> [node.payload["text"] for node in state.nodes], state.checkpoint.tool_state
@@ -120,7 +131,7 @@ class Session:
         Without ``payloads`` every payload is None, and long contents are not read.
 
         >>> right = NodeDraft("right", {"role": "assistant", "text": "right"}, parent="ask")
-        >>> result = session.commit(Commit(append=[right], lease=UNFENCED))
+        >>> result = session.append(right)
         >>> [node.id for node in session.nodes()], [node.id for node in session.nodes("full")]
         (['ask', 'right'], ['ask', 'left', 'right'])
         """
@@ -145,7 +156,7 @@ class Session:
         {'cwd': '/repo'}
         """
         return read_again(
-            lambda: read_checkpoint(
+            lambda: checkpoint.read_checkpoint(
                 self._runtime.reader(), self._runtime.at(self.id, at).manifest, hydrate=hydrate
             )
         )
@@ -178,37 +189,185 @@ class Session:
 
     # --- writing ------------------------------------------------------------------------
 
-    def commit(self, change: Commit) -> CommitResult:
-        """Take one step, all or nothing.
+    def append(
+        self,
+        /,
+        *payloads: Any,
+        parent: str | Literal[Given.LEAF] | None = LEAF,
+        turn: str | None = None,
+        lease: Lease | None = None,
+        release: bool = False,
+        expected: int | None = None,
+        label: str | None = None,
+        completes: Sequence[Claim] = (),
+        attachments: Sequence[str] = (),
+        usage: Sequence[Usage] = (),
+        edits: Mapping[str, Sequence[Edit]] | None = None,
+        durability: str | None = None,
+        **components: Any,
+    ) -> CommitResult:
+        """Append a node for each payload, and set the components that are given by keyword.
 
-        Checked in this order, and the first that fails is raised: SessionBindingError,
+        A payload is any value, and its node gets a generated id; pass a ``NodeDraft`` to choose
+        the id and more. ``parent`` is the parent of the first node: the leaf, unless it is given.
+        Other components stay as they are; None deletes one. A body with a method
+        ``component_link(session)``, such as a ``Workspace``, stores itself and returns the link.
+        The rest is as in ``Commit``.
+
+        >>> session.append({"role": "user", "text": "why left?"}).revision
+        3
+        >>> reply = {"role": "assistant", "text": "it is shorter"}
+        >>> first = session.append(reply, tool_state={"cwd": "/left"}, turn="t1")
+        >>> session.append(reply, tool_state={"cwd": "/left"}, turn="t1").nodes == first.nodes
+        True
+        >>> session.checkpoint(hydrate=True).tool_state
+        {'cwd': '/left'}
+        """
+        for name, body in components.items():
+            checkpoint.check_keyword(name)
+            if hasattr(body, "component_link"):
+                components[name] = body.component_link(self)
+        nodes: Sequence[Any] = payloads
+        if parent is not LEAF:
+            nodes = graph.with_parent(payloads, parent)
+        return self.commit(
+            append=nodes,
+            turn=turn,
+            lease=lease,
+            release=release,
+            expected=expected,
+            label=label,
+            completes=completes,
+            attachments=attachments,
+            usage=usage,
+            edits=edits,
+            durability=durability,
+            components=components,
+        )
+
+    def edit(
+        self,
+        component: str,
+        *edits: Edit,
+        turn: str | None = None,
+        lease: Lease | None = None,
+        expected: int | None = None,
+        label: str | None = None,
+        durability: str | None = None,
+    ) -> CommitResult:
+        """Change parts of one component, as a new revision.
+
+        Components other than plain values are not read or written whole, only the parts on the
+        paths of the edits: ``tool_state``, ``plugin_snapshot``, ``execution_state``, ``others``.
+        PathNotFoundError if there is no such component or part.
+
+        >>> result = session.edit("tool_state", Set(["files"], {"a.py": "pass"}), Delete(["cwd"]))
+        >>> session.checkpoint(hydrate=True).tool_state
+        {'files': {'a.py': 'pass'}}
+        """
+        return self.commit(
+            edits={component: edits},
+            turn=turn,
+            lease=lease,
+            expected=expected,
+            label=label,
+            durability=durability,
+        )
+
+    def commit(
+        self, change: Commit | None = None, /, **fields: Unpack[CommitFields]
+    ) -> CommitResult:
+        """Commit a change atomically: a ``Commit``, or its fields by keyword.
+
+        The checks run in this order, and the first that fails is raised: SessionBindingError,
         SessionDeletedError; TurnConflictError, or the stored result is returned (a replay
         needs no lease and no matching revision, and only releases the lease);
-        LeaseLostError; HeadConflictError; ClaimLostError; AttachmentNotFoundError and
-        AttachmentStateError; GraphError (DuplicateNodeError, UnknownParentError,
-        UnknownLeafError, CycleError); ComponentNotFoundError. Values that cannot be stored
-        are refused first, with InvalidValueError.
+        LeaseHeldError, LeaseLostError; HeadConflictError; ClaimLostError;
+        AttachmentNotFoundError and AttachmentStateError; GraphError (DuplicateNodeError,
+        UnknownParentError, UnknownLeafError, CycleError); PathNotFoundError of an edit;
+        ComponentNotFoundError. Values that cannot be stored are refused first, with
+        InvalidValueError.
 
-        >>> step = Commit(append=[NodeDraft("why", "why left?")], expected=2, lease=UNFENCED)
-        >>> session.commit(step).revision
+        >>> session.commit(append=["why left?"], expected=2, label="asked").revision
         3
-        >>> session.commit(step._replace(append=[NodeDraft("how", "how?")]))
+        >>> session.commit(Commit(append=["how?"], expected=2))
         Traceback (most recent call last):
         casstore.errors.HeadConflictError: session 's' is at revision 3, not 2
         """
+        if change is None:
+            change = Commit(**fields)
+        elif fields:
+            raise InvalidInputError(
+                f"commit takes a Commit or fields, got both: {', '.join(fields)}"
+            )
         return commit.commit(self._runtime, self.id, change)
+
+    def find_turn(self, turn: str) -> CommitResult | None:
+        """The result of a turn that was committed; None if it was not.
+
+        Call it before running a turn again: the model would answer with another text, and
+        committing that under the same turn raises TurnConflictError.
+
+        >>> session.find_turn("t1") is None
+        True
+        >>> result = session.append("it is shorter", turn="t1")
+        >>> session.find_turn("t1").nodes == result.nodes
+        True
+        """
+        return commit.find_turn(self._runtime, self.id, turn)
+
+    def fork(
+        self,
+        target: str,
+        *,
+        at: At = None,
+        node: str | None = None,
+        subjects: Sequence[str] | None = None,
+        append: Sequence[Any] = (),
+    ) -> Session:
+        """Make a new session that continues this one, and return it; see ``Store.fork``.
+
+        >>> other = session.fork("other", at="start")
+        >>> result = other.append({"role": "assistant", "text": "right"})
+        >>> [node.payload["text"] for node in other.nodes()]
+        ['which way?', 'right']
+        """
+        # A second attempt must see the same subjects, also if the caller passed an iterator.
+        about = None if subjects is None else list_of(subjects, "subjects")
+        read_again(lambda: forks.fork(self._runtime, self.id, target, at, node, about, append))
+        return Session(self._runtime, target)
+
+    def diff(self, other: Session | str, *, at: At = None, other_at: At = None) -> Comparison:
+        """The differences from this session to another one; ``print`` renders them.
+
+        Either side may be an earlier revision. Reads only what differs.
+
+        >>> other = session.fork("other", at="start")
+        >>> result = other.append(NodeDraft("right", {"role": "assistant", "text": "right"}))
+        >>> found = session.diff(other)
+        >>> [node.id for node in found.added], [node.id for node in found.dropped]
+        (['right'], ['left'])
+        >>> print(session.diff(session, at=1))
+        1 node added, 0 dropped, 2 changes in the components; both continue node 'ask'
+        + node 'left': {'role': 'assistant', 'text': 'left'}
+        + $.tool_state: {'cwd': '/repo'}
+        + $.usage: [['agent', 'model-1', 900, 120, 0, 0]]
+        """
+        return read_again(
+            lambda: compare.compare_places(self._runtime, (self.id, at), (_id_of(other), other_at))
+        )
 
     def rewind(
         self,
         to: int | str | Entry,
         *,
-        lease: Lease | Literal[Given.UNFENCED] | None = None,
+        lease: Lease | None = None,
         expected: int | None = None,
         label: str | None = None,
     ) -> CommitResult:
-        """Make an earlier revision the head again, as a new revision: nothing is lost by it.
+        """Make an earlier revision the head again, as a new revision. The history is kept.
 
-        >>> result = session.rewind("start", lease=UNFENCED)
+        >>> result = session.rewind("start")
         >>> result.revision, result.leaf
         (3, 'ask')
         >>> [node.id for node in session.nodes(at=2)]  # the answer is still there
@@ -224,44 +383,44 @@ class Session:
         self,
         other: Session | str,
         *,
-        lease: Lease | Literal[Given.UNFENCED] | None = None,
+        lease: Lease | None = None,
         expected: int | None = None,
         label: str | None = None,
     ) -> CommitResult:
-        """Make the head of another session the next revision of this one: nothing is lost by it.
+        """Make the head of another session the next revision of this one. The history is kept.
 
-        Its graph, checkpoint and usage take the place of this session's, in one write whatever
-        their length. Its turns, sent again to this session, are answered and do not run. What
-        either hides stays hidden. Committed attachments in this store come along. Labels, queue,
-        lease, name and earlier revisions of this session stay; the other session stays as it is.
+        Its graph, checkpoint and usage replace those of this session, in one write whose size does
+        not depend on theirs. Its turns, committed again to this session, are replayed. Nodes that
+        either session hides stay hidden. Its committed attachments are copied if their bytes are in
+        this store. This session keeps its labels, queue, lease, name and earlier revisions; the
+        other session does not change.
 
-        >>> better = NodeDraft("better", {"role": "assistant", "text": "right"})
-        >>> head = store.fork("s", "try", at="start", append=[better])
-        >>> result = session.adopt("try", lease=UNFENCED)
+        >>> other = session.fork("try", at="start")
+        >>> result = other.append(NodeDraft("better", {"role": "assistant", "text": "right"}))
+        >>> result = session.adopt(other)
         >>> result.revision, [node.id for node in session.nodes()]
         (3, ['ask', 'better'])
         >>> session.entry().adopted
         Origin(session='try', revision=2, node=None)
         """
-        name = other.id if isinstance(other, Session) else other
         return read_again(
             lambda: adoption.adopt(
-                self._runtime, self.id, name, lease=lease, expected=expected, label=label
+                self._runtime, self.id, _id_of(other), lease=lease, expected=expected, label=label
             )
         )
 
     def tombstone(self, node_ids: Sequence[str]) -> Hidden:
         """Hide nodes at once, in every revision of this session, until vacuum removes them.
 
-        A path stays whole without a hidden node; the ids stay taken; forks made before keep
-        showing the nodes, forks made after do not.
+        Paths skip hidden nodes. Their ids cannot be reused. Forks made earlier still show the
+        nodes, later forks do not.
 
         >>> session.tombstone(["ask"]).hidden
         ('ask',)
         >>> [node.id for node in session.nodes()]
         ['left']
         """
-        wanted = list_of(node_ids, "node ids")
+        wanted = list_of(node_ids, "node_ids")
         return read_again(lambda: tombstones.hide(self._runtime, self.id, wanted))
 
     def rename(self, name: str) -> SessionMeta:
@@ -284,7 +443,7 @@ class Session:
     # --- history ------------------------------------------------------------------------
 
     def history(self, *, before: int | None = None, limit: int | None = None) -> Iterator[Entry]:
-        """The session's revisions, newest first, from below ``before`` on.
+        """The session's revisions, newest first; with ``before``, only those below it.
 
         >>> [(entry.revision, entry.labels) for entry in session.history()]
         [(2, ()), (1, ('start',))]
@@ -292,7 +451,7 @@ class Session:
         return history.entries(self._runtime, self.id, before, limit)
 
     def entry(self, at: At = None) -> Entry:
-        """One revision by number or label; RevisionNotFoundError if it is not there.
+        """One revision by number or label; RevisionNotFoundError if it does not exist.
 
         >>> session.entry("start").revision, session.entry().revision
         (1, 2)
@@ -300,9 +459,9 @@ class Session:
         return read_again(lambda: history.entry(self._runtime, self.id, at))
 
     def label(self, name: str, at: At = None) -> Entry:
-        """Name a revision. A label names one revision: given again, it moves.
+        """Name a revision. A label names one revision: set again, it moves.
 
-        Of the revision's labels the entry has this one; ``entry`` reads them all.
+        The returned entry has only this label; ``entry`` reads all labels.
 
         >>> session.label("answered").revision
         2
@@ -312,7 +471,7 @@ class Session:
         return read_again(lambda: history.put(self._runtime, self.id, name, at))
 
     def unlabel(self, name: str) -> bool:
-        """Take a label away; False if there was none.
+        """Remove a label; False if there was none.
 
         >>> session.unlabel("start"), session.unlabel("start")
         (True, False)
@@ -320,7 +479,7 @@ class Session:
         return history.remove(self._runtime, self.id, name)
 
     def wait(self, after: int, timeout_s: float | None = None) -> Head | None:
-        """Wait until the head is past revision ``after``, whoever moves it; None if time is up.
+        """Wait until any process moves the head past revision ``after``; None after ``timeout_s``.
 
         >>> session.wait(after=1).revision  # it is past that already
         2
@@ -329,10 +488,10 @@ class Session:
         """
         return loading.wait(self._runtime, self.id, after, timeout_s)
 
-    # --- how long it stays ----------------------------------------------------------------
+    # --- retention ------------------------------------------------------------------------
 
     def subjects(self) -> tuple[str, ...]:
-        """Whom the session is about.
+        """The subjects of the session: the people or things it is about.
 
         >>> names = session.add_subjects(["anna", "ben"])
         >>> session.subjects()
@@ -341,7 +500,7 @@ class Session:
         return subjects.find(self._runtime, self.id)
 
     def add_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Let it be about these as well; whom it is about then.
+        """Add subjects; returns all subjects of the session.
 
         >>> session.add_subjects(["anna"])
         ('anna',)
@@ -351,7 +510,7 @@ class Session:
         return subjects.change(self._runtime, self.id, add=names)
 
     def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Let it not be about these any more; whom it is about then.
+        """Remove subjects; returns the remaining ones.
 
         >>> names = session.add_subjects(["anna", "ben"])
         >>> session.remove_subjects(["anna"])
@@ -360,7 +519,7 @@ class Session:
         return subjects.change(self._runtime, self.id, remove=names)
 
     def expires_at_ms(self) -> int | None:
-        """When retention may take it away; None: never.
+        """When retention may delete the session; None: never.
 
         >>> session.expires_at_ms() is None
         True
@@ -370,7 +529,7 @@ class Session:
         return expiry.find(self._runtime, self.id)
 
     def expire_in(self, ttl_ms: int | None) -> int | None:
-        """Let it expire ``ttl_ms`` from now, whatever was said before; None: never.
+        """Set the session to expire ``ttl_ms`` from now, replacing any earlier expiry; None: never.
 
         >>> day_ms = 86_400_000
         >>> session.expire_in(30 * day_ms) > session.head().committed_at_ms + 29 * day_ms
@@ -383,7 +542,7 @@ class Session:
     def protect(
         self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
     ) -> Protection:
-        """Keep a revision, and the session, from retention: ``by`` will come back to it.
+        """Protect a revision and the session from retention, in the name of ``by``.
 
         >>> kept = session.protect("start", by="reviewer", ttl_ms=86_400_000)
         >>> kept.revision, kept.by
@@ -394,7 +553,7 @@ class Session:
         )
 
     def unprotect(self, by: str, revision: int | None = None) -> int:
-        """Take away what ``by`` protects, or that of one revision; how many there were.
+        """End all protections by ``by``, or that of one revision; returns how many.
 
         >>> kept = session.protect("start", by="reviewer")
         >>> session.unprotect("reviewer"), session.unprotect("reviewer")
@@ -403,7 +562,7 @@ class Session:
         return protection.unprotect(self._runtime, self.id, by, revision)
 
     def protections(self, *, lapsed: bool = False) -> list[Protection]:
-        """Who protects what, by revision; those whose time is up only if ``lapsed``.
+        """The protections of the session, by revision; expired ones only if ``lapsed``.
 
         >>> kept = [session.protect(revision, by="reviewer") for revision in (2, 1)]
         >>> [(one.by, one.revision) for one in session.protections()]
@@ -413,19 +572,44 @@ class Session:
 
     # --- leases -------------------------------------------------------------------------
 
-    def claim_lease(self, owner: str, ttl_ms: int) -> Lease | None:
-        """Take the right to commit; None while anybody holds it, this owner included.
+    def hold(self, owner: str, *, ttl_s: float = 30, wait_s: float = 0) -> HeldSession:
+        """A context manager that holds the lease of the session, and renews it in the background.
+
+        LeaseHeldError if another owner still holds the lease after ``wait_s``. Another process
+        can claim the session ``ttl_s`` after this process was killed.
+
+        >>> batch = session.queue.enqueue(["fix the test"])
+        >>> with session.hold("worker-1") as held:
+        ...     for work in held.work(wait_s=0):
+        ...         result = held.append("done", completes=[work])
+        >>> session.nodes()[-1].payload
+        'done'
+        """
+        from casstore.session.holding import HeldSession
+
+        return HeldSession(self._runtime, self.id, owner, ttl_s, wait_s)
+
+    def claim_lease(self, owner: str, ttl_ms: int, *, wait_s: float | None = None) -> Lease | None:
+        """Claim the right to commit; None while a lease is live, also one of the same owner.
+
+        With ``wait_s`` it waits up to this long for the lease, then raises LeaseHeldError, which
+        names the owner and when the lease expires. ``hold`` does the same and renews the lease.
 
         >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
         >>> session.claim_lease("worker-2", ttl_ms=30_000) is None
         True
-        >>> session.commit(Commit(append=[NodeDraft("n3", "go on")], lease=lease)).revision
+        >>> try:
+        ...     session.claim_lease("worker-2", ttl_ms=30_000, wait_s=0)
+        ... except casstore.errors.LeaseHeldError as exc:
+        ...     exc.owner, exc.expires_at_ms == lease.expires_at_ms
+        ('worker-1', True)
+        >>> session.append("go on", lease=lease).revision
         3
         """
-        return leases.claim(self._runtime, self.id, owner, ttl_ms)
+        return leases.claim(self._runtime, self.id, owner, ttl_ms, wait_s)
 
     def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
-        """Hold it until ``ttl_ms`` from now; LeaseLostError unless it is current and live.
+        """Extend a lease to ``ttl_ms`` from now; LeaseLostError unless it is current and live.
 
         >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
         >>> lease = session.renew_lease(lease, ttl_ms=60_000)
@@ -435,7 +619,7 @@ class Session:
         return leases.renew(self._runtime, self.id, lease, ttl_ms)
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give it back; False, and nothing happens, if it is no longer the current one.
+        """Release a lease; False, without effect, if it is not the current one.
 
         >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
         >>> session.release_lease(lease), session.release_lease(lease)
@@ -462,8 +646,12 @@ class Session:
         """Bytes that belong to this session.
 
         >>> image = session.attachments.put(b"pixels")
-        >>> result = session.commit(Commit(attachments=[image.id], lease=UNFENCED))
+        >>> result = session.commit(attachments=[image.id])
         >>> session.attachments.find(image.id).state
         'committed'
         """
         return Attachments(self._runtime, self.id)
+
+
+def _id_of(session: Session | str) -> str:
+    return session.id if isinstance(session, Session) else session

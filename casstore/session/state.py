@@ -1,7 +1,7 @@
-"""Where a session stands, read once and cached: the head row, its manifest, its leaf.
+"""The decoded state of a session, cached: the head row, its manifest, its leaf.
 
-A head row never comes back once it was replaced, and everything here follows from it; so
-what was decoded for a row can be used again whenever the same row is read.
+A head row that was replaced never recurs, and the state follows from the row alone. So a cached
+state is valid whenever the same row is read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head, head_key
 
 if TYPE_CHECKING:
+    from casstore.session.holding import Renewer
     from casstore.store import Store
 
 _KEPT_STATES: Final = 1024
@@ -50,19 +51,19 @@ class Leaf(NamedTuple):
 
 
 class State(NamedTuple):
-    """A revision, decoded. ``row`` is what the head row held."""
+    """A decoded revision. ``row`` is its head row."""
 
     row: bytes
     head: HeadRow
     manifest: Manifest
     #: The leaf, where it is known.
     leaf: Leaf | None = None
-    #: The lease's row as a commit saw it last. It may be another by now; a write says so.
+    #: The lease row as a commit read it last. It may be stale; the write checks it.
     lease: bytes | None = None
 
 
 class Runtime:
-    """What all of the session runtime works with: the engine and the states seen last."""
+    """The context that the session modules share: the engine and the cached states."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,18 +71,28 @@ class Runtime:
         self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
         self.index_cache = IndexCache()
         self._lock = threading.Lock()
+        self._renewer: Renewer | None = None
 
     @property
     def engine(self) -> Engine:
         """The engine of the store; ClosedError once that is closed."""
         return self._store.engine
 
+    def renewer(self) -> Renewer:
+        """The thread that renews the leases held with this store."""
+        from casstore.session.holding import Renewer
+
+        with self._lock:
+            if self._renewer is None:
+                self._renewer = Renewer()
+            return self._renewer
+
     def reader(self) -> PieceReader:
         """A reader of objects."""
         return PieceReader(self.engine)
 
     def remember(self, key: bytes, state: State) -> None:
-        """Keep what is known of a session's head."""
+        """Cache the state of a session's head."""
         with self._lock:
             self._states[key] = state
             self._states.move_to_end(key)
@@ -89,11 +100,11 @@ class Runtime:
                 self._states.popitem(last=False)
 
     def recall(self, key: bytes) -> State | None:
-        """What was known of a session's head last; it may have moved since."""
+        """The cached state of a session's head; the head may have moved since."""
         return self._states.get(key)
 
     def state_of(self, key: bytes, row: bytes) -> State:
-        """The state that a head row stands for."""
+        """The state of a head row, from the cache or decoded."""
         known = self._states.get(key)
         if known is not None and known.row == row:
             return known
@@ -102,7 +113,7 @@ class Runtime:
         return state
 
     def decode(self, row: bytes) -> State:
-        """The state that a row of the head or of history stands for."""
+        """Decode a head row or a history row."""
         head = decode_head(row)
         manifest = objects.read_manifest(self.reader(), head.manifest)
         return State(row, head, manifest)
@@ -130,13 +141,14 @@ class Runtime:
     # --- reading states -----------------------------------------------------------------
 
     def rows(self, session: str, extra: Sequence[RowKey] = ()) -> list[bytes | None]:
-        """The head row of a session and more rows of the same moment.
+        """The head row of a session and more rows, read in one snapshot.
 
         SessionDeletedError if the session was deleted.
         """
         key = keys.session_key(session)
         rows = self.engine.get_rows([head_key(key), *extra])
-        # Deleting takes the head away in the same transaction, so a head is proof of life.
+        # A deletion writes the tombstone and removes the head in one transaction, so a session
+        # with a head was not deleted.
         if rows[0] is None and self.engine.get_rows([tombstone_key(key)])[0] is not None:
             raise SessionDeletedError(session)
         return rows
@@ -197,9 +209,9 @@ class Runtime:
         return found
 
     def require_kept(self, session: str, state: State) -> None:
-        """Raise if a revision is no longer what was read of it.
+        """Raise SessionDeletedError or RevisionNotFoundError if it was removed or rewritten.
 
-        SessionDeletedError or RevisionNotFoundError: then its pieces may have been collected.
+        Its objects may have been collected then.
         """
         key, revision = keys.session_key(session), state.head.revision
         rows = self.rows(session, [RowKey("history", keys.history(key, revision))])
@@ -207,16 +219,16 @@ class Runtime:
             raise RevisionNotFoundError(session, revision)
 
     def _nothing_at(self, session: str, at: object) -> RevisionNotFoundError:
-        # Deleted between the two readings, it has lost its history, but says so.
+        # If the session was deleted between the two reads, its history is gone: raise that.
         self.rows(session)
         return RevisionNotFoundError(session, at)
 
 
 def meta_key(key: bytes) -> RowKey:
-    """Where it is written down what a session is called, and more."""
+    """The key of a session's meta row."""
     return RowKey("sessions", key)
 
 
 def tombstone_key(key: bytes) -> RowKey:
-    """Where it is written down that a session was deleted."""
+    """The key of a session's tombstone."""
     return RowKey("tombstones", key)

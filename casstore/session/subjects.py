@@ -1,10 +1,10 @@
-"""Whom a session is about: names given to it, and an index to find it by them.
+"""The subjects of a session (the people or things it is about), and an index by subject.
 
     of a session     → [subject, …], sorted
     subject, session → the session's id
 
-Both are written together. A fork is about whom its source is about, unless it is told
-otherwise; the source's row is a condition of the fork, so no subject slips through between.
+Both are written in one transaction. A fork inherits the subjects of its source unless it is given
+others. The fork's write has a condition on the source's row, so it cannot miss a new subject.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MAX_SUBJECTS: Final = 1024
 
 
 def checked(subjects: Iterable[str]) -> tuple[str, ...]:
-    """Subjects in order, each once; refused if they cannot be any."""
+    """Subjects sorted, without duplicates; InvalidInputError if one is not valid."""
     wanted = list_of(subjects, "subjects")
     for about in wanted:
         keys.id_bytes(about, "a subject")
     if len(wanted) > MAX_SUBJECTS:
-        raise InvalidInputError(f"a session has at most {MAX_SUBJECTS} subjects")
+        raise InvalidInputError(f"a session can have at most {MAX_SUBJECTS} subjects")
     return tuple(sorted(set(wanted)))
 
 
@@ -56,7 +56,7 @@ def decode(row: bytes | None) -> tuple[str, ...]:
 def changes(
     session: str, key: bytes, before: tuple[str, ...], after: tuple[str, ...]
 ) -> list[RowChange]:
-    """The rows by which a session is about others than before."""
+    """The changes of rows that replace a session's subjects."""
     rows: list[RowChange] = [
         DeleteRow(*keys.subject_session(about, key)) for about in before if about not in after
     ]
@@ -73,7 +73,7 @@ def changes(
 
 
 def find(runtime: Runtime, session: str) -> tuple[str, ...]:
-    """Whom a session is about; SessionNotFoundError if there is none."""
+    """The subjects of a session; SessionNotFoundError if it does not exist."""
     return decode(_row(runtime, session, keys.session_key(session)))
 
 
@@ -87,7 +87,7 @@ def _row(runtime: Runtime, session: str, key: bytes) -> bytes | None:
 def change(
     runtime: Runtime, session: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Let a session be about more, or fewer; whom it is about then."""
+    """Add and remove subjects; returns all subjects of the session."""
     key = keys.session_key(session)
     added, removed = checked(add), checked(remove)
     attempts = Attempts(f"the subjects of session {session!r}")
@@ -109,7 +109,7 @@ def change(
 
 
 def sessions_of(runtime: Runtime, about: str) -> Iterator[str]:
-    """The sessions about somebody, those included whose deletion was cut short."""
+    """The sessions with a subject, including those whose deletion was interrupted."""
     start = keys.subject(about)
     for row in scan(runtime.engine, "retention", start, keys.past(start)):
         yield row.value.decode()

@@ -1,14 +1,14 @@
-"""Hidden nodes: gone from every read at once, their rows and bytes until vacuum.
+"""Hidden nodes: no read returns them; vacuum removes their rows and bytes later.
 
-The hidden nodes of a session are a stored map, digest to id, that its head row names: a
-fork inherits it with the row, and what either hides later is its own. A digest names one
-node of one path, so it is hidden in every revision that has it, and a node that another
-graph gives the same id is not. What a reader sees where a node is hidden:
+The hidden nodes of a session are a stored map from digest to id, named by its head row. A fork
+inherits the map; after that, each session hides nodes independently. A digest identifies one node
+on one path, so the node is hidden in every revision that has it, and a node with the same id in
+another graph is not. What a reader sees where a node is hidden:
 
-* in the middle of a path: the path without it, whole above and below;
+* in the middle of a path: the path without it;
 * at the leaf: the latest visible message takes its place (the leaf is healed);
-* by id: nothing. The id stays taken in every graph that has the node: appending it there
-  is refused, and so is appending the very same node to any other.
+* by id: nothing. The id cannot be reused in a graph that has the node, and the same node (the same
+  digest) cannot be appended to any graph of the session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
 from casstore.errors import ConditionFailedError
 from casstore.format import splitting
 from casstore.format.manifest import FIELD_ROOM, NOTHING
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter
@@ -37,7 +37,7 @@ _HEAL_BATCH: Final = 64
 def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     """Hide nodes of a session; ids that it does not have are reported and left."""
     key = keys.session_key(session)
-    wanted = list(dict.fromkeys(list_of(node_ids, "node ids")))
+    wanted = list(dict.fromkeys(list_of(node_ids, "node_ids")))
     for node in wanted:
         keys.id_bytes(node, "a node id")
     attempts = Attempts(f"session {session!r}")
@@ -60,8 +60,8 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
         writer = PieceWriter()
         head = state.head._replace(hidden=_add(runtime, state.head, fresh, writer))
         try:
-            # The revision stays: nothing was committed. Writers who read the row before
-            # find it changed and read it again.
+            # The revision number stays: nothing was committed. A writer that read the old row
+            # fails its condition and reads the row again.
             with reclaiming(runtime.engine):
                 runtime.engine.write(
                     Write(
@@ -83,7 +83,7 @@ def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: Piece
 
 
 def union(runtime: Runtime, head: HeadRow, other: HeadRow, writer: PieceWriter) -> bytes | None:
-    """The hidden nodes of two sessions together; None if there are none."""
+    """The union of the hidden nodes of two sessions; None if it is empty."""
     ours, theirs = runtime.hidden(head), runtime.hidden(other)
     put = {digest.hex(): node_id for digest, node_id in theirs.items() if digest not in ours}
     if not put:
@@ -98,7 +98,7 @@ def union(runtime: Runtime, head: HeadRow, other: HeadRow, writer: PieceWriter) 
 def reveal(
     runtime: Runtime, head: HeadRow, digests: Sequence[bytes], writer: PieceWriter
 ) -> bytes | None:
-    """The hidden nodes without these, which a new graph has again; None if none is left."""
+    """The hidden nodes without those that a new graph contains; None if none is left."""
     hidden = runtime.hidden(head)
     again = [digest for digest in digests if digest in hidden]
     if len(again) == len(hidden):
@@ -115,14 +115,14 @@ def _changed(
     put: dict[str, str],
     drop: Sequence[str],
     writer: PieceWriter,
-) -> Spelled:
-    spelled = NOTHING if head.hidden is None else splitting.link_part(head.hidden)
+) -> Encoded:
+    encoded = NOTHING if head.hidden is None else splitting.link_part(head.hidden)
     reader = PendingReader(runtime.engine, writer)
-    return keyed.change_map(reader, spelled, put, drop, FIELD_ROOM, writer.emit)
+    return keyed.change_map(reader, encoded, put, drop, FIELD_ROOM, writer.emit)
 
 
 def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None:
-    """The latest visible message, to take the place of a leaf that is hidden."""
+    """The latest visible message, which replaces a hidden leaf."""
     reader = runtime.reader()
     index = runtime.index(state.manifest)
     for stop in range(index.count, 0, -_HEAL_BATCH):

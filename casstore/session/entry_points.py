@@ -1,0 +1,40 @@
+"""Finds the code that installed packages register, by group and name; loads it only on request.
+
+Record systems (``casstore.systems``) and component formats (``casstore.components``) are
+registered as entry points, so the core never imports an extension.
+"""
+
+from __future__ import annotations
+
+
+def registered(group: str, name: str) -> list[str]:
+    """Where the code of a name is, as ``module:attribute``; each location once."""
+    from importlib.metadata import entry_points
+
+    found = sorted({point.value for point in entry_points(group=group, name=name)})
+    return found or _in_source_tree(group, name)
+
+
+def _in_source_tree(group: str, name: str) -> list[str]:
+    """The same for casstore's own packages, when it runs from its source tree.
+
+    The metadata of an editable installation is as old as the installation: entry points that came
+    later are in ``pyproject.toml`` alone.
+    """
+    import tomllib
+    from pathlib import Path
+
+    try:
+        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+        project = tomllib.loads(text)["project"]
+        own = project["entry-points"][group] if project["name"] == "casstore" else {}
+        return [own[name]] if name in own else []
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def imported(group: str, value: str) -> object:
+    """The object that ``module:attribute`` names."""
+    from importlib.metadata import EntryPoint
+
+    return EntryPoint("", value, group).load()
