@@ -1,5 +1,50 @@
-"""Care for a store: giving back what nobody reaches, finding damage, saving what is left.
+"""Maintenance of a store: collection, retention, checks and repair, copies, bundles, erasure.
+
+Each module has one job, and is loaded when it is first used. ``store.gc()``, ``store.vacuum()``,
+``store.prune()`` and ``store.check()`` call the four that every program needs.
 
 The examples use ``store``, an open store in ``place / "store"``. In it is the session ``s``,
 ``session``, of two revisions. ``other`` is an empty store.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "automatic",
+    "backup",
+    "check",
+    "compact",
+    "condemned",
+    "copying",
+    "erasure",
+    "expiring",
+    "exporting",
+    "findings",
+    "gc",
+    "importing",
+    "pack",
+    "recover",
+    "retention",
+    "salvage",
+    "sharing",
+    "space",
+    "systems",
+    "uncommitted",
+    "vacuum",
+    "verification",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            # As ``casstore`` loads its names.
+            return __import__(f"{__name__}.{name}", fromlist=(name,))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

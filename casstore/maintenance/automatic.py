@@ -1,7 +1,7 @@
-"""gc by itself: a thread that collects every so many commits, for as long as it is asked to.
+"""Automatic gc: a thread that collects after every ``every_commits`` commits.
 
-Commits are counted by the store, whichever process makes them, so it does not matter who
-collects: of several processes that ask for it, one does, and the others find nothing due.
+The store counts the commits of all processes. If several processes run a collector, the first one
+that finds a collection due runs it, and the others find nothing due.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from casstore.engine.protocol import Collecting
+from casstore.engine.protocol import DEFAULT_BATCH, DEFAULT_GRACE_MS, Collecting
 from casstore.errors import CasstoreError, ClosedError, ForkedError, InvalidInputError
 from casstore.maintenance import gc
-from casstore.session.arguments import check_callable, check_seconds
+from casstore.session.arguments import check_callable, check_count, check_positive
 from casstore.store import Store, check_store
 
 DEFAULT_EVERY_COMMITS: Final = 10_000
@@ -40,26 +40,23 @@ class AutoCollector:
         *,
         every_commits: int = DEFAULT_EVERY_COMMITS,
         interval_s: float = DEFAULT_INTERVAL_S,
-        grace_ms: int = gc.DEFAULT_GRACE_MS,
-        batch: int = gc.DEFAULT_BATCH,
+        grace_ms: int = DEFAULT_GRACE_MS,
+        batch: int = DEFAULT_BATCH,
         on_report: Callable[[gc.GcReport], None] | None = None,
     ) -> None:
-        """Collect when at least ``every_commits`` were made, looked at every ``interval_s``.
+        """Check every ``interval_s`` whether ``every_commits`` were made, and collect if so.
 
-        ``on_report`` is given each report, in the collecting thread.
+        ``on_report`` is called with each report, in the collecting thread.
         """
         check_store(store)
         if not isinstance(store.engine, Collecting):
             raise InvalidInputError("the engine of this store does not collect")
-        if type(every_commits) is not int or every_commits < 1:
-            raise InvalidInputError(f"every 1 or more commits, not {every_commits!r}")
-        check_seconds(interval_s, "an interval")
+        check_count(every_commits, "every_commits", least=1)
+        check_positive(interval_s, "interval_s", most=threading.TIMEOUT_MAX)
         gc.check_grace(grace_ms)
         gc.check_batch(batch)
         if on_report is not None:
-            check_callable(on_report, "what is given each report")
-        if not 0 < interval_s < threading.TIMEOUT_MAX:
-            raise InvalidInputError(f"an interval of some seconds, not {interval_s!r}")
+            check_callable(on_report, "on_report")
         self._store = store
         self._engine: Collecting = store.engine
         self._every_commits = every_commits
@@ -69,9 +66,9 @@ class AutoCollector:
         self._on_report = on_report
         self._stop = threading.Event()
         self._pid = os.getpid()
-        #: What the last collection did; None: there was none yet.
+        #: The report of the last collection; None: there was none yet.
         self.last_report: gc.GcReport | None = None
-        #: What ended the thread before its time; None: nothing did.
+        #: The error that ended the thread; None: there was none.
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="casstore-gc", daemon=True)
 
@@ -88,9 +85,9 @@ class AutoCollector:
         self.close()
 
     def close(self) -> None:
-        """Stop, in the middle of a collection if need be, and wait until it has.
+        """Stop the thread, also during a collection, and wait until it has ended.
 
-        In a forked child there is no such thread, and its locks may be held for ever.
+        A forked child only returns: it has no such thread, and the locks may be held forever.
         """
         if os.getpid() != self._pid:
             return
@@ -104,10 +101,10 @@ class AutoCollector:
                 if self._engine.commits_since_collection() >= self._every_commits:
                     self._collect()
         except (ClosedError, ForkedError):
-            # The store was closed before this was: there is nothing left to do.
+            # The store was closed before this collector.
             return
         except BaseException as exc:
-            # Nobody waits for this thread; whoever asks finds out.
+            # No caller waits for this thread, so the error is stored for callers to read.
             self.failure = exc
             if not isinstance(exc, CasstoreError):
                 raise

@@ -1,4 +1,7 @@
-"""A second store that opens as it is: all of one, as of one moment, or brought up to date."""
+"""``backup``: a second store with all of the first, as of one moment, or an update of one.
+
+An engine with files is copied as files. Others, and updates, go through ``copying``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from casstore.engine.files import TAKEN, part_directory, storage_error
 from casstore.engine.protocol import HotCopying
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.maintenance.copying import CopyReport, copy
-from casstore.maintenance.directories import require_directory
+from casstore.maintenance.files import require_directory
 from casstore.maintenance.progress import Progress, Step
 from casstore.session.arguments import check_flag
 from casstore.store import Store, check_store
@@ -19,11 +22,11 @@ from casstore.store import open as open_store
 class BackupReport(NamedTuple):
     """What a backup did."""
 
-    #: Was an earlier backup brought up to date, instead of a new one made?
+    #: An earlier backup was updated; otherwise the backup is new.
     updated: bool
-    #: Objects that were copied; all there are, unless it was updated.
+    #: Objects that were copied; those of the whole store, unless it was an update.
     objects: int
-    #: Of the new data file; of an update, what its objects take before compression.
+    #: The size of the new data file; of an update, the objects' size before compression.
     size_bytes: int
 
 
@@ -39,14 +42,13 @@ def backup(
     """Make ``target_path`` a store with everything that was acknowledged before the call.
 
     The store may be in use in any process. The backup appears under its name when it is
-    complete, verified and on the disk; until then there is nothing, whatever happens.
-    ``compact`` leaves free space out. An existing target is refused, unless ``replace``
-    puts the new backup in its place at once, or ``update`` brings it up to date: then only
-    what it lacks is copied, session by session, and what is gone from the store goes from the
-    backup. If it is not an earlier state of the store, SessionDivergedError says so.
+    complete, verified and on the disk. ``compact`` leaves free space out. An existing target is
+    refused, unless ``replace`` puts the new backup in its place at once, or ``update`` mirrors
+    the store in it: then only what it lacks is copied, session by session, and what the store no
+    longer has is removed. SessionDivergedError if it is not an earlier state of the store.
 
     >>> report = backup(store, place / "saved")
-    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")], lease=UNFENCED))
+    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")]))
     >>> backup(store, place / "saved", update=True).updated
     True
     >>> with casstore.open(place / "saved") as saved:
@@ -75,7 +77,9 @@ def backup(
         )
         return BackupReport(False, done.objects, done.size_bytes)
     if replace:
-        raise InvalidInputError("this engine cannot replace a backup; make one beside it")
+        raise InvalidInputError(
+            "replace: this engine cannot replace a backup; choose a new target_path"
+        )
     return _build(store, target, progress)
 
 

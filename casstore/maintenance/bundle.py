@@ -1,8 +1,8 @@
-"""Bundles as files: written beside their place and renamed into it, read block by block.
+"""The file of a bundle: ``BundleWriter`` and ``BundleReader``.
 
-A reader believes nothing: sizes are compared with limits before memory is taken, each block
-with its checksum before it is inflated, and all of it with the trailer. What fails is named
-by its offset.
+A file is written under another name and renamed when it is complete. The reader trusts nothing: it
+compares sizes with limits before it allocates memory, each block with its checksum before it
+inflates it, and the whole file with the trailer. Errors name the offset.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from casstore.engine.compression import CODEC_RAW, CODEC_ZSTD, NO_DICTIONARY, Compressor
@@ -38,15 +37,15 @@ def _no_dictionary(number: int) -> bytes:
     raise CorruptionError(f"a bundle has no dictionary {number}")
 
 
-class Place(NamedTuple):
-    """Where an object lies: the offset of its block, and its own within the inflated block."""
+class ObjectPlace(NamedTuple):
+    """The offset of an object's block, and the object's own within the inflated block."""
 
     offset: int
     at: int
 
 
 class Block(NamedTuple):
-    """One block, proven and inflated."""
+    """One block, checked and inflated."""
 
     offset: int
     type: int
@@ -58,9 +57,9 @@ class Block(NamedTuple):
 
 
 class BundleWriter:
-    """``with BundleWriter(path, header) as writer``: the file is there after the block, or never.
+    """``with BundleWriter(path, header) as writer``: the file exists after the block, or never.
 
-    What a killed writer leaves behind is called as ``engine.files.leftovers`` says, and stays.
+    A writer that is killed leaves a file with a name that ``engine.files.leftovers`` describes.
     """
 
     def __init__(
@@ -94,12 +93,7 @@ class BundleWriter:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None:
             self._part.discard()
             return
@@ -110,7 +104,7 @@ class BundleWriter:
             raise
 
     def add_object(self, kind: int, digest: bytes, data: bytes) -> None:
-        """Take an object; all that it links to must have come, or be left out on purpose."""
+        """Add an object, after all objects that it links to and that are not left out."""
         size = layout.packed_bytes(kind, len(data))
         if self._gathered and self._gathered + size > layout.BLOCK_TARGET_BYTES:
             self._close_block()
@@ -120,14 +114,14 @@ class BundleWriter:
         self.object_bytes += len(data)
 
     def add_row(self, row: list[Any]) -> None:
-        """Take a row; no object may follow."""
+        """Add a row; no object may follow."""
         if self._objects:
             self._close_block()
-        spelled = canonical.encode(row)
-        if self._gathered and self._gathered + len(spelled) > layout.BLOCK_TARGET_BYTES:
+        encoded = canonical.encode(row)
+        if self._gathered and self._gathered + len(encoded) > layout.BLOCK_TARGET_BYTES:
             self._close_block()
-        self._rows.append(spelled)
-        self._gathered += len(spelled)
+        self._rows.append(encoded)
+        self._gathered += len(encoded)
         self.rows += 1
 
     def _close_block(self) -> None:
@@ -170,7 +164,7 @@ class BundleWriter:
 
 
 class BundleReader:
-    """A bundle, open for reading; a context manager. ``blocks`` may be run through repeatedly."""
+    """A bundle that is open for reading; a context manager. ``blocks`` may be read repeatedly."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -182,7 +176,7 @@ class BundleReader:
         self.header: BundleHeader | None = None
         self.totals: Totals | None = None
         try:
-            # Not blocking: what is called like a file may be a pipe that nobody writes to.
+            # Not blocking: the path may be that of a pipe without a writer.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 self._file: BinaryIO = os.fdopen(handle, "rb")
@@ -202,20 +196,15 @@ class BundleReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._file.close()
 
     def fail(self, offset: int, reason: object) -> BundleError:
-        """The error for what is wrong at an offset."""
+        """The error for a fault at an offset."""
         return BundleError(self.path, offset, str(reason))
 
     def blocks(self) -> Iterator[Block]:
-        """All blocks of objects and rows, in order; at the end all is held against the trailer."""
+        """All blocks of objects and rows, in order; at the end the trailer is compared."""
         self._file.seek(0)
         hasher = BlobHasher()
         if self._read(len(layout.MAGIC)) != layout.MAGIC:
@@ -250,7 +239,7 @@ class BundleReader:
             raise self.fail(offset, exc) from exc
         edge = fields.type in (layout.HEADER, layout.TRAILER)
         if edge and (fields.raw_bytes > layout.MAX_EDGE_BYTES or fields.entries != 1):
-            raise self.fail(offset, "a header or trailer that is none")
+            raise self.fail(offset, "an invalid header or trailer")
         payload = self._read(fields.stored_bytes)
         if len(payload) < fields.stored_bytes:
             raise self.fail(offset + len(head) + len(payload), "the file ends within a block")
@@ -306,14 +295,14 @@ class BundleReader:
         except ValueError as exc:
             raise self.fail(block.offset, exc) from exc
 
-    # --- again, in any order -----------------------------------------------------------------
+    # --- random access -----------------------------------------------------------------------
 
     def allow(self, work_bytes: int) -> None:
-        """How many bytes may be inflated for ``fetch``: links may ask for any number (P7)."""
+        """Limit the bytes that ``fetch`` inflates: links may ask for any number (P7)."""
         self._work_left = work_bytes
 
-    def fetch(self, place: Place) -> bytes:
-        """The inflated block that an object lies in."""
+    def fetch(self, place: ObjectPlace) -> bytes:
+        """The inflated block that contains an object."""
         block = self._kept.get(place.offset)
         if block is not None:
             self._kept.move_to_end(place.offset)
@@ -334,7 +323,7 @@ class BundleReader:
         return block.raw
 
     def charge(self, size_bytes: int) -> None:
-        """Count work; BundleLimitError once it is more than was allowed."""
+        """Count work; BundleLimitError if it exceeds the limit."""
         if self._work_left is None:
             return
         self._work_left -= size_bytes

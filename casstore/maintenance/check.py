@@ -3,7 +3,7 @@
 Nothing that is damaged raises: it becomes a finding, and the sessions and revisions that
 need it are named. Objects are gone through once, by ascending id, with one bit or two for
 each: a child's id is lower than its parent's, so when an object is met it is known whether
-all it links to is in order. A check reads snapshots beside writers and collectors; what
+all it links to is in order. A check reads snapshots, concurrently with writers and collectors; what
 looks wrong is looked at again in a fresh one before it is reported.
 
     quick         headers, dictionaries, numbers
@@ -12,36 +12,41 @@ looks wrong is looked at again in a fresh one before it is reported.
     sample        the same, and the content of a random share of the objects
     full          the same, and the content of every object, the node index of every revision,
                   and the number of every message
+
+``rebuild`` repairs a damaged index of objects from the slabs.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from casstore.engine import faults
 from casstore.engine.faults import Checking, Examined, Fault
 from casstore.engine.id_set import IdSet
-from casstore.engine.protocol import TABLES
+from casstore.engine.protocol import DEFAULT_GRACE_MS, TABLES, Rebuilding
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.format import expansion
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.format.limits import MAX_REPEATED_BYTES
+from casstore.format.printing import count
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
+from casstore.maintenance.gc import check_grace
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
+from casstore.maintenance.lapsed_rows import remove_pins
 from casstore.maintenance.objects_check import Malformed, links_of, prove_content
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.rebuild import RebuildReport, rebuild
 from casstore.maintenance.records_check import RecordsCheck
+from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.rows_check import Revision, RowsCheck
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
+from casstore.session.arguments import check_choice, check_count, check_kind
 from casstore.store import Store, check_store
-
-__all__ = ["LEVELS", "CheckReport", "RebuildReport", "check", "rebuild"]
 
 QUICK: Final = "quick"
 CONNECTIVITY: Final = "connectivity"
@@ -83,6 +88,24 @@ class CheckReport(NamedTuple):
     objects_checked: int
     #: Objects whose content was read and proven.
     contents_checked: int
+    checked_at_ms: int
+    #: Objects with ids up to this one were checked, now or by the checks that ``since_last`` relies
+    #: on.
+    last_id: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'sound' if self.sound else 'damaged'}: level {self.level}, "
+            f"{count(self.rows_checked, 'row')}, {count(self.objects_checked, 'object')}, "
+            f"{count(len(self.findings) + self.findings_omitted, 'finding')}"
+        ]
+        lines += map(str, self.findings)
+        if self.findings_omitted:
+            lines.append(f"… {self.findings_omitted:,} more")
+        if self.affected:
+            named = ", ".join([repr(one.session) for one in self.affected])
+            lines.append(f"affected sessions: {named}")
+        return "\n".join(lines)
 
 
 def check(
@@ -100,6 +123,7 @@ def check(
     ``since_last`` looks only at objects that came after the last check of this level, or a
     stricter one, that found no error. ``share`` and ``seed`` are for level ``sample``: how
     many of the objects, and which. At most ``max_findings`` are kept; the rest is counted.
+    Unless the store is read-only, ``record`` stores the result for ``last_check``.
 
     >>> report = check(store, level="full")
     >>> report.sound, report.findings
@@ -107,20 +131,21 @@ def check(
     """
     check_store(store)
     engine = store.engine
-    if level not in LEVELS:
-        raise InvalidInputError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+    check_choice(level, "level", LEVELS)
     if not isinstance(engine, Checking):
         raise InvalidInputError("the engine of this store cannot be checked")
     if type(share) not in (int, float) or not 0 < share <= 1:
-        raise InvalidInputError(f"a share above 0 and up to 1, not {share!r}")
-    if type(max_findings) is not int or max_findings < 1:
-        raise InvalidInputError(f"at least one finding is kept, not {max_findings!r}")
-    if seed is not None and type(seed) is not int:
-        raise InvalidInputError(f"a seed is a number, not {seed!r}")
+        raise InvalidInputError(f"share must be a number above 0 and up to 1, got {share!r:.60}")
+    check_count(max_findings, "max_findings", least=1)
+    if seed is not None:
+        check_kind(seed, "seed", int)
     wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
-    return _Check(store, engine, level, wanted, Findings(max_findings), progress).run(
-        since_last=since_last
-    )
+    checking = _Check(store, engine, level, wanted, Findings(max_findings), progress)
+    report = checking.run(since_last=since_last)
+    with suppress(ReadOnlyError):
+        # Then the next check starts where this one did, which is correct.
+        record(store, report)
+    return report
 
 
 def _every(object_id: int) -> bool:
@@ -134,11 +159,81 @@ def _some(share: float, chance: random.Random) -> Callable[[int], bool]:
     return is_drawn
 
 
+# --- the result of the last check -------------------------------------------------------------
+
+
+class LastCheck(NamedTuple):
+    """The result of the last check, as the store holds it."""
+
+    checked_at_ms: int
+    level: str
+    since_last: bool
+    sound: bool
+    #: The number of findings, harmless ones included.
+    findings: int
+
+
 class _Mark(NamedTuple):
-    """Up to which id the last checks without an error went, by what they looked at."""
+    """What checks store: the ids that those without an error reached, and the last result."""
 
     connectivity: int = 0
     full: int = 0
+    last: LastCheck | None = None
+
+
+def last_check(store: Store) -> LastCheck | None:
+    """The result of the last check that could store it; None if there was none.
+
+    >>> report = check(store, level="quick")
+    >>> last_check(store).level, last_check(store).sound
+    ('quick', True)
+    """
+    check_store(store)
+    engine = store.engine
+    return _read_mark(engine).last if isinstance(engine, Checking) else None
+
+
+def record(store: Store, report: CheckReport) -> bool:
+    """Store the result of a check; False, and nothing is written, if pages are damaged.
+
+    A write could overwrite pages that ``salvage`` still reads. ``check`` calls this itself; call it
+    for a report about a store that was open read-only.
+
+    >>> record(store, check(store, level="quick"))
+    True
+    """
+    check_store(store)
+    engine = store.engine
+    if not isinstance(engine, Checking) or faults.PAGE_DAMAGED in report.counts:
+        return False
+    known = _read_mark(engine)
+    connectivity, full = known.connectivity, known.full
+    if report.sound and report.level in (CONNECTIVITY, FULL):
+        connectivity = max(connectivity, report.last_id)
+        if report.level == FULL:
+            full = max(full, report.last_id)
+    engine.write_mark(pack_checked([_MARK_VERSION, connectivity, full, *result_of(report)]))
+    return True
+
+
+def result_of(report: CheckReport) -> LastCheck:
+    """The part of a report that is stored."""
+    findings = len(report.findings) + report.findings_omitted
+    return LastCheck(report.checked_at_ms, report.level, report.since_last, report.sound, findings)
+
+
+def _read_mark(checking: Checking) -> _Mark:
+    stored = checking.read_mark()
+    if stored is None:
+        return _Mark()
+    try:
+        version, connectivity, full, *last = unpack_checked(stored)
+        if version == _MARK_VERSION and connectivity >= 0 and full >= 0:
+            return _Mark(connectivity, full, LastCheck(*last))
+    except (TypeError, ValueError, CasstoreError):
+        pass
+    # Without a mark the next check looks at everything.
+    return _Mark()
 
 
 class _Check:
@@ -172,12 +267,12 @@ class _Check:
         self._rows = RowsCheck(engine, checking, found)
         self._records = RecordsCheck(store, self._rows, found, whole=level == FULL)
 
-    def _tell(self, phase: str, unit: str) -> Callable[[int], None]:
-        def told(done: int) -> None:
+    def _progress_of(self, phase: str, unit: str) -> Callable[[int], None]:
+        def progress(done: int) -> None:
             if self._progress is not None:
                 self._progress(Step(phase, done, None, unit))
 
-        return told
+        return progress
 
     def run(self, *, since_last: bool) -> CheckReport:
         """Everything that the level asks for, as far as it can be read."""
@@ -194,24 +289,26 @@ class _Check:
         affected: list[Affected] = []
         if self._level != QUICK:
             tables = [table for table in TABLES if table not in unsafe]
-            told = self._tell("rows", "rows")
-            self._attempt(lambda: self._take(checking.check_rows(tables, told, whole=not unsafe)))
+            progress = self._progress_of("rows", "rows")
+            self._attempt(
+                lambda: self._take(checking.check_rows(tables, progress, whole=not unsafe))
+            )
             if since_last and readable:
-                mark = self._read_mark()
+                mark = _read_mark(checking)
                 self._start = mark.full if self._content is not None else mark.connectivity
             if readable:
                 self._attempt(self._check_objects)
             if readable and not self._start:
-                names = self._tell("index", "names")
+                names = self._progress_of("index", "names")
                 excused = self._tainted.__contains__
                 self._attempt(lambda: self._take(checking.check_index(excused, names)))
             if readable:
-                self._attempt(lambda: self._rows.run(tables, told))
+                self._attempt(lambda: self._rows.run(tables, progress))
                 self._attempt(self._records.settle)
             if readable and not unsafe & _GRAPH_TABLES:
                 self._attempt(self._check_graphs)
                 self._attempt(lambda: affected.extend(self._find_affected()))
-        report = CheckReport(
+        return CheckReport(
             self._level,
             since_last,
             not found.has(codes.ERROR),
@@ -225,10 +322,9 @@ class _Check:
             self._rows.rows,
             self._objects,
             self._contents,
+            self._engine.now_ms(),
+            max(self._highest, self._start),
         )
-        if report.sound and self._level in (CONNECTIVITY, FULL):
-            self._advance_mark()
-        return report
 
     def _attempt(self, work: Callable[[], object]) -> None:
         """Do a part of the check; what LMDB itself calls damage is a finding, too."""
@@ -245,7 +341,7 @@ class _Check:
 
     def _check_objects(self) -> None:
         after: int | None = self._start
-        told = self._tell("objects", "objects")
+        progress = self._progress_of("objects", "objects")
         while after is not None:
             run = self._checking.examine(after=after, content=self._content)
             for fault in run.faults:
@@ -256,7 +352,7 @@ class _Check:
                 if one.named:
                     self._check_object(one)
             after = run.after
-            told(self._objects)
+            progress(self._objects)
 
     def _taint(self, ids: range) -> None:
         # A damaged key may claim any number of ids; those that matter lie close to others.
@@ -350,7 +446,7 @@ class _Check:
         """Hold the node index of every head against its nodes; at the strictest level, of all."""
         reader = PieceReader(self._engine)
         proof = GraphProof(reader)
-        told = self._tell("graphs", "revisions")
+        progress = self._progress_of("graphs", "revisions")
         revisions = self._rows.revisions("heads")
         if self._level == FULL:
             revisions = self._rows.revisions_by_session()
@@ -365,7 +461,7 @@ class _Check:
             except CasstoreError as exc:
                 self._wrong_graph(revision, exc)
             if not done % _TOLD_EVERY:
-                told(done)
+                progress(done)
 
     def _wrong_graph(self, revision: Revision, exc: CasstoreError) -> None:
         if self._rows.now([revision.place]) != [revision.row]:
@@ -420,29 +516,53 @@ class _Check:
         ids = self._checking.find_ids(digests)
         return all(each is not None and each not in self._tainted for each in ids)
 
-    # --- the mark ----------------------------------------------------------------------------
 
-    def _read_mark(self) -> _Mark:
-        stored = self._checking.read_mark()
-        if stored is None:
-            return _Mark()
-        try:
-            version, connectivity, full = unpack_checked(stored)
-            if version == _MARK_VERSION and connectivity >= 0 and full >= 0:
-                return _Mark(connectivity, full)
-        except (TypeError, ValueError, CasstoreError):
-            pass
-        # Whatever it says, looking at everything is right.
-        return _Mark()
+# --- rebuilding -------------------------------------------------------------------------------
 
-    def _advance_mark(self) -> None:
-        known = self._read_mark()
-        reached = max(self._highest, self._start)
-        full = max(known.full, reached) if self._level == FULL else known.full
-        mark = _Mark(max(known.connectivity, reached), full)
-        if mark != known:
-            try:
-                self._checking.write_mark(pack_checked([_MARK_VERSION, *mark]))
-            except ReadOnlyError:
-                # Then the next check looks at everything again, which is right, too.
-                return
+
+class RebuildReport(NamedTuple):
+    """What a rebuild of the index did."""
+
+    #: Objects that the index names now, and how many of them it did not name before.
+    objects_named: int
+    objects_found: int
+    #: Objects that the index no longer names: they are unreachable and older than the grace period,
+    #: or their bytes are gone.
+    objects_dropped: int
+    #: Objects that rows or other objects need and that no slab holds.
+    objects_missing: int
+
+    def __str__(self) -> str:
+        return (
+            f"rebuilt the index of {count(self.objects_named, 'object')}: "
+            f"{self.objects_found:,} found, {self.objects_dropped:,} dropped, "
+            f"{self.objects_missing:,} missing"
+        )
+
+
+def rebuild(
+    store: Store, *, grace_ms: int = DEFAULT_GRACE_MS, progress: Progress | None = None
+) -> RebuildReport:
+    """Rebuild the index of objects from the slabs.
+
+    Only the index records which objects were collected while their bytes are still in slabs. The
+    rebuilt one names what rows reach and what is younger than ``grace_ms``, as after gc.
+    CorruptionError, and nothing is changed, if a row that names objects or the directory of a slab
+    is damaged; then use ``salvage``.
+
+    >>> report = rebuild(store)
+    >>> report.objects_missing, session.head().leaf
+    (0, 'left')
+    """
+    check_store(store)
+    engine = store.engine
+    if not isinstance(engine, Rebuilding):
+        raise InvalidInputError("the engine of this store has nothing to be rebuilt")
+    check_grace(grace_ms)
+    if progress is not None:
+        progress(Step("index", 0, None, "objects"))
+    # The index names what rows reach. An expired pin must neither keep its object nor outlive it.
+    remove_pins(engine, progress)
+    index = engine.rebuild_index(ROOTS, grace_ms=grace_ms)
+    engine.sum_rows()
+    return RebuildReport(*index)

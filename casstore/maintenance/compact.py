@@ -1,9 +1,8 @@
-"""compact: give the file's free space back to the system.
+"""compact: return the free space of the data file to the file system.
 
-The store is written anew, in order, beside itself; every digest and row of the copy is
-verified; then the new file takes the place of the old one in one rename. Nobody may have the
-store open meanwhile, and whoever opens it waits until it is done. How that is safe stands
-in ``engine.lmdb.compaction``.
+The store is rewritten, in order, into a new file next to the old one. Every digest and row of the
+copy is verified; then a rename replaces the old file. No process may have the store open meanwhile;
+a process that opens it waits. ``engine.lmdb.compaction`` explains why this is safe.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import NamedTuple
 
 from casstore.engine.lmdb import compaction
 from casstore.errors import InvalidInputError
-from casstore.maintenance.directories import require_directory
+from casstore.format.printing import count, size
+from casstore.maintenance.files import require_directory
 from casstore.maintenance.progress import Progress, Step
 
 _UNITS = {"copy": "ids", "compare": "tables", "verify": "objects"}
@@ -29,25 +29,31 @@ class CompactReport(NamedTuple):
     slabs_before: int
     slabs_after: int
     objects: int
-    #: Collected objects whose bytes were still there.
+    #: Collected objects whose bytes were still in the file.
     objects_dropped: int
     #: Dictionaries that no slab needed any more.
     dictionaries_dropped: int
 
+    def __str__(self) -> str:
+        return (
+            f"compacted {size(self.file_bytes_before)} to {size(self.file_bytes_after)}: "
+            f"{count(self.objects, 'object')} in {count(self.slabs_after, 'slab')}, "
+            f"{count(self.objects_dropped, 'dead object')} dropped"
+        )
+
     @property
     def overhead(self) -> float:
-        """The file's length against what is stored in it."""
+        """The ratio of the file's length to the bytes stored in it."""
         return self.file_bytes_after / self.content_bytes if self.content_bytes else 0.0
 
 
 def compact(
     path: str | os.PathLike[str], *, wait_s: float = 0.0, progress: Progress | None = None
 ) -> CompactReport:
-    """Write the store at ``path`` anew, without a gap, and put the new file in place.
+    """Rewrite the store at ``path`` without free space, and replace the old file.
 
-    Needs room for the new file beside the old one. BusyError if the store is open anywhere and
-    is not closed within ``wait_s``. After any error, and if ``progress`` raises, the store is
-    what it was.
+    Needs disk space for both files. BusyError if the store is still open, in any process, after
+    ``wait_s``. After any error, also one that ``progress`` raises, the store is unchanged.
 
     >>> digests = [store.put_blob(b"%d" % number * 2000) for number in range(100)]
     >>> store.close()
@@ -56,13 +62,13 @@ def compact(
     True
     """
     if not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
-        raise InvalidInputError(f"a time to wait of 0 seconds or more, not {wait_s!r}")
+        raise InvalidInputError(f"wait_s must be a number of at least 0, got {wait_s!r:.60}")
 
     def tell(phase: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Step(phase, done, total, _UNITS.get(phase, "rows")))
 
     place = require_directory(
-        path, "compact", "VACUUM FULL of the server gives its space back (docs/postgres.md)"
+        path, "compact", "VACUUM FULL of the server gives its space back (docs/guides/postgres.md)"
     )
     return CompactReport(*compaction.compact(place, wait_s=float(wait_s), tell=tell))

@@ -1,8 +1,8 @@
-"""Bytes kept elsewhere that may be deleted: what condemned attachments name.
+"""Condemned attachments: bytes outside the store that can be deleted.
 
-The store knows where such bytes are and cannot delete them itself. Deleting a session, or
-condemning an attachment, leaves a row that names them; whoever can, deletes the bytes and
-then says so, and the row goes.
+The store knows the URI of such bytes but cannot delete them. Deleting a session, or condemning an
+attachment, leaves a row that names them. The host deletes the bytes and then calls
+``forget_condemned``, which removes the row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from casstore.store import Store, check_store
 class Condemned(NamedTuple):
     """Bytes elsewhere that no commit may refer to any more."""
 
-    #: The session they belonged to; None if its id was too long to stand in the row's key.
+    #: The session they belonged to; None if its id was too long for the row's key.
     session: str | None
     attachment: str
     uri: str
     owner: str | None
-    #: Where the row stands, for ``forget_condemned``.
+    #: The key of the row, for ``forget_condemned``.
     key: bytes
 
 
@@ -68,7 +68,7 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     """
     check_store(store)
     if not isinstance(condemned, Condemned):
-        raise InvalidInputError(f"what is forgotten is a Condemned, not {type(condemned).__name__}")
+        raise InvalidInputError(f"condemned must be a Condemned, got {type(condemned).__name__}")
     place = RowKey("attachments", condemned.key)
     row = store.engine.get_rows([place])[0]
     if row is None:

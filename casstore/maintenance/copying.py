@@ -1,17 +1,14 @@
-"""Everything of one store into another, whatever engines they have: only what is lacking.
+"""``copy``: brings all of one store, or chosen sessions, into another, whatever their engines.
 
-The source may be in use. Each session is copied as of one moment: its head is read first,
-what came before it does not change, and in the target the head is written last. Queued work
-is copied before the sessions and attachments after them, so that what a commit does in
-between is done twice in the copy rather than not at all. Whatever a row names is stored
-before the row (P3). Stopped anywhere, the copy is sound and goes on when it is called again.
-
-The target may be in use as well. What is keyed by session comes with its head, in one write, on
-condition that no other writer has moved the one that is there.
+Only what the target lacks is written. Both stores may be in use. Each session is read at one moment
+and published as ``maintenance.transfer`` describes. Queued work is copied before the sessions and
+attachments after them: what a commit does in between is then done twice in the copy rather than not
+at all. The objects that a row names are stored before the row (P3).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -19,7 +16,6 @@ from casstore.engine.protocol import (
     Condition,
     DeleteRow,
     Engine,
-    ObjectsExist,
     PutRow,
     Row,
     RowChange,
@@ -29,22 +25,18 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import (
     ConditionFailedError,
-    CorruptionError,
     InvalidInputError,
-    ObjectNotFoundError,
     SessionDeletedError,
     SessionDivergedError,
     SessionNotFoundError,
 )
-from casstore.format.node import NodeHeader
 from casstore.maintenance import systems
-from casstore.maintenance.arriving_labels import ArrivingLabels, arriving_labels
-from casstore.maintenance.carried import CARRIED, owner
-from casstore.maintenance.displaced import displaced
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.roots import ROOTS
-from casstore.maintenance.sameness import is_same_store
-from casstore.maintenance.sending import Sender, StoreTarget
+from casstore.maintenance.transfer import publish
+from casstore.maintenance.transfer import rows as session_rows
+from casstore.maintenance.transfer.objects import Sender, StoreTarget
+from casstore.maintenance.transfer.publish import Arriving, Existing
+from casstore.maintenance.transfer.rows import CARRIED, label_revision, owner
 from casstore.objects import graph
 from casstore.session import catalogue, keys, pins
 from casstore.session.attempts import Attempts
@@ -52,20 +44,22 @@ from casstore.session.catalogue import KnownSession
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, meta_key, tombstone_key
+from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
 _PAGE: Final = 256
-# What belongs to a session beside its head, and goes with it.
-_OF_SESSIONS: Final = ("history", "queue", "receipts")
-# What goes with a session wherever it goes.
-_KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
-# Copied for each session by itself.
+_SIGN_BYTES: Final = 8
+# Copied with the head of each session.
 _WITH_HEADS: Final = ("heads", "history", "receipts")
 _BEFORE_HEADS: Final = ("queue",)
 _AFTER_HEADS: Final = tuple(
     sorted(set(CARRIED) - {*_WITH_HEADS, *_BEFORE_HEADS, "tombstones"}),
 )
+# Copied with a chosen session, after its head.
+_OF_CHOSEN: Final = ("sessions", "attachments")
+# Removed with a session that was deleted in the source. Attachments whose bytes are yet to be
+# deleted come back with the source's rows.
+_OF_DELETED: Final = ("history", "queue", "receipts", "attachments")
 
 
 class CopyReport(NamedTuple):
@@ -76,7 +70,7 @@ class CopyReport(NamedTuple):
     #: Objects that the target lacked, and their bytes before compression.
     new_objects: int
     object_bytes: int
-    #: Rows written, and rows removed because the source has them no more.
+    #: Rows written, and rows removed because the source no longer has them.
     rows: int
     rows_removed: int
 
@@ -91,16 +85,16 @@ def copy(
 ) -> CopyReport:
     """Copy all sessions, pins, tags and other rows, and all that they name.
 
-    Every object is proven on its way. Where the target has a row of its own under the same key,
-    the source's takes its place; but a session that is not an earlier state of the source's
-    stops the copy with SessionDivergedError, or SessionDeletedError. With ``mirror`` rows that the
-    source does not have are removed; gc gives back what only they kept.
+    Every object is verified when it is read. A row of the source replaces the target's row of the
+    same key; but a session that is not an earlier state of the source's raises
+    SessionDivergedError, and one that was deleted in the target SessionDeletedError. With
+    ``mirror`` rows that the source does not have are removed; gc reclaims what only they kept.
 
-    ``sessions`` names those to copy, and nothing else: their revisions, labels, receipts,
-    attachments and what is known of them. Leases and queued work stay where the work is done, as
-    do pins, retention and records. SessionNotFoundError if one of them is not there.
+    ``sessions`` copies these sessions alone: their revisions, labels, receipts, attachments and
+    meta. Leases and queued work stay where the work is done, as do pins, retention and records.
+    SessionNotFoundError if the source does not have one of them.
 
-    InvalidInputError if both are the same store, by whatever name.
+    InvalidInputError if both are the same store, even when opened by different names.
 
     >>> copy(store, other).sessions
     1
@@ -110,10 +104,10 @@ def copy(
     check_store(source)
     check_store(target)
     if mirror and sessions is not None:
-        raise InvalidInputError("a mirror has everything; choose sessions or mirror")
+        raise InvalidInputError("mirror copies everything; choose sessions or mirror")
     if is_same_store(source.engine, target.engine):
-        # Each row is looked up in the source after it was listed in the target: one that is deleted
-        # and made again in between would be taken for strange, and removed.
+        # A mirror looks up in the source each row that it lists in the target. A row deleted and
+        # created again in between would be removed.
         raise InvalidInputError("a store cannot be copied onto itself")
     work = _Copying(source, target, progress, mirror=mirror)
     if sessions is not None:
@@ -127,7 +121,7 @@ def copy(
     for table in _AFTER_HEADS:
         work.copy_table(table)
     if mirror:
-        # Heads are the first to go where the source has none.
+        # Heads first: without a head the other rows of a session are not read.
         for table in ("heads", *[name for name in CARRIED if name != "heads"]):
             work.remove_strange(table)
     else:
@@ -136,7 +130,7 @@ def copy(
 
 
 class _Copying:
-    """One copy on its way."""
+    """One call of ``copy``."""
 
     def __init__(
         self, source: Store, target: Store, progress: Progress | None, *, mirror: bool
@@ -157,7 +151,7 @@ class _Copying:
         self._removed = 0
 
     def report(self) -> CopyReport:
-        """What was done so far."""
+        """What the copy has done so far."""
         return CopyReport(
             self._sessions,
             self._objects.new_objects,
@@ -169,7 +163,7 @@ class _Copying:
     # --- tables --------------------------------------------------------------------------------
 
     def copy_table(self, table: str, start: bytes = b"", stop: bytes | None = None) -> None:
-        """Copy the rows of a table, or of a part of it, as they are, after what they name."""
+        """Copy the rows of a table, or of a part of it, after the objects that they name."""
         while True:
             page = self._page(table, start, stop)
             if page:
@@ -178,31 +172,32 @@ class _Copying:
                 return
 
     def _page(self, table: str, start: bytes, stop: bytes | None) -> list[Row]:
-        attempts = Attempts(f"rows of {table}")
-        while True:
-            attempts.begin()
-            page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
-            rows = [row for row in page if (table, row.key) != keys.sign()]
-            if table == "pins":
-                rows = self._whole_pins(rows)
-            try:
-                self._put(table, rows, self._named(table, rows))
-            except (ObjectNotFoundError, ConditionFailedError):
-                # A row went away and what it kept was collected, before it could be copied; or a
-                # session was deleted in the target just now.
-                continue
-            return page
+        # An attempt fails if a row was removed and the objects that it named were collected, or if
+        # a session was deleted in the target.
+        return publish.settle(
+            f"rows of {table}",
+            lambda: self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE),
+            lambda page: self._copy_page(table, page),
+        )
 
-    def _named(self, table: str, rows: Iterable[Row]) -> list[bytes]:
-        if table not in ROOTS.tables:
-            return []
-        return [name for row in rows for name in ROOTS.named(table, row)]
+    def _copy_page(self, table: str, page: list[Row]) -> list[Row]:
+        rows = [row for row in page if (table, row.key) != keys.sign()]
+        if table == "pins":
+            rows = self._whole_pins(rows)
+        puts = [PutRow(table, *row) for row in rows]
+        changes, conditions = self._of_the_living(table, list(self._lacking(puts)))
+        if changes:
+            named = publish.named_by(changes)
+            self._sender.send(named)
+            self._objects.flush()
+            gone = publish.displaced(self._source, self._target, table, changes)
+            self._write([*changes, *gone], conditions, named)
+            self._rows -= len(gone)
+            self._removed += len(gone)
+        return page
 
     def _whole_pins(self, rows: list[Row]) -> list[Row]:
-        """The pins without those whose time is up and whose object is gone.
-
-        Earlier releases left such pins behind when they collected.
-        """
+        """The pins without those that have expired and whose object is gone."""
         now_ms = self._source.now_ms()
         lapsed = {
             row.key: pins.decode_pin(row.value).digest
@@ -212,24 +207,14 @@ class _Copying:
         gone = set(self._source.missing(list(lapsed.values())))
         return [row for row in rows if lapsed.get(row.key) not in gone]
 
-    def _put(self, table: str, rows: Sequence[Row], named: Sequence[bytes]) -> None:
-        """Write those rows that are not in the target already."""
-        changes, conditions = self._of_the_living(table, self._changes(table, rows))
-        if changes:
-            self._sender.send(named)
-            self._objects.flush()
-            gone = displaced(self._source, self._target, table, changes)
-            self._write([*changes, *gone], named, conditions)
-            self._rows -= len(gone)
-            self._removed += len(gone)
-
     def _of_the_living(
         self, table: str, changes: list[PutRow]
     ) -> tuple[list[PutRow], list[Condition]]:
-        """The rows without those of sessions that only the target has deleted; that none is since.
+        """The rows without those of sessions that only the target has deleted.
 
+        The conditions require that no other session is deleted before the write.
         SessionDeletedError if the source still has such a session: nothing would remove its rows
-        from the target again. What only speaks of one stays behind.
+        from the target.
         """
         owners = [owner(table, change.key) for change in changes]
         places = [tombstone_key(key) for key in sorted({key for key in owners if key is not None})]
@@ -249,26 +234,17 @@ class _Copying:
         left = [one for one, key in zip(changes, owners, strict=True) if key not in gone]
         return left, list(conditions)
 
-    def _changes(self, table: str, rows: Sequence[Row]) -> list[PutRow]:
-        changes: list[PutRow] = []
-        for start in range(0, len(rows), _PAGE):
-            page = rows[start : start + _PAGE]
-            there = self._target.get_rows([RowKey(table, row.key) for row in page])
-            changes += [
-                PutRow(table, row.key, row.value)
-                for row, known in zip(page, there, strict=True)
-                if row.value != known
-            ]
-        return changes
+    def _lacking(self, puts: Iterable[PutRow]) -> Iterator[PutRow]:
+        """The rows that the target lacks or has with another value."""
+        return (put for put, _ in publish.changed(self._target, list(puts)))
 
     def _write(
         self,
         changes: Sequence[RowChange],
-        named: Sequence[bytes] = (),
         conditions: Sequence[Condition] = (),
+        named: Iterable[bytes] = (),
     ) -> None:
-        exist = [ObjectsExist(sorted(set(named)))] if named else []
-        self._target.write(Write(conditions=[*conditions, *exist], rows=changes))
+        publish.write(self._target, changes, conditions, named)
         self._rows += len(changes)
 
     # --- sessions ------------------------------------------------------------------------------
@@ -280,7 +256,7 @@ class _Copying:
             self._tell_sessions()
 
     def copy_chosen(self, sessions: Collection[str]) -> None:
-        """Copy these sessions, and nothing that belongs to others or to where they run."""
+        """Copy these sessions without leases and queued work."""
         chosen = {name: keys.session_key(name) for name in sessions}
         places = [RowKey(table, key) for key in chosen.values() for table in ("heads", "sessions")]
         there = self._source.get_rows(places) if places else []
@@ -289,7 +265,7 @@ class _Copying:
                 raise SessionNotFoundError(name)
         for key in chosen.values():
             self._copy_session(key)
-            for table in _KNOWN_OF_SESSIONS:
+            for table in _OF_CHOSEN:
                 self.copy_table(table, key, keys.past(key))
             self._tell_sessions()
 
@@ -298,109 +274,66 @@ class _Copying:
             self._progress(Step("sessions", self._sessions, None, "sessions"))
 
     def _copy_session(self, key: bytes) -> None:
-        attempts = Attempts(f"session {keys.session_of(key)!r}")
-        while True:
-            attempts.begin()
-            head = self._source.get_rows([head_key(key)])[0]
-            if head is None:
-                return  # deleted since it was listed
-            there = self._target.get_rows([head_key(key)])[0]
-            try:
-                self._copy_state(key, head)
-            except (ObjectNotFoundError, ConditionFailedError):
-                # Collected before it could be copied; or another writer has moved it in the target.
-                continue
-            except CorruptionError:
-                # Damage, unless it was deleted or vacuumed in the middle, here or there, and
-                # collected.
-                found = [one.get_rows([head_key(key)])[0] for one in (self._source, self._target)]
-                if found == [head, there]:
-                    raise
-                continue
-            return
+        publish.settle(
+            f"session {keys.session_of(key)!r}",
+            lambda: self._observe(key),
+            lambda rows: self._copy_state(key, *rows) if rows is not None else None,
+        )
 
-    def _copy_state(self, key: bytes, head: bytes) -> None:
-        row = decode_head(head)
-        there, deleted = self._target.get_rows([head_key(key), tombstone_key(key)])
-        if deleted is not None:
-            raise SessionDeletedError(self._name(key, row))
-        changes: list[RowChange] = []
-        named: list[bytes] = []
-        revisions = self._new_revisions(key, row, there, has_moved=there != head)
-        if revisions or there != head:
-            self._copy_objects(head, revisions)
-            named = [*self._named("history", revisions), *self._named("heads", [Row(key, head)])]
-            changes += [PutRow("history", one.key, one.value) for one in revisions]
-            changes += self._forgotten(key, row, there)
-            changes += self._changes("receipts", list(self._receipts(key, row.revision)))
-            if there != head:
-                changes.append(PutRow(*head_key(key), head))
-        labels = self._labels(key, row, there, revisions, moves=there != head)
-        changes += labels.changes
-        if changes:
-            conditions: list[Condition] = [
-                RowIs(*head_key(key), there),
-                RowIs(*tombstone_key(key), None),
-                *labels.conditions,
-            ]
-            self._write(changes, named, conditions)
+    def _observe(self, key: bytes) -> tuple[bytes, Existing] | None:
+        """The head row of the source and what the target has; None if the session was deleted."""
+        [head] = self._source.get_rows([head_key(key)])
+        if head is None:
+            return None
+        return head, publish.existing(self._target, key, _name(key, decode_head(head)))
+
+    def _copy_state(self, key: bytes, head: bytes, existing: Existing) -> None:
+        row, there = decode_head(head), existing.head
+        first = row.revision if there == head else self._require_earlier(key, row, there)
+        if self._mirror:
+            # Vacuum may have rewritten any revision, and retention settled any receipt.
+            first = 0
+        past = session_rows.revision_rows(self._source, key, first, row.revision)
+        receipts: Iterable[PutRow] = ()
+        if self._mirror or there != head:
+            receipts = session_rows.receipt_rows(self._source, key)
+        if there is not None:
+            # Most of them are there: only the others are decoded.
+            past, receipts = self._lacking(past), self._lacking(receipts)
+        arriving = Arriving(
+            key,
+            [*[decode_head(put.value) for put in past], row],
+            [
+                put
+                for put in session_rows.label_rows(self._source, key)
+                if label_revision(put.value) <= row.revision
+            ],
+            [put for put in receipts if decode_receipt(put.value).revision <= row.revision],
+        )
+        # A mirror forgets the target's head if retention has removed it in the source.
+        rows, conditions, named = publish.plan(
+            self._target, arriving, there, keep_replaced=not self._mirror
+        )
+        if named:
+            state = self._runtime.decode(head)
+            self._sender.send(session_rows.ordered_names(self._runtime, state, named))
+            self._objects.flush()
+        if rows:
+            self._write(rows, conditions, named)
         if there != head:
             self._sessions += 1
 
-    def _new_revisions(
-        self, key: bytes, row: HeadRow, there: bytes | None, *, has_moved: bool
-    ) -> list[Row]:
-        """The rows of earlier revisions that the target has not, or has otherwise."""
-        first = self._require_ancestor(key, row, there) if has_moved else row.revision
-        if self._mirror:
-            # A vacuum may have rewritten any of them.
-            first = 0
-        low, high = keys.history(key, first), keys.history(key, row.revision)
-        found = list(scan(self._source, "history", low, high))
-        return [Row(change.key, change.value) for change in self._changes("history", found)]
+    # --- conflicts -----------------------------------------------------------------------------
 
-    def _labels(
-        self,
-        key: bytes,
-        row: HeadRow,
-        there: bytes | None,
-        revisions: Sequence[Row],
-        *,
-        moves: bool,
-    ) -> ArrivingLabels:
-        """The labels that the target has not, or has for others, of what it has or gets."""
-        labels = [
-            label
-            for label in scan(self._source, "history", keys.labels(key), keys.past(key))
-            if int.from_bytes(label.value[:8], "big") <= row.revision
-        ]
-        coming = {row.revision, *[decode_head(one.value).revision for one in revisions]}
-        if there is not None:
-            # It is the head, or becomes history in the same write.
-            coming.add(decode_head(there).revision)
-        changes = self._changes("history", labels)
-        return arriving_labels(self._target, key, changes, coming, moves=moves)
-
-    def _forgotten(self, key: bytes, row: HeadRow, there: bytes | None) -> list[PutRow]:
-        """The target's last revision as history, if retention has removed it in the source.
-
-        So nothing is lost by what takes its place. A mirror forgets it, too.
-        """
-        if there is None or self._mirror or decode_head(there).revision >= row.revision:
-            return []
-        place = RowKey("history", keys.history(key, decode_head(there).revision))
-        is_known = self._source.get_rows([place])[0] is not None
-        return [] if is_known else [PutRow(*place, there)]
-
-    def _require_ancestor(self, key: bytes, row: HeadRow, there: bytes | None) -> int:
-        """From which revision on history is to be copied."""
+    def _require_earlier(self, key: bytes, row: HeadRow, there: bytes | None) -> int:
+        """The first revision to copy, if the target's session is an earlier state."""
         if there is None:
             return 0
         known = decode_head(there)
         same: HeadRow | None = row if known.revision == row.revision else None
         if known.revision < row.revision:
             place = RowKey("history", keys.history(key, known.revision))
-            found = self._source.get_rows([place])[0]
+            [found] = self._source.get_rows([place])
             same = None if found is None else decode_head(found)
         if same is not None and same.manifest == known.manifest:
             return known.revision
@@ -409,53 +342,26 @@ class _Copying:
         if same is None and known.revision < row.revision and self._has_outgrown(row, known):
             return known.revision
         raise SessionDivergedError(
-            self._name(key, row), "is not an earlier state of the one that is copied"
+            _name(key, row), "is not an earlier state of the one that is copied"
         )
 
     def _is_rewritten(self, row: HeadRow, known: HeadRow) -> bool:
-        """Is this the target's revision, from which a vacuum has removed nodes since?
+        """Whether this is the target's revision after a vacuum has removed nodes from it.
 
-        It keeps everything else, and the time by which the engine committed it among it.
+        A vacuum keeps the rest of the row, and with it the time of the commit.
         """
-        if _beside_the_graph(row) != _beside_the_graph(known):
+        if known._replace(manifest=row.manifest, hidden=row.hidden) != row:
             return False
-        ours, theirs = self._runtime.decode(encode_head(row)), encode_head(known)
-        left = self._nodes(self._runtime, ours)
-        return {node.id for node in left} < {
-            node.id
-            for node in self._nodes(self._target_runtime, self._target_runtime.decode(theirs))
-        }
+        return _node_ids(self._runtime, row) < _node_ids(self._target_runtime, known)
 
     def _has_outgrown(self, row: HeadRow, known: HeadRow) -> bool:
-        """Has the source all nodes of the target's revision, which retention has removed there?"""
+        """Whether the source has all nodes of the target's revision, which retention removed."""
         if row.created_at_ms != known.created_at_ms:
             return False
-        ours = self._digests(self._runtime, self._runtime.decode(encode_head(row)))
-        theirs = self._target_runtime.decode(encode_head(known))
-        return set(self._digests(self._target_runtime, theirs)) <= set(ours)
+        theirs = _nodes(self._target_runtime, known)
+        return set(theirs) <= set(_nodes(self._runtime, row))
 
-    @staticmethod
-    def _digests(runtime: Runtime, state: State) -> list[bytes]:
-        index = runtime.index(state.manifest)
-        return index.digests(range(index.count))
-
-    def _nodes(self, runtime: Runtime, state: State) -> list[NodeHeader]:
-        return graph.read_headers(runtime.reader(), self._digests(runtime, state))
-
-    def _copy_objects(self, head: bytes, revisions: Sequence[Row]) -> None:
-        index = self._runtime.index(self._runtime.decode(head).manifest)
-        # Nodes from the oldest on, so that the walk never has far to go.
-        self._sender.send(place.digest for place in index.places())
-        self._sender.send(self._named("history", revisions))
-        self._sender.send(self._named("heads", [Row(b"", head)]))
-        self._objects.flush()
-
-    def _receipts(self, key: bytes, revision: int) -> Iterator[Row]:
-        for receipt in scan(self._source, "receipts", key, keys.past(key)):
-            if decode_receipt(receipt.value).revision <= revision:
-                yield receipt
-
-    # --- what is gone --------------------------------------------------------------------------
+    # --- deletions -----------------------------------------------------------------------------
 
     def copy_deletions(self) -> None:
         """Delete in the target the sessions that were deleted in the source."""
@@ -464,10 +370,10 @@ class _Copying:
                 pass
 
     def _delete_session(self, tombstone: Row) -> bool:
-        """Delete a session in the target; False if it appeared there just now.
+        """Delete a session in the target; False if another process has just created it.
 
-        Stopped in the middle, the next copy finds by the row of the unfinished deletion, or by
-        the tombstone that is not there yet, that there is something left to do.
+        If it is interrupted, the next copy continues: it finds the row of the unfinished deletion,
+        or no tombstone.
         """
         key = tombstone.key
         places = [tombstone_key(key), keys.unfinished(key), head_key(key), meta_key(key)]
@@ -484,29 +390,25 @@ class _Copying:
             gone = catalogue.burial(known).rows
             self._write([put, *[row for row in gone if row[:2] != tombstone_key(key)]])
         else:
-            # A copy that was cut short may have brought what is known beside a session, and not
-            # the session.
-            self._remove_rows_of(key)
-            self._removed += catalogue.clear(self._target_runtime, keys.session_of(key) or "", key)
+            # An interrupted copy may have left rows of the session without its head.
+            self._clear(key, keys.session_of(key) or "")
             unseen = [RowIs(*head_key(key), None), RowIs(*meta_key(key), None)]
-            beside = [DeleteRow(*keys.expiry(key)), DeleteRow(*keys.policy(key))]
+            deletions = [DeleteRow(*keys.expiry(key)), DeleteRow(*keys.policy(key))]
             try:
-                self._write([put, *beside], conditions=unseen)
+                self._write([put, *deletions], conditions=unseen)
             except ConditionFailedError:
                 return False
             return True
-        self._remove_rows_of(key)
-        self._removed += catalogue.clear(self._target_runtime, name, key)
+        self._clear(key, name)
         return True
 
-    def _remove_rows_of(self, key: bytes) -> None:
-        # Attachments as well: the source has those whose bytes are to be deleted, and the others
-        # come with them.
-        for table in (*_OF_SESSIONS, "attachments"):
+    def _clear(self, key: bytes, name: str) -> None:
+        for table in _OF_DELETED:
             self._remove(table, scan(self._target, table, key, keys.past(key)))
+        self._removed += catalogue.clear(self._target_runtime, name, key)
 
     def tidy_records(self, held: Collection[str]) -> None:
-        """Let systems of which the target had rows remove those that the copy has outdated."""
+        """Let the systems of which the target had rows remove those that the copy has outdated."""
         for name in held:
             system = systems.load(name)
             # Rows of a system that is not installed stay as they were copied.
@@ -546,11 +448,46 @@ class _Copying:
         self._target.write(Write(rows=batch))
         self._removed += len(batch)
 
-    @staticmethod
-    def _name(key: bytes, row: HeadRow) -> str:
-        return row.long_id or keys.session_of(key) or ""
+
+def _name(key: bytes, row: HeadRow) -> str:
+    return row.long_id or keys.session_of(key) or ""
 
 
-def _beside_the_graph(row: HeadRow) -> HeadRow:
-    """What a vacuum leaves as it is."""
-    return row._replace(manifest=b"", hidden=None)
+def _nodes(runtime: Runtime, row: HeadRow) -> list[bytes]:
+    index = runtime.index(runtime.decode(encode_head(row)).manifest)
+    return index.digests(range(index.count))
+
+
+def _node_ids(runtime: Runtime, row: HeadRow) -> set[str]:
+    headers = graph.read_headers(runtime.reader(), _nodes(runtime, row))
+    return {node.id for node in headers}
+
+
+def is_same_store(source: Engine, target: Engine) -> bool:
+    """Whether a row that is written to ``target`` can be read from ``source``.
+
+    Paths and addresses do not show it: a directory has many names, a server is reached in many
+    ways, and a copy of all files has the identity of the original. So a row that no copy carries
+    gets a random value in ``target``, unless the values that both have already differ.
+    """
+    if source is target:
+        return True
+    attempts = Attempts("the target")
+    while True:
+        attempts.begin()
+        before, there, after = _sign(target), _sign(source), _sign(target)
+        if before != after:
+            continue  # another process has just written one
+        if there != before:
+            return False
+        put = PutRow(*keys.sign(), secrets.token_bytes(_SIGN_BYTES))
+        target.write(Write(rows=[put]))
+        if _sign(source) == put.value:
+            return True
+        if _sign(target) == put.value:
+            # The target had it while the source was read.
+            return False
+
+
+def _sign(engine: Engine) -> bytes | None:
+    return engine.get_rows([keys.sign()])[0]

@@ -2,12 +2,13 @@
 
 Sessions about a subject are found through the index of subjects (``session.subjects``), records
 through providers: each record system in the store has one or none (``systems``), and the caller may
-give others. Pins on manifests of its sessions go first, then the
-sessions, each with all its rows, the entry in the index last: whatever happens in between,
-planning again finds what is left, and executing that finishes.
+pass others. ``execute`` first removes pins on manifests of these sessions, then the records, then
+each session with all its rows, its entry in the index last. If it is interrupted, a new plan finds
+what is left.
 
-Only rows go here. The objects go with gc, and their bytes when the file is compacted. What
-others reach as well stays with them; the plan says what that is, and who they are.
+Only rows are removed here. gc removes the objects, and compacting the file removes their bytes.
+Objects that are also reached from other sessions, pins or records stay; the plan says which they
+are and who their other owners are.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Staying(NamedTuple):
 
 @runtime_checkable
 class RecordProvider(Provider, Protocol):
-    """A provider whose records are rows of the table ``records``, and may be kept from going."""
+    """A provider whose records are rows of the table ``records``; some may have to stay."""
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The keys of these records' rows: what others share is not shared with them."""
@@ -92,12 +93,12 @@ class RecordProvider(Provider, Protocol):
         ...
 
     def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
-        """Who was given any of these, and must be told that they are erased."""
+        """The recipients of these records, who must be informed of the erasure."""
         ...
 
 
 class ErasedSession(NamedTuple):
-    """A session that goes, and what goes with it."""
+    """A session to erase, and what is erased with it."""
 
     session: str
     #: The head and all earlier ones; 0 if only its deletion has to be finished.
@@ -105,9 +106,9 @@ class ErasedSession(NamedTuple):
     labels: int
     batches: int
     attachments: int
-    #: Attachments whose bytes are elsewhere: they stay listed until somebody deletes them.
+    #: Attachments with bytes outside the store: listed until the host has deleted the bytes.
     elsewhere: int
-    #: Others that it is about as well; it goes all the same.
+    #: Its other subjects; it is erased all the same.
     also_about: tuple[str, ...]
 
 
@@ -123,14 +124,15 @@ class ErasurePlan(NamedTuple):
     subject: str
     planned_at_ms: int
     sessions: tuple[ErasedSession, ...]
-    #: Tags and pins on manifests of these sessions, with what they name.
+    #: Tags and pins on manifests of these sessions and on files saved from their workspaces, with
+    #: what they name.
     pins: tuple[tuple[str, str], ...]
     #: What providers found, by their names.
     records: dict[str, tuple[str, ...]]
     sharing: Sharing
-    #: Records that may not go, and why.
+    #: Records that cannot be erased, and why.
     stays: tuple[Staying, ...] = ()
-    #: Who was given what goes, and must be told.
+    #: Recipients of the erased records, who must be informed.
     to_tell: tuple[str, ...] = ()
     #: Record systems in the store that are not installed, with the reason: they were not searched.
     missing_systems: tuple[tuple[str, str], ...] = ()
@@ -143,42 +145,42 @@ class ErasurePlan(NamedTuple):
         >>> ErasurePlan.from_json(text).sessions[0].session
         's'
         """
-        told: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
-        told["sessions"] = [one._asdict() for one in self.sessions]
-        told["sharing"] = {
+        fields: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
+        fields["sessions"] = [one._asdict() for one in self.sessions]
+        fields["sharing"] = {
             **self.sharing._asdict(),
             "largest": [
                 {**one._asdict(), "digest": one.digest.hex()} for one in self.sharing.largest
             ],
             "sharers": [one._asdict() for one in self.sharing.sharers],
         }
-        told["stays"] = [one._asdict() for one in self.stays]
-        return ascii_json(told)
+        fields["stays"] = [one._asdict() for one in self.stays]
+        return ascii_json(fields)
 
     @staticmethod
     def from_json(text: str) -> ErasurePlan:
-        """The plan that ``to_json`` has spelled; InvalidInputError if it is anything else.
+        """The plan from the output of ``to_json``; InvalidInputError if it is not a plan.
 
         >>> found = plan(store, "anna")
         >>> ErasurePlan.from_json(found.to_json()) == found
         True
         """
         try:
-            told = json.loads(text)
-            if told.pop("schema") != SCHEMA:
+            fields = json.loads(text)
+            if fields.pop("schema") != SCHEMA:
                 raise ValueError(f"an erasure plan has the schema {SCHEMA}")
-            told["sessions"] = tuple(
+            fields["sessions"] = tuple(
                 [
                     ErasedSession(**{**one, "also_about": tuple(one["also_about"])})
-                    for one in told["sessions"]
+                    for one in fields["sessions"]
                 ]
             )
-            told["pins"] = tuple([(str(name), str(digest)) for name, digest in told["pins"]])
-            told["records"] = {
+            fields["pins"] = tuple([(str(name), str(digest)) for name, digest in fields["pins"]])
+            fields["records"] = {
                 str(name): tuple([str(one) for one in found])
-                for name, found in told["records"].items()
+                for name, found in fields["records"].items()
             }
-            shared = told["sharing"]
+            shared = fields["sharing"]
             shared["largest"] = tuple(
                 [
                     Shared(
@@ -192,13 +194,13 @@ class ErasurePlan(NamedTuple):
                 ]
             )
             shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
-            told["sharing"] = Sharing(**shared)
-            told["stays"] = tuple([Staying(**one) for one in told.get("stays", ())])
-            told["to_tell"] = tuple([str(one) for one in told.get("to_tell", ())])
-            told["missing_systems"] = tuple(
-                [(str(name), str(why)) for name, why in told.get("missing_systems", ())]
+            fields["sharing"] = Sharing(**shared)
+            fields["stays"] = tuple([Staying(**one) for one in fields.get("stays", ())])
+            fields["to_tell"] = tuple([str(one) for one in fields.get("to_tell", ())])
+            fields["missing_systems"] = tuple(
+                [(str(name), str(why)) for name, why in fields.get("missing_systems", ())]
             )
-            plan = ErasurePlan(**told)
+            plan = ErasurePlan(**fields)
             for one in plan.sessions:
                 keys.session_key(one.session)
             keys.id_bytes(plan.subject, "a subject")
@@ -212,7 +214,7 @@ class ErasureReport(NamedTuple):
 
     subject: str
     sessions_deleted: int
-    #: Deleted before, by an earlier try or somebody else; finished now if need be.
+    #: Deleted earlier, by a previous run or another process; unfinished deletions were completed.
     already_gone: int
     pins_removed: int
     records_erased: int
@@ -225,7 +227,7 @@ class ErasureReport(NamedTuple):
     still_to_run: tuple[str, ...]
     #: Records about the subject that are still there, and why.
     stays: tuple[Staying, ...] = ()
-    #: Who was given what is gone, and must be told.
+    #: Recipients of the erased records, who must be informed.
     to_tell: tuple[str, ...] = ()
     #: Records about the subject that were not in the plan, each with its provider: plan again.
     records_remaining: tuple[tuple[str, str], ...] = ()
@@ -258,8 +260,8 @@ def plan(
     keys.id_bytes(subject, "a subject")
     held = systems.held_by(store)
     known = _all_providers(held, providers)
-    check_flag(survey, "whether sharing is looked at")
-    check_count(listed, "how many objects are listed")
+    check_flag(survey, "survey")
+    check_count(listed, "listed")
     runtime = Runtime(store)
     now_ms = runtime.engine.now_ms()
     names = list(subjects.sessions_of(runtime, subject))
@@ -270,13 +272,13 @@ def plan(
         found.append(_session(runtime, subject, name, manifests, roots))
         if progress is not None:
             progress(Step("find", done + 1, len(names), "sessions"))
-    named = tuple(
-        [
-            (pin.name, pin.digest.hex())
-            for pin in pins.list_pins(runtime, "", expired=True)
-            if pin.digest in manifests
-        ]
-    )
+    own_pins = [
+        pin
+        for pin in pins.list_pins(runtime, "", expired=True)
+        if pin.digest in manifests or pins.owner_of(pin.name) in names
+    ]
+    named = tuple([(pin.name, pin.digest.hex()) for pin in own_pins])
+    roots.update([pin.digest for pin in own_pins])
     records = {one.name: tuple(one.find(store, subject)) for one in known.values()}
     my_rows = {
         key
@@ -344,7 +346,7 @@ def _session(
 def _others(
     runtime: Runtime, mine: set[bytes], my_pins: set[str], my_rows: set[bytes], now_ms: int
 ) -> Iterator[Root]:
-    """Every digest that a row of somebody else names, and whose row that is."""
+    """Every digest named by a row that is not part of the erasure, and the owner of that row."""
 
     def owner(key: bytes) -> str | None:
         session_key = key[: len(key) - len(keys.after_session(key))]
@@ -393,11 +395,11 @@ def _checked_providers(providers: Sequence[Provider]) -> Mapping[str, Provider]:
         can = all(callable(getattr(one, name, None)) for name in ("find", "roots", "erase"))
         if isinstance(one, type) or not can or type(getattr(one, "name", None)) is not str:
             raise InvalidInputError(
-                f"a provider has a name, and finds and erases records, unlike {one!r:.80}"
+                f"a provider must have name, find, roots and erase, got {one!r:.80}"
             )
     known = {one.name: one for one in given}
     if len(known) < len(given):
-        raise InvalidInputError("two providers have one name: what one of them finds would be lost")
+        raise InvalidInputError("two providers have the same name: give each provider once")
     return known
 
 
@@ -415,10 +417,10 @@ def execute(
     providers: Sequence[Provider] = (),
     progress: Progress | None = None,
 ) -> ErasureReport:
-    """Erase what is planned. May be stopped at any moment; plan and execute again to finish.
+    """Erase what is planned. If interrupted at any point, plan and execute again to finish.
 
-    A session goes whether or not somebody holds its lease or protects it. One that is not
-    about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
+    A session is erased even if it is leased or protected. A session that no longer has the
+    subject stays. InvalidInputError, and nothing is erased, if the plan
     has records of a provider that is neither given nor of an installed record system.
 
     >>> names = session.add_subjects(["anna"])
@@ -428,7 +430,7 @@ def execute(
     """
     check_store(store)
     if not isinstance(plan, ErasurePlan):
-        raise InvalidInputError(f"a plan is an ErasurePlan, not {type(plan).__name__}")
+        raise InvalidInputError(f"plan must be an ErasurePlan, got {type(plan).__name__}")
     held = systems.held_by(store)
     given = _all_providers(held, providers)
     missing = [name for name, found in plan.records.items() if found and name not in given]

@@ -124,7 +124,7 @@ def expire_rows(
 
 def _check_age(age_ms: int | None, name: str) -> None:
     if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"{name} is an age of 0 ms or more, or None, not {age_ms!r}")
+        raise InvalidInputError(f"{name} must be None or at least 0 (ms), got {age_ms!r}")
 
 
 def _finish_deletions(runtime: Runtime) -> int:
@@ -174,12 +174,12 @@ class _Expiring:
         return RowIs("retention", row.key, row.value)
 
     def receipt(self, row: Row, oldest_ms: int) -> Condition | None:
-        """A receipt of a turn that nobody repeats any more."""
-        told = decode_receipt(row.value)
-        if isinstance(told, SettledReceipt):
-            committed_at_ms: int | None = told.committed_at_ms
+        """A receipt that is too old for its turn to be retried."""
+        decoded = decode_receipt(row.value)
+        if isinstance(decoded, SettledReceipt):
+            committed_at_ms: int | None = decoded.committed_at_ms
         else:
-            committed_at_ms = self._committed_at_ms(row, told.revision)
+            committed_at_ms = self._committed_at_ms(row, decoded.revision)
         if committed_at_ms is None or committed_at_ms > oldest_ms:
             return None
         return RowIs("receipts", row.key, row.value)

@@ -1,9 +1,9 @@
-"""A session into one file: a bundle that proves itself, whole or without what another has."""
+"""``export_session``: writes a session into a bundle, whole or without what the reader has."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.files import storage_error
@@ -13,26 +13,22 @@ from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.format import bundle as layout
 from casstore.format.bundle import BundleHeader
 from casstore.format.digest import Digest
-from casstore.maintenance import session_rows
 from casstore.maintenance.bundle import BundleWriter
+from casstore.maintenance.files import whole_file
 from casstore.maintenance.progress import Progress
-from casstore.maintenance.sending import Lacking, Sender, reached_from
-from casstore.maintenance.session_rows import SessionRows
-from casstore.maintenance.whole_files import whole_file
-from casstore.session import catalogue, keys
+from casstore.maintenance.transfer import rows as session_rows
+from casstore.maintenance.transfer.objects import Lacking, Sender, reached_from
+from casstore.session import keys
 from casstore.session.arguments import check_flag, list_of
-from casstore.session.attachments import COMMITTED, Attachments
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
-from casstore.session.heads import HeadRow, decode_head
-from casstore.session.history import labels_of
-from casstore.session.receipts import Receipt, decode_receipt
+from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, meta_key
+from casstore.session.state import Runtime
 from casstore.store import Store, check_store
 
-#: What the reader of the file has: digests, of which each means all that it links to; a file
-#: of them, as ``write_have`` makes it; or a function that gives back those that it lacks.
+#: What the reader of the file has: digests, each of which stands for all that it links to; a file
+#: of them, as ``write_have`` writes it; or a function that returns those that the reader lacks.
 Have = Iterable[bytes] | str | os.PathLike[str] | Callable[[Sequence[bytes]], Sequence[bytes]]
 
 _HEX_LINE_BYTES: Final = 65
@@ -63,11 +59,11 @@ def export_session(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write a session into one file, as it stands at this moment.
+    """Write a session, as it is at this moment, into one file.
 
-    ``at`` takes one revision alone, without ``history`` the head alone. ``have`` leaves
-    out what the reader has, which makes the file thin. The file appears when it is complete
-    and on the disk; an existing one stays, unless ``replace``.
+    ``at`` exports one revision alone; without ``history`` that is the head. ``have`` leaves out
+    what the reader has, which makes the file thin. The file appears when it is complete and on the
+    disk; an existing one is refused, unless ``replace``.
 
     >>> report = export_session(store, "s", place / "s.bundle")
     >>> report.session, report.revisions
@@ -76,111 +72,28 @@ def export_session(
     check_store(store)
     check_flag(history, "whether history comes along")
     check_flag(replace, "whether an existing file is replaced")
-    whole = history and at is None
-    return read_again(
-        lambda: _export(
-            store, session, path_text(target_file), at, have, progress, whole=whole, replace=replace
-        )
-    )
-
-
-def _export(
-    store: Store,
-    session: str,
-    target_file: str,
-    at: int | str | Entry | None,
-    have: Have | None,
-    progress: Progress | None,
-    *,
-    whole: bool,
-    replace: bool,
-) -> ExportReport:
-    runtime = Runtime(store)
-    rows, state = _gather(runtime, session, at, whole=whole)
-    sent: set[bytes] = set()
-    lacking = _lacking(runtime, have, sent)
+    path, runtime = path_text(target_file), Runtime(store)
     header = BundleHeader(layout.VERSION, layout.SESSION, thin=have is not None)
-    with BundleWriter(target_file, header, replace=replace) as writer:
 
-        def take(item: NewObject) -> None:
-            sent.add(item.digest)
-            writer.add_object(item.kind, item.digest, item.data)
+    def export() -> ExportReport:
+        whole = history and at is None
+        rows, state = session_rows.read_session(runtime, session, at, history=whole)
+        sent: set[bytes] = set()
+        lacking = _lacking(runtime, have, sent)
+        with BundleWriter(path, header, replace=replace) as writer:
 
-        Sender(runtime.reader(), lacking, take, progress).send(_names(runtime, rows, state))
-        for row in session_rows.encode(rows):
-            writer.add_row(row)
-    return ExportReport(
-        session,
-        len(rows.revisions),
-        writer.objects,
-        writer.object_bytes,
-        writer.size_bytes,
-        have is not None,
-    )
+            def take(item: NewObject) -> None:
+                sent.add(item.digest)
+                writer.add_object(item.kind, item.digest, item.data)
 
+            names = session_rows.ordered_names(runtime, state, rows.named())
+            Sender(runtime.reader(), lacking, take, progress).send(names)
+            for row in session_rows.encode(rows):
+                writer.add_row(row)
+        counts = writer.objects, writer.object_bytes, writer.size_bytes
+        return ExportReport(session, len(rows.revisions), *counts, have is not None)
 
-def _names(runtime: Runtime, rows: SessionRows, state: State) -> Iterator[bytes]:
-    """Everything that rows name, in an order in which the walk is short."""
-    for place in runtime.index(state.manifest).places():
-        yield place.digest
-    for row in rows.revisions:
-        yield row.manifest
-        if row.hidden is not None:
-            yield row.hidden
-    for one in rows.attachments:
-        if one.digest is not None:
-            yield bytes(one.digest)
-
-
-# --- rows -------------------------------------------------------------------------------------
-
-
-def _gather(
-    runtime: Runtime, session: str, at: int | str | Entry | None, *, whole: bool
-) -> tuple[SessionRows, State]:
-    """The rows of a session. The head is read first: what came before it does not change."""
-    current = runtime.get(session)
-    key = keys.session_key(session)
-    state = current if at is None else runtime.at(session, at)
-    revisions: list[HeadRow] = []
-    if whole:
-        first, stop = keys.history(key, 0), keys.history(key, current.head.revision)
-        revisions = [decode_head(row.value) for row in scan(runtime.engine, "history", first, stop)]
-    # Hidden is what the head hides, in every revision.
-    revisions.append(state.head._replace(hidden=current.head.hidden))
-    known = {row.revision for row in revisions}
-    labels = {
-        name: revision
-        for revision, names in labels_of(runtime, key).items()
-        if revision in known
-        for name in names
-    }
-    has_meta = runtime.rows(session, [meta_key(key)])[1] is not None
-    attachments = Attachments(runtime, session).list(state=COMMITTED)
-    rows = SessionRows(
-        session,
-        catalogue.find_meta(runtime, session) if has_meta else None,
-        revisions,
-        labels,
-        attachments,
-        _receipts(runtime, key, revisions) if whole else {},
-    )
-    return rows, state
-
-
-def _receipts(runtime: Runtime, key: bytes, revisions: Sequence[HeadRow]) -> dict[str, Receipt]:
-    """The receipts of the turns that these revisions were committed by."""
-    turns = {row.revision: row.turn for row in revisions if row.turn is not None}
-    found: dict[str, Receipt] = {}
-    for row in scan(runtime.engine, "receipts", key, keys.past(key)):
-        receipt = decode_receipt(row.value)
-        turn = turns.get(receipt.revision)
-        if not isinstance(receipt, Receipt):
-            # Settled: its revision is gone, and does not travel.
-            continue
-        if turn is not None and row.key == key + keys.part(turn, "a turn id"):
-            found[turn] = receipt
-    return found
+    return read_again(export)
 
 
 # --- what the reader has ------------------------------------------------------------------------
@@ -207,7 +120,7 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
     Each stands for all that it links to. An export with them as ``have`` leaves that out.
 
     >>> have = have_of(store)  # what the reader of the export has
-    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")], lease=UNFENCED))
+    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")]))
     >>> report = export_session(store, "s", place / "thin.bundle", have=have)
     >>> report.thin, report.objects  # a node and a manifest
     (True, 2)

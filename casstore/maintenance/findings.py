@@ -73,7 +73,7 @@ CODES: Final[dict[str, Meaning]] = {
         ERROR, "a compression dictionary is damaged: slabs that name it are lost", _SALVAGE
     ),
     faults.INDEX_DANGLING: Meaning(
-        ERROR, "the index names an object where there is none, or another one", _REBUILD
+        ERROR, "the index points to a place that holds no object, or another object", _REBUILD
     ),
     OBJECT_MISSING: Meaning(
         ERROR, "an object links to one that the index does not name",
@@ -83,7 +83,7 @@ CODES: Final[dict[str, Meaning]] = {
         ERROR, "an object's bytes do not match its digest, or cannot be inflated", _SALVAGE
     ),
     OBJECT_MALFORMED: Meaning(
-        ERROR, "an object matches its digest but is not spelled as its kind must be",
+        ERROR, "an object matches its digest but is not in the canonical form of its kind",
         "nothing was lost since it was written; find out who wrote it, and drop what refers to it",
     ),
     VALUE_EXPANDS: Meaning(
@@ -146,7 +146,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     PROTECTION_DANGLING: Meaning(
         WARNING, "a protection is of a revision that is not there",
-        "find out from who protects it what is lost, then end the protection: unprotect",
+        "ask the holder of the protection what is lost, then end the protection: unprotect",
     ),
     SUBJECTS_WRONG: Meaning(
         ERROR, "a session and the index of subjects do not agree whom it is about: erasing a "
@@ -206,6 +206,10 @@ class Finding(NamedTuple):
     what: str
     meaning: str
     remedy: str
+
+    def __str__(self) -> str:
+        place = str(self.where)
+        return f"{self.severity} {self.code}{f' at {place}' if place else ''}: {self.what}"
 
 
 class Affected(NamedTuple):

@@ -1,12 +1,11 @@
-"""gc: decide what is unreachable, and take its name away.
+"""gc: find unreachable objects (mark) and remove them from the index (sweep).
 
-``plan`` looks and changes nothing. ``execute`` removes what a plan listed and what is still
-unreachable by then. ``collect`` does both at once. All may run beside agents at work, in
-any process: marking blocks nobody, and sweeping is done in small transactions, between
-which writers have their turn. Stopping at any point is harmless; the next collection goes
-on with what is left.
+``plan`` marks and changes nothing. ``execute`` removes the objects of a plan that are still
+unreachable. ``collect`` does both. All of them can run concurrently with readers and writers, in
+any process: marking blocks no writer, and sweeping uses small transactions with pauses for writers.
+Interrupting at any point is safe; the next collection continues with what is left.
 
-What became of it is told by the report, not by an exception: see ``Outcome``.
+The report says how a collection ended, not an exception: see ``Outcome``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
+    DEFAULT_BATCH,
+    DEFAULT_GRACE_MS,
     Collecting,
     Collection,
     MarkReport,
@@ -31,19 +31,15 @@ from casstore.errors import (
     InvalidInputError,
     ReadOnlyError,
 )
+from casstore.format.printing import count, size
 from casstore.maintenance.lapsed_rows import count_pins, remove_pins
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS, live_roots
 from casstore.maintenance.systems import unregistered
-from casstore.session.arguments import check_callable, check_flag
+from casstore.session.arguments import check_callable, check_count, check_flag, check_ms
 from casstore.store import Store, check_store
 
-# Long enough for a blob to be put and then committed, whatever happens in between.
-DEFAULT_GRACE_MS: Final = 3_600_000
-# How many objects lose their names in one transaction. Writers wait for it: each takes a
-# page of the index with it, so this is about a megabyte to write.
-DEFAULT_BATCH: Final = 256
-# How long writers have the lock for themselves between two steps, at the most.
+# The longest pause between two steps, in which writers can take the lock.
 _MAX_REST_S: Final = 0.005
 MAX_BATCH: Final = 100_000
 
@@ -51,18 +47,18 @@ MAX_BATCH: Final = 100_000
 class Outcome(Enum):
     """How a collection ended."""
 
-    #: A plan, or a dry run: nothing was removed, by intention.
+    #: A plan or a dry run, which removes nothing.
     PLANNED = "planned"
-    #: Everything unreachable is gone.
+    #: All unreachable objects were removed.
     SWEPT = "swept"
     #: Nothing was unreachable.
     NOTHING = "nothing to do"
-    #: Stopped, or overtaken by writers; what was removed is gone rightly. Run it again.
+    #: Stopped, or overtaken by writers. The objects removed so far were unreachable. Run it again.
     INCOMPLETE = "incomplete"
     #: Nothing was removed, because something that is reached is missing or cannot be
     #: read, or because another collection is going on. ``problem`` says what.
     REFUSED = "refused"
-    #: An error came in the middle; what was removed before is gone rightly.
+    #: Failed with an error. The objects removed before it were unreachable.
     FAILED = "failed"
 
 
@@ -80,10 +76,10 @@ class GcReport(NamedTuple):
     bytes_kept: int = 0
     bytes_unreached: int = 0
     bytes_swept: int = 0
-    #: What went from the file at once, as stored: where nothing else lay beside. The rest
-    #: goes when slabs are rewritten: ``vacuum``, or ``store.pack()``.
+    #: Stored bytes that were freed at once: slabs in which no object is left. The rest is freed
+    #: when slabs are rewritten: ``vacuum``, or ``store.pack()``.
     bytes_freed: int = 0
-    #: Pins whose time is up: found by a plan, removed otherwise.
+    #: Expired pins: counted by a plan, removed by a collection.
     pins_expired: int = 0
     #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
@@ -91,6 +87,19 @@ class GcReport(NamedTuple):
     #: Record systems in the store that no installed package registers. Their rows, and what these
     #: link to, are kept.
     missing_systems: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.outcome.value}: {count(self.objects_unreached, 'unreachable object')} "
+            f"({size(self.bytes_unreached)}), {self.objects_swept:,} removed "
+            f"({size(self.bytes_swept)}); {count(self.objects_kept, 'object')} kept "
+            f"({size(self.bytes_kept)})"
+        )
+        if self.pins_expired:
+            text += f"; {count(self.pins_expired, 'expired pin')}"
+        if self.missing_systems:
+            text += f"; not installed: {', '.join(self.missing_systems)}"
+        return text if self.problem is None else f"{text}; {self.problem}"
 
 
 class GcPlan(NamedTuple):
@@ -106,9 +115,9 @@ class GcPlan(NamedTuple):
 def plan(
     store: Store, *, grace_ms: int = DEFAULT_GRACE_MS, progress: Progress | None = None
 ) -> GcPlan:
-    """Find out what nobody reaches; changes nothing, and may be done on a read-only store.
+    """Find unreachable objects; changes nothing, and works on a read-only store.
 
-    What was put within ``grace_ms`` stays, with all it links to.
+    Objects put within the grace period ``grace_ms`` are kept, with all they link to.
 
     >>> digest = store.put_blob(b"nobody refers to this")
     >>> found = plan(store, grace_ms=0)
@@ -140,7 +149,7 @@ def execute(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> GcReport:
-    """Remove what the plan lists, except what is reached or was put again since.
+    """Remove the objects of a plan, except those that became reachable or were put again since.
 
     >>> digest = store.put_blob(b"nobody refers to this")
     >>> execute(store, plan(store, grace_ms=0)).objects_swept, digest in store
@@ -148,7 +157,7 @@ def execute(
     """
     check_store(store)
     if not isinstance(plan, GcPlan) or not isinstance(plan.report, GcReport):
-        raise InvalidInputError(f"a plan is a GcPlan, not {plan!r:.80}")
+        raise InvalidInputError(f"plan must be a GcPlan, got {plan!r:.60}")
     if plan.report.outcome in (Outcome.REFUSED, Outcome.NOTHING):
         return plan.report
     return _run(store, plan.grace_ms, plan, batch, progress, stop)
@@ -163,12 +172,12 @@ def collect(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> GcReport:
-    """Give back what no session, revision, pin, queued work or attachment reaches.
+    """Remove objects that no session, revision, pin, queued work, attachment or record reaches.
 
-    What was put within ``grace_ms`` stays, with all it links to. ``batch`` bounds how many
-    objects are removed in one transaction, and so how long a writer waits. ``stop`` is asked
-    between transactions; the report of a collection that it ended is ``INCOMPLETE``. A
-    dry run is the report of the plan.
+    Objects put within the grace period ``grace_ms`` are kept, with all they link to. ``batch``
+    limits how many objects one transaction removes, and so how long a writer waits. ``stop`` is
+    called between transactions; if it returns true, the outcome is ``INCOMPLETE``. A dry run
+    returns the report of the plan.
 
     >>> digest = store.put_blob(b"nobody refers to this")
     >>> collect(store).objects_swept  # it was put just now, and may be needed in a moment
@@ -177,22 +186,20 @@ def collect(
     1
     """
     check_store(store)
-    check_flag(dry_run, "whether nothing is removed")
+    check_flag(dry_run, "dry_run")
     if dry_run:
         return plan(store, grace_ms=grace_ms, progress=progress).report
     return _run(store, grace_ms, None, batch, progress, stop)
 
 
 def check_grace(grace_ms: int) -> None:
-    """Refuse what can be no grace."""
-    if type(grace_ms) is not int or not 0 <= grace_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a grace of 0 ms or more, not {grace_ms!r}")
+    """Raise InvalidInputError unless this is a valid grace period."""
+    check_ms(grace_ms, "grace_ms")
 
 
 def check_batch(batch: int) -> None:
-    """Refuse what can be no number of objects to remove at once."""
-    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
-        raise InvalidInputError(f"a batch of 1 to {MAX_BATCH} objects, not {batch!r}")
+    """Raise InvalidInputError unless this is a valid number of objects for one transaction."""
+    check_count(batch, "batch", least=1, most=MAX_BATCH)
 
 
 def _run(
@@ -205,7 +212,7 @@ def _run(
 ) -> GcReport:
     check_batch(batch)
     if stop is not None:
-        check_callable(stop, "what is asked whether to stop")
+        check_callable(stop, "stop")
     with reclaiming(store.engine):
         only = None if plan is None else plan.unreached
         return _sweep_objects(store, grace_ms, only, batch, progress, stop)
@@ -222,7 +229,7 @@ def _sweep_objects(
     report = GcReport(Outcome.REFUSED)
     try:
         with _collection(store, grace_ms, dry_run=False) as collection:
-            # Before marking, which goes by the rows that are left.
+            # Before marking, which starts from the remaining rows.
             expired = _remove_pins(store, progress)
             found = collection.mark(only=only, pulse=_pulse(progress))
             report = _report(Outcome.INCOMPLETE, found)._replace(
@@ -247,7 +254,7 @@ def _sweep_objects(
                         Step("sweep", report.objects_swept, found.objects_unreached, "objects")
                     )
                 if not done:
-                    # Locks are not fair: who asks again at once gets it again.
+                    # The lock is not fair: without a pause, this thread would get it again.
                     time.sleep(min(swept.held_s, _MAX_REST_S))
     except CollectionOvertakenError as exc:
         return report._replace(outcome=Outcome.INCOMPLETE, problem=exc)

@@ -320,7 +320,7 @@ def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[byte
     """The nodes that a manifest names, the leaf and the ends of branches, with their ids."""
     ends: dict[bytes, str] = {}
     if manifest.tips.data != NOTHING.data:
-        tips = objects.load_spelled(reader, [manifest.tips])[0]
+        tips = objects.load_encoded(reader, [manifest.tips])[0]
         if type(tips) is not dict:
             raise CorruptionError(f"manifest {digest.hex()} has tips that are no map")
         for node_id, link in tips.items():

@@ -1,8 +1,8 @@
-"""Who keeps these objects: the rows from which they are still reached, climbed up to from below.
+"""Finds the rows that keep given objects alive, by following links from child to parent.
 
-A child's id is lower than its parents', so one pass from the lowest id up finds all that
-reaches them. It reads the directory of the whole store: for answering a question, not for
-every day.
+A child's id is lower than its parents', so one pass in order of ascending ids finds every object
+that reaches them. The pass reads the directory of the whole store, so it is for diagnosis, not for
+routine use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KINDS: Final = {
 
 
 class Keeper(NamedTuple):
-    """Somebody who keeps objects that others have given up."""
+    """The rows of one kind and one owner that keep objects alive."""
 
     #: session, pin (or tag), queue or attachment
     kind: str

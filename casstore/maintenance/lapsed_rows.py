@@ -1,8 +1,8 @@
-"""Removing rows whose time is up, each on condition that the engine's clock still says so.
+"""Removes expired rows, each on condition that it has expired by the engine's clock.
 
-A row keeps what it names as long as it is there; its time only says when it may be removed.
-So no step that follows judges the time a second time, and a clock that is set back later
-brings nothing back: what a collection may take has no row any more.
+A row keeps the objects it names until it is removed; its time only says when it may be removed. So
+later steps need not check the time again, and setting the clock back cannot revive a row: objects
+that gc may collect have no row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH: Final = 1024
 
 
 class Change(NamedTuple):
-    """What happens to rows, and under which condition."""
+    """Changes of rows, and the condition for them."""
 
     condition: Condition
     rows: Sequence[RowChange]
@@ -81,7 +81,7 @@ def remove_rows(
 
 
 def remove_pins(engine: Engine, progress: Progress | None = None) -> int:
-    """Remove the pins whose time is up; how many."""
+    """Remove expired pins; returns how many."""
     now_ms = engine.now_ms()
 
     def lapsed(row: Row) -> Condition | None:

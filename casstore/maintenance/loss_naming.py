@@ -1,4 +1,4 @@
-"""What a damaged revision lacks, by the names that its owner knows."""
+"""Names the missing parts of a damaged revision: its nodes, payloads and components."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from casstore.format.hashing import Kind
 from casstore.format.manifest import cut_components, decode_manifest
 from casstore.format.node import open_node
 
-# How far a search for names goes; what is found until then is enough to act upon.
+# The limits of a search for names; the names found within them are enough to act upon.
 _MAX_STEPS: Final = 20_000
 _MAX_PIECES: Final = 100
 _INDEX: Final = "a part of the node index"
 
 
 class Remains(Protocol):
-    """What is left of a store, by the ids that its objects had there."""
+    """The remaining objects of a damaged store, by their ids in it."""
 
     def find(self, object_id: int) -> StoredObject | str:
-        """An object, or why it cannot be had."""
+        """An object, or the reason why it is lost."""
         ...
 
     def digest_of(self, object_id: int) -> bytes:
-        """The name of an object; CorruptionError if it is not known."""
+        """The digest of an object; CorruptionError if it is not known."""
         ...
 
     def sketch(self, object_id: int) -> StoredObject | None:
-        """An object of which only the names of what it links to are lost."""
+        """An object of which only the digests of its links are lost."""
         ...
 
     def stand_in(self, object_id: int) -> bytes:
-        """What stands for a lost name in a sketch."""
+        """The placeholder for a lost digest in a sketch."""
         ...
 
     def children_of(self, object_id: int) -> tuple[int, ...]:
-        """What an object links to."""
+        """The ids of the objects that an object links to."""
         ...
 
 
 class LostPiece(NamedTuple):
-    """Something that a revision needs and that is gone."""
+    """A part of a revision that is lost."""
 
     revision: int
     #: ``the manifest``, ``tool_state``, ``node 'n17'``, ``the payload of node 'n17'``,
@@ -131,7 +131,7 @@ def _names_below(
                 names[header.parent] = f"node {header.parent_id!r}"
             return names, whole
     except CasstoreError:
-        # It matches its digest and is no node all the same; ``check`` says so.
+        # It matches its digest but is not valid for its kind; ``check`` reports that.
         pass
     return {}, whole
 

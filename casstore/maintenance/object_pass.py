@@ -12,7 +12,7 @@ _PAGE: Final = 1000
 
 
 def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
-    """Every object, parents before what they link to; a step is told for each page."""
+    """Every object, parents before children; ``progress`` is called for each page."""
     before: int | None = None
     seen = 0
     while page := engine.scan_objects(before=before, limit=_PAGE):

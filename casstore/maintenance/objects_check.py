@@ -1,4 +1,4 @@
-"""Is an object what its kind says? Decoded, spelled again, and its links compared."""
+"""Checks that an object is in the canonical form of its kind, and extracts its links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _READ_BYTES = 1 << 20
 
 
 class Malformed(Exception):
-    """An object that is what was written, but should never have been."""
+    """An object that matches its digest, but is not valid for its kind."""
 
 
 def links_of(digest: bytes, item: StoredObject) -> list[bytes]:
-    """The links of an object, by its bytes; Malformed if they are not of its kind."""
+    """The links in an object's bytes; Malformed if the bytes are not valid for its kind."""
     try:
         return _links(digest, item.kind, item.data)
     except CasstoreError as exc:
@@ -35,24 +35,24 @@ def _links(digest: bytes, kind: int, data: bytes) -> list[bytes]:
         shape = Kind.CHUNKS if kind == Kind.ROPE else kind
         branch = tree.decode_branch(shape, body)
         if tree.encode_branch(shape, branch.level, branch.children()) != body:
-            raise CorruptionError(f"branch {digest.hex()} is not spelled as it must be")
+            raise CorruptionError(f"branch {digest.hex()} is not in canonical form")
         return branch.digests
     if kind == Kind.MANIFEST:
         manifest = decode_manifest(digest, data)
-        spelled, links = encode_manifest(manifest)
-        if spelled != data:
-            raise CorruptionError(f"manifest {digest.hex()} is not spelled as it must be")
+        encoded, links = encode_manifest(manifest)
+        if encoded != data:
+            raise CorruptionError(f"manifest {digest.hex()} is not in canonical form")
         return links
     if kind == Kind.INDEX:
-        spelled, links = encode_piece(decode_piece(digest, data))
-        if spelled != data:
+        encoded, links = encode_piece(decode_piece(digest, data))
+        if encoded != data:
             raise CorruptionError(f"{digest.hex()} is not encoded as a part of a node index is")
         return links
     if kind == Kind.NODE:
         opened, links_beside = open_node(digest, data)
         parent = opened.header.parent
         return [*([] if parent is None else [parent]), *[name for _, name in links_beside]]
-    # Reading refuses every spelling but one.
+    # ``inspect`` accepts only the canonical form.
     return [name for _, name in canonical.inspect(data)[1]]
 
 

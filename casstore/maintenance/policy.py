@@ -2,9 +2,9 @@
 
     policy = version (1) ‖ map of the fields that are not the default
 
-A policy says what stays; everything else may go. One stands for the whole store and one
-may stand for each session, in its place. Where there is none, everything stays. Hours, days
-and so on are those of UTC, and in each the newest revision stays, newest by its number.
+A policy says which revisions to keep; retention may remove all others. The store has a default
+policy, and a session can have its own instead. Without a policy, everything is kept. Hours, days
+and so on are in UTC; of each, the revision with the highest number is kept.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Policy(NamedTuple):
     [(2, ('head', 'last')), (1, ('labelled start',))]
     """
 
-    #: The newest so many revisions, the head included.
+    #: How many of the newest revisions to keep, the head included.
     last: int = 0
-    #: The newest revision of each of the latest so many hours, days … that have any.
+    #: The number of most recent hours, days … with revisions, of each of which to keep the newest.
     hourly: int = 0
     daily: int = 0
     weekly: int = 0
@@ -59,7 +59,7 @@ class Policy(NamedTuple):
     labelled: bool = True
     #: All revisions: for a session that the default is not for.
     everything: bool = False
-    #: Take the whole session away once its head is this old; None: never.
+    #: Delete the whole session once its head is this old; None: never.
     idle_ms: int | None = None
 
 
@@ -67,35 +67,33 @@ _COUNTS: Final = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuse a policy that is none, or that says of nothing that it stays."""
+    """Raise InvalidInputError unless this is a valid Policy that keeps something."""
     if not isinstance(policy, Policy):
-        raise InvalidInputError(f"a policy is a Policy, not {type(policy).__name__}")
+        raise InvalidInputError(f"policy must be a Policy, got {type(policy).__name__}")
     for name in _COUNTS:
         number = getattr(policy, name)
         if type(number) is not int or not 0 <= number < 1 << 32:
-            raise InvalidInputError(f"{name} is a whole number from 0 on, not {number!r}")
+            raise InvalidInputError(f"{name} must be a whole number of at least 0, got {number!r}")
     for name in ("within_ms", "idle_ms"):
         time = getattr(policy, name)
         if time is not None and (type(time) is not int or not 0 < time <= MAX_STAMP_MS):
-            raise InvalidInputError(f"{name} is a time of 1 ms or more, or None, not {time!r}")
+            raise InvalidInputError(f"{name} must be None or at least 1 (ms), got {time!r}")
     for name in ("labelled", "everything"):
         if type(getattr(policy, name)) is not bool:
-            raise InvalidInputError(f"{name} is True or False, not {getattr(policy, name)!r}")
+            raise InvalidInputError(f"{name} must be a bool, got {getattr(policy, name)!r}")
     if not (
         policy.everything
         or policy.within_ms is not None
         or any(getattr(policy, name) for name in _COUNTS)
     ):
-        raise InvalidInputError(
-            "a policy that keeps nothing is taken for a mistake; last=1 keeps the head alone"
-        )
+        raise InvalidInputError("the policy keeps nothing; to keep only the head, set last=1")
 
 
 # --- keeping policies -----------------------------------------------------------------------
 
 
 def set_policy(store: Store, policy: Policy | None, session: str | None = None) -> None:
-    """Set the policy of a session, or the default; None takes it away.
+    """Set the policy of a session, or the default policy; None removes it.
 
     >>> set_policy(store, Policy(last=10, daily=7))
     >>> set_policy(store, Policy(everything=True), "s")  # but all of this one
@@ -120,7 +118,7 @@ def set_policy(store: Store, policy: Policy | None, session: str | None = None) 
     try:
         store.engine.write(Write(conditions=[RowIs(*tombstone_key(key), None)], rows=[change]))
     except ConditionFailedError:
-        runtime.rows(session)  # says that it was deleted
+        runtime.rows(session)  # raises SessionDeletedError if it was deleted
         raise
 
 
@@ -146,13 +144,13 @@ def policy_fields(policy: Policy) -> dict[str, Any]:
 
 
 def policy_from(fields: Any) -> Policy:
-    """A policy from its fields; refused if one is not known: it might be the one that keeps."""
+    """A policy from its fields. Unknown fields are refused: they might keep revisions."""
     if type(fields) is not dict:
-        raise InvalidInputError(f"a policy is made of a map of fields, not of {fields!r}")
+        raise InvalidInputError(f"a policy must be a map of fields, got {fields!r}")
     strange = [name for name in fields if name not in Policy._fields]
     if strange:
         raise InvalidInputError(
-            f"a policy has no {strange[0]!r}; it has {', '.join(Policy._fields)}"
+            f"unknown policy field {strange[0]!r}; use {', '.join(Policy._fields)}"
         )
     policy = Policy(**fields)
     check_policy(policy)
@@ -160,13 +158,13 @@ def policy_from(fields: Any) -> Policy:
 
 
 def decode_policy(row: bytes | None) -> Policy | None:
-    """A policy as its row holds it; one that cannot be read is an error, never none."""
+    """Decode a policy's row. A damaged policy is an error: it is never treated as absent."""
     if row is None:
         return None
     if row[:1] != bytes((_VERSION,)):
         raise FormatError(
             f"a retention policy has version {row[:1].hex()}, this release reads {_VERSION}: "
-            "upgrade casstore, or set the policy anew"
+            "upgrade casstore, or set the policy again"
         )
     try:
         return policy_from(canonical.decode(row[1:]))
@@ -215,7 +213,7 @@ _BUCKETS: Final[dict[str, Callable[[int], object]]] = {
 
 
 class Keeper:
-    """Tells of one revision after the other, newest first, why a policy keeps it."""
+    """Decides for each revision, newest first, why a policy keeps it."""
 
     def __init__(self, policy: Policy | None, now_ms: int) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""How long work tells how far it has come, and how it is stopped."""
+"""Progress reports of long-running operations, and how to stop them."""
 
 from __future__ import annotations
 

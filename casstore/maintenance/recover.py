@@ -10,14 +10,19 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from casstore.engine.lmdb.applying import LOG_KEY, LogState, decode_log_state
+from casstore.engine.lmdb.applying import LOG_KEY
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.log import LOG_FILE, surviving_records
+from casstore.engine.lmdb.log import (
+    LOG_FILE,
+    RecoveryPoint,
+    decode_recovery_point,
+    surviving_records,
+)
 from casstore.engine.lmdb.pages import PageFile
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import CorruptionError
-from casstore.maintenance.directories import require_directory
+from casstore.maintenance.files import require_directory
 from casstore.session.arguments import check_flag
 
 
@@ -88,14 +93,14 @@ def _open_directory(path: str | os.PathLike[str]) -> StoreDirectory:
     return directory
 
 
-def _read_log_state(directory: StoreDirectory) -> LogState:
+def _read_log_state(directory: StoreDirectory) -> RecoveryPoint:
     """What the tables say of the log, read without LMDB: opening the store may need the log."""
     with PageFile(directory.data_path) as file:
         for meta in file.metas()[:1]:
             for _, entry in file.walk(meta.main.root, lambda lost: None, lambda page, pages: True):
                 # LMDB's format 1 ends the names of databases in a zero byte.
                 if entry.key.rstrip(b"\0") == LOG_KEY:
-                    state = decode_log_state(entry.value or b"")
+                    state = decode_recovery_point(entry.value or b"")
                     if state is not None:
                         return state
     raise CorruptionError(
@@ -103,7 +108,7 @@ def _read_log_state(directory: StoreDirectory) -> LogState:
     )
 
 
-def _count_readable(directory: StoreDirectory, state: LogState) -> int:
+def _count_readable(directory: StoreDirectory, state: RecoveryPoint) -> int:
     """How many records of the log that the tables need, and do not hold yet, can be read."""
     records = surviving_records(os.path.join(directory.path, LOG_FILE)) or []
     numbers = {each.position.lsn for each in records if each.log_id == state.log_id}

@@ -1,4 +1,4 @@
-"""Do the rows of retention make sense, and do they speak of what is there?"""
+"""Checks the rows of the table ``retention``, and that what they refer to exists."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TABLE = "retention"
 
 
 class RetentionCheck:
-    """Judges the rows of the table ``retention``."""
+    """Checks the rows of the table ``retention``."""
 
     def __init__(self, rows: RowsCheck, facts: Facts) -> None:
         self._rows = rows
         self._facts = facts
 
     def judge(self, row: Row) -> None:
-        """Look at one row; CasstoreError or ValueError if it makes no sense."""
+        """Check one row; CasstoreError or ValueError if it is not valid."""
         key = keys.retention_session(row.key)
         if key is None:
             if row.key == keys.policy(None).key:
@@ -48,27 +48,27 @@ class RetentionCheck:
 
     def _protection(self, row: Row, key: bytes) -> None:
         name = self._rows.name_of(key)
-        told = protection.decode(name, row.key, row.value)
+        protected = protection.decode(name, row.key, row.value)
         places = [
             RowKey(_TABLE, row.key),
             RowKey("heads", key),
-            RowKey("history", keys.history(key, told.revision)),
+            RowKey("history", keys.history(key, protected.revision)),
             RowKey("tombstones", key),
         ]
 
         def judge(values: Sequence[bytes | None]) -> str | None:
             own, head, revision, deleted = values
-            # Of a deleted session it goes with the rest of the deletion.
+            # If the session was deleted, the deletion removes this row, too.
             if own != row.value or revision is not None or deleted is not None:
                 return None
-            if head is not None and decode_head(head).revision == told.revision:
+            if head is not None and decode_head(head).revision == protected.revision:
                 return None
             return (
-                f"{told.by!r} protects revision {told.revision} of session {name!r}, which "
-                "is not there"
+                f"{protected.by!r} protects revision {protected.revision} of session {name!r}, "
+                "which is not there"
             )
 
-        where = Where(name, told.revision, None, _TABLE, row.key)
+        where = Where(name, protected.revision, None, _TABLE, row.key)
         self._facts.ask(codes.PROTECTION_DANGLING, where, places, judge)
 
     def _subjects(self, row: Row, key: bytes) -> None:

@@ -1,9 +1,8 @@
-"""Carrying a retention plan out: exactly the plan, or less.
+"""Executes a retention plan: removes what it lists, or less, never more.
 
-Every removal is a write under the conditions that the row is the one that was planned and
-that nobody has labelled, forked, protected or pinned the revision since. What has changed
-stays and is reported. Whatever was done before an interruption is found gone by the next
-try, which goes on from there.
+Each removal is a write with the conditions that the row is the planned one and that the revision
+was not labelled, forked, protected or pinned since. Revisions that have changed stay and are
+reported. After an interruption, the next run skips what is already removed and continues.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from casstore.errors import (
     FormatError,
     InvalidInputError,
 )
+from casstore.format.printing import count
 from casstore.maintenance.policy import DAY_MS, Policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
@@ -55,7 +55,7 @@ _BATCH: Final = 256
 
 
 class Skipped(NamedTuple):
-    """What was planned to go and stayed; revision None: the session as a whole.
+    """A planned removal that was not carried out; revision None: the session as a whole.
 
     >>> from casstore.maintenance import retention
     >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
@@ -100,7 +100,7 @@ class RetentionReport(NamedTuple):
     sessions_deleted: int
     revisions_removed: int
     labels_removed: int
-    #: Planned, and not there any more: somebody else, or an earlier try, was first.
+    #: Planned, but already removed by another process or an earlier run.
     already_gone: int
     skipped_count: int
     #: The first of them.
@@ -113,6 +113,24 @@ class RetentionReport(NamedTuple):
     overridden: tuple[Overridden, ...] = ()
     #: Sessions that the policy stored for them decided about.
     own_policies: int = 0
+
+    def __str__(self) -> str:
+        text = (
+            f"{count(self.sessions, 'session')}: {self.sessions_deleted:,} deleted, "
+            f"{count(self.revisions_removed, 'revision')} and "
+            f"{count(self.labels_removed, 'label')} removed"
+        )
+        if self.already_gone:
+            text += f", {self.already_gone:,} already gone"
+        for number, what, which in (
+            (self.skipped_count, "skipped", self.skipped),
+            (self.refused_count, "refused", self.refused),
+        ):
+            if number:
+                first = which[0] if which else None
+                text += f"; {number:,} {what}"
+                text += f" ({first.session!r}: {first.why})" if first is not None else ""
+        return text
 
 
 class Tally:
@@ -171,9 +189,9 @@ class Tally:
 
 
 def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> RetentionReport:
-    """Remove what a plan says goes, as far as it is still as it was planned.
+    """Remove the sessions and revisions of a plan that have not changed since it was made.
 
-    Safe beside writers. It can be stopped at any moment and begun again. InvalidInputError if
+    It can run concurrently with writers, and can be interrupted and run again. InvalidInputError if
     the plan is more than a week old, or the clock was set back by more than a day since.
 
     >>> from casstore.maintenance import retention
@@ -185,14 +203,16 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     """
     check_store(store)
     if not isinstance(plan, Plan):
-        raise InvalidInputError(f"a plan is a Plan, not {type(plan).__name__}")
+        raise InvalidInputError(f"plan must be a Plan, got {plan!r:.60}")
     runtime = Runtime(store)
     age_ms = runtime.engine.now_ms() - plan.planned_at_ms
     if age_ms > MAX_PLAN_AGE_MS:
         raise InvalidInputError("the plan is more than a week old: plan again")
     if age_ms < -MAX_CLOCK_BACK_MS:
-        # By the clock of now it would be young for longer than marks are kept.
-        raise InvalidInputError("the plan is of a time to come, the clock was set back: plan again")
+        # By the current clock, the plan would stay valid for longer than marks are kept.
+        raise InvalidInputError(
+            "the plan is from the future, so the clock was set back: plan again"
+        )
     tally = Tally(LISTED)
     held: Held | None = None
     for part in plan:
@@ -241,7 +261,7 @@ def _delete(store: Store, runtime: Runtime, held: Held, part: SessionPlan, tally
             attempts.begin()
             known, conditions = _doomed(runtime, part, key)
             if known is None:
-                # Also finishes what an earlier try has left.
+                # Also completes the deletion if an earlier run was interrupted.
                 held.forget_session(store, part.session)
                 catalogue.finish(runtime, part.session)
                 tally.gone += 1
@@ -261,7 +281,7 @@ def _delete(store: Store, runtime: Runtime, held: Held, part: SessionPlan, tally
 def _doomed(
     runtime: Runtime, part: SessionPlan, key: bytes
 ) -> tuple[KnownSession | None, list[Condition]]:
-    """A session that is as it was planned to go, and what must hold when it does."""
+    """A session that is unchanged since the plan, and the conditions for deleting it."""
     places = [
         tombstone_key(key),
         head_key(key),
@@ -293,7 +313,7 @@ def _doomed(
     else:
         raise _ChangedError("its time was extended")
     if leases.live_generation(lease, now_ms):
-        raise _ChangedError("somebody holds its lease")
+        raise _ChangedError("its lease is live")
     # The clock may have been set back since the plan was made: then these are live again.
     for _, one in chain.from_iterable(_protections(runtime, key).values()):
         _require_lapsed(one, now_ms)
@@ -305,7 +325,7 @@ def _doomed(
 
 
 class _Doomed(NamedTuple):
-    """A revision that is as it was planned to go."""
+    """A revision to remove that is unchanged since the plan."""
 
     planned: Removed
     head: HeadRow
@@ -385,7 +405,7 @@ def _remove(
         labels += names
     if changes:
         runtime.engine.write(Write(conditions=conditions, rows=changes))
-    # Counted only now: what failed is tried again as a whole.
+    # Counted after the write: a failed write is retried as a whole.
     tally.revisions += revisions
     tally.labels += labels
     tally.gone += gone
@@ -429,7 +449,7 @@ def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes
 def _with_it(
     runtime: Runtime, key: bytes, planned: Removed, head: HeadRow
 ) -> tuple[list[Condition], list[RowChange], int]:
-    """What goes along with a revision: its labels; its receipt comes to stand alone."""
+    """The changes that come with a removal: labels are deleted, the turn's receipt is settled."""
     conditions: list[Condition] = []
     changes: list[RowChange] = []
     places = [RowKey("history", keys.label(key, name)) for name in planned.labels]

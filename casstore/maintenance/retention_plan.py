@@ -1,8 +1,8 @@
-"""A retention plan as plain data: what goes, what stays and why; as lines of JSON and back.
+"""A retention plan as plain data: what is removed, what is kept and why; to and from JSON lines.
 
-The first line says what it is and when it was made; each further line is about one session,
-or about a part of one with a long history. So a plan for any number of sessions is made,
-printed, saved, read and carried out in little memory.
+The first line has the schema and the time of the plan. Each further line is about one session, or
+about a part of a long history. So a plan for any number of sessions is made, saved, read and
+executed in bounded memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA: Final = "casstore.retention/1"
 
 
 class Kept(NamedTuple):
-    """A revision that stays, and all reasons why.
+    """A revision to keep, and all reasons why.
 
     >>> from casstore.maintenance import retention
     >>> [found] = retention.plan(store, policy=retention.Policy(last=1))
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A revision that goes, as it was when that was decided.
+    """A revision to remove, as it was when the plan was made.
 
     >>> from casstore.maintenance import retention
     >>> [found] = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
@@ -45,9 +45,9 @@ class Removed(NamedTuple):
     #: In hexadecimal.
     manifest: str
     committed_at_ms: int
-    #: They go with it.
+    #: Labels that are removed with it.
     labels: tuple[str, ...]
-    #: Marks of earlier use, in hexadecimal: another one since then keeps the revision.
+    #: Its marks when the plan was made, in hexadecimal. If they change, the revision is kept.
     mark: str | None = None
     pin_mark: str | None = None
 
@@ -65,14 +65,14 @@ class SessionPlan(NamedTuple):
     session: str
     #: The policy that decided; None: none is set, and everything stays.
     policy: Policy | None
-    #: True: the policy was given with the call. False: it is stored, or there is none.
+    #: True: the policy was given with the call. False: it is stored, or no policy is set.
     given: bool
     #: The head when it was planned; revision 0: nothing was committed.
     head_revision: int
     head_manifest: str | None
-    #: Why the session goes as a whole; empty: it stays.
+    #: Why the session is deleted as a whole; empty: it is kept.
     deleted: tuple[str, ...] = ()
-    #: Why it stays although its time is up.
+    #: Why it is kept although it has expired or is idle.
     spared: tuple[str, ...] = ()
     #: Newest first, all revisions of this part in one of the two.
     kept: tuple[Kept, ...] = ()
@@ -121,7 +121,7 @@ class Plan:
 
     @staticmethod
     def from_json(lines: Iterable[str]) -> Plan:
-        """The plan that ``to_json`` has spelled, read as it is iterated over.
+        """The plan from the lines that ``to_json`` wrote, read as it is iterated over.
 
         InvalidInputError if it is anything else. An open file can be gone through once.
 
@@ -132,7 +132,7 @@ class Plan:
         1
         """
         if not isinstance(lines, Iterable):
-            raise InvalidInputError(f"a plan is read from lines, not from {type(lines).__name__}")
+            raise InvalidInputError(f"lines must be an iterable of str, got {type(lines).__name__}")
         if iter(lines) is not lines:
             # A list: each round begins at its start.
             return Plan(_header(iter(lines)), lambda: _sessions(_behind_header(lines)))
@@ -149,10 +149,10 @@ def _behind_header(lines: Iterable[str]) -> Iterator[str]:
 def _header(lines: Iterator[str]) -> int:
     found = _loaded(next(lines, ""))
     if found.get("schema") != SCHEMA:
-        raise InvalidInputError(f"a retention plan begins with the schema {SCHEMA}")
+        raise InvalidInputError(f"the first line of a retention plan must have the schema {SCHEMA}")
     planned_at_ms = found.get("planned_at_ms")
     if type(planned_at_ms) is not int:
-        raise InvalidInputError("a retention plan says when it was made")
+        raise InvalidInputError("the first line of a retention plan must have planned_at_ms")
     return planned_at_ms
 
 
@@ -160,23 +160,23 @@ def _loaded(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidInputError(f"a line of a retention plan is no JSON: {line!r:.60}") from exc
+        raise InvalidInputError(f"a line of a retention plan is not JSON: {line!r:.60}") from exc
     if type(found) is not dict:
-        raise InvalidInputError(f"a line of a retention plan is a map, not {line[:60]!r}")
+        raise InvalidInputError(f"a line of a retention plan must be an object, got {line[:60]!r}")
     return found
 
 
 def _plain(session: SessionPlan) -> dict[str, Any]:
-    told = session._asdict()
+    given = session._asdict()
     for name in ("policy", "overridden"):
         policy = getattr(session, name)
-        told[name] = None if policy is None else policy_fields(policy)
-    told["kept"] = [one._asdict() for one in session.kept]
-    told["removed"] = [
+        given[name] = None if policy is None else policy_fields(policy)
+    given["kept"] = [one._asdict() for one in session.kept]
+    given["removed"] = [
         {name: value for name, value in one._asdict().items() if value is not None}
         for one in session.removed
     ]
-    return told
+    return given
 
 
 def _sessions(lines: Iterator[str]) -> Iterator[SessionPlan]:
@@ -216,38 +216,38 @@ _ROW_TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def _session(told: dict[str, Any], line: str) -> SessionPlan:
+def _session(given: dict[str, Any], line: str) -> SessionPlan:
     try:
-        for name, value in told.items():
+        for name, value in given.items():
             _require(type(value) in _TYPES[name], name)
-        keys.session_key(told["session"])
-        fields = dict(told)
+        keys.session_key(given["session"])
+        fields = dict(given)
         for name in ("policy", "overridden"):
-            policy = told.get(name)
+            policy = given.get(name)
             fields[name] = None if policy is None else policy_from(policy)
-        fields["kept"] = tuple([Kept(**_row(one)) for one in told["kept"]])
-        fields["removed"] = tuple([Removed(**_row(one)) for one in told["removed"]])
+        fields["kept"] = tuple([Kept(**_row(one)) for one in given["kept"]])
+        fields["removed"] = tuple([Removed(**_row(one)) for one in given["removed"]])
         for name in ("deleted", "spared"):
-            fields[name] = _texts(told[name])
+            fields[name] = _texts(given[name])
         return SessionPlan(**fields)
     except (KeyError, TypeError, ValueError) as exc:
         raise InvalidInputError(f"not a line of a retention plan: {line[:60]!r}: {exc}") from exc
 
 
-def _row(told: Any) -> dict[str, Any]:
-    _require(type(told) is dict, "a revision")
-    for name, value in told.items():
+def _row(given: Any) -> dict[str, Any]:
+    _require(type(given) is dict, "a revision")
+    for name, value in given.items():
         _require(type(value) in _ROW_TYPES[name], name)
-    _require(0 < told["revision"] < 1 << 63, "a revision")
+    _require(0 < given["revision"] < 1 << 63, "a revision")
     for name in ("manifest", "mark", "pin_mark"):
-        bytes.fromhex(told.get(name) or "")
-    return {name: _texts(value) if type(value) is list else value for name, value in told.items()}
+        bytes.fromhex(given.get(name) or "")
+    return {name: _texts(value) if type(value) is list else value for name, value in given.items()}
 
 
-def _texts(told: list[Any]) -> tuple[str, ...]:
-    for text in told:
+def _texts(given: list[Any]) -> tuple[str, ...]:
+    for text in given:
         _require(type(text) is str, "a list of texts")
-    return tuple(told)
+    return tuple(given)
 
 
 def _require(holds: bool, what: str) -> None:

@@ -1,8 +1,8 @@
-"""Deciding what retention would do, session by session; nothing is changed.
+"""Plans retention, session by session; changes nothing.
 
-What is decided must hold up when it is carried out later, beside writers. So marks are read
-before that which they are the marks of: a label that this reading misses has changed the
-mark by the time it is looked at again.
+A plan is executed later, while other processes write. So the planner reads marks before the labels,
+forks, protections and pins they stand for. If it misses a new label, the mark has changed by the
+time of the execution, which then keeps the revision.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def plan(
 
     The policy stored for a session decides; for a session without one, ``policy``; without
     that, the stored default. ``override_policies`` lets ``policy`` decide for all of these
-    sessions, and the plan names each whose stored policy it overrides. Sessions are looked at
-    as the plan is iterated over. CorruptionError or FormatError if the default policy cannot
+    sessions, and the plan names each whose stored policy it overrides. Sessions are read while
+    the plan is iterated over. CorruptionError or FormatError if the default policy cannot
     be read.
 
     >>> from casstore.maintenance import retention
@@ -62,12 +62,14 @@ def plan(
     ([2], [1])
     """
     check_store(store)
-    check_text(prefix, "a prefix")
+    check_text(prefix, "prefix")
     if policy is not None:
         check_policy(policy)
     check_flag(override_policies, "override_policies")
     if override_policies and policy is None:
-        raise InvalidInputError("override_policies needs a policy to override the stored ones with")
+        raise InvalidInputError(
+            "override_policies needs policy, which replaces the stored policies"
+        )
     names = None if sessions is None else list_of(sessions, "sessions")
     for name in names or ():
         keys.session_key(name)
@@ -88,7 +90,7 @@ def plan(
 
 def _all(runtime: Runtime, prefix: str) -> Iterator[KnownSession]:
     for known in catalogue.scan_sessions(runtime, *keys.prefix_range(prefix)):
-        # A prefix too long for a key finds more than was asked for.
+        # If the prefix is too long for a key, the range contains other sessions, too.
         if not prefix or _name(known).startswith(prefix):
             yield known
 
@@ -120,7 +122,7 @@ class _Decision(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What stands beside a session's history, decoded."""
+    """The decoded rows of a session, other than its history."""
 
     head: HeadRow | None
     decision: _Decision
@@ -132,7 +134,7 @@ class _Rows(NamedTuple):
 
 
 class _Planner:
-    """Plans sessions, all for the same moment."""
+    """Plans sessions, all as of the same time."""
 
     def __init__(
         self, runtime: Runtime, now_ms: int, given: Policy | None, *, override: bool
@@ -211,7 +213,7 @@ class _Planner:
     # --- the session as a whole -----------------------------------------------------------
 
     def _ending(self, rows: _Rows) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Why the session should go, and why it stays all the same."""
+        """Why the session should be deleted, and why it is kept nevertheless."""
         policy = rows.decision.policy
         reasons: list[str] = []
         spared: list[str] = []
@@ -243,7 +245,7 @@ class _Planner:
         protectors: dict[int, list[str]] = {}
         for one in rows.protections:
             protectors.setdefault(one.revision, []).append(f"protected by {one.by}")
-        # The holder of a lease may go back to what was the head when it came, not further.
+        # The holder of a lease may rewind to the head at the time of its claim, not further.
         claimed_at_ms = rows.lease.claimed_at_ms if self._is_live(rows.lease) and rows.lease else 0
         leased = claimed_at_ms > 0
         kept: list[Kept] = []
@@ -257,7 +259,7 @@ class _Planner:
                 reasons += keeper.reasons(head.committed_at_ms, labels)
                 if leased:
                     reasons.append("lease")
-                    # At the same moment, it may have been before or after: then one more stays.
+                    # With equal times the order is unknown, so one more revision is kept.
                     leased = head.committed_at_ms >= claimed_at_ms
                 reasons += protectors.get(head.revision, [])
                 reasons += self._pinned.reasons(head.manifest)
@@ -276,7 +278,7 @@ class _Planner:
                     )
             if len(kept) + len(removed) >= PART_REVISIONS:
                 if not proven:
-                    # Nothing goes of a session of which anything cannot be read.
+                    # If any row of a session cannot be read, nothing of it is removed.
                     for _ in self._pages(key, page[-1]):
                         pass
                     proven = True
@@ -310,7 +312,7 @@ def _revision(key: bytes, row: Row) -> HeadRow:
 
 
 def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) -> Meaning:
-    """What a row means; if it means nothing, the error names it."""
+    """Decode a row; the error for a damaged row names it."""
     try:
         return decode(row)
     except (CorruptionError, FormatError, ValueError) as exc:
@@ -348,7 +350,7 @@ def _time(time_ms: int) -> str:
 
 
 class _Pinned:
-    """What tags and pins name, read again when there is a mark that was not there before."""
+    """The objects that tags and pins name, read again when a new mark appears."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -356,14 +358,14 @@ class _Pinned:
         self._names: dict[bytes, str] = {}
 
     def look_at(self, manifests: list[bytes]) -> dict[bytes, bytes]:
-        """The marks of these manifests; pins made before they were read are known afterwards."""
+        """The marks of these manifests. Pins made before they were read are known afterwards."""
         engine = self._runtime.engine
         rows = engine.get_rows([keys.pin_mark(one) for one in manifests])
         found = {
             manifest: row for manifest, row in zip(manifests, rows, strict=True) if row is not None
         }
         if self._known is None or not self._known.issuperset(found.values()):
-            # By what they say, not by their times: clocks go back.
+            # Compared by content, not by time: clocks can be set back.
             marked = scan(engine, "retention", *keys.all_pin_marks())
             self._known = {row.value for row in marked}
             self._names = {

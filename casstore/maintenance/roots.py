@@ -1,4 +1,4 @@
-"""What rows keep alive: the digests from which everything that counts is reached.
+"""The root set of gc: the digests that rows name.
 
     heads, history    the manifest of every session and revision, and its hidden nodes
     pins              what tags and pins name, until their rows are removed
@@ -6,9 +6,9 @@
     attachments       blobs that were announced or committed
     records           what other systems' rows link to
 
-No clock is asked. A pin whose time is up keeps its object until its row is removed, by a write
-under the condition that the time is up (``lapsed_rows``): whoever lets an object go removes the
-row first. So a clock that ran ahead and was set back leaves no row that names what is gone.
+The root set does not depend on the clock. An expired pin keeps its object until its row is removed,
+by a write with the condition that the pin has expired (``lapsed_rows``). So the row is always
+removed before the object, and a clock that is set back leaves no row that names a missing object.
 
 A row that cannot be read stops the search: a root set that is not known is never taken for
 an empty one (P6).

@@ -1,7 +1,7 @@
-"""Do the rows make sense, one by one and together?
+"""Checks rows, one by one and against each other.
 
-Rows are read in pages, each of its own moment. What two rows say of each other is asked for
-again in one request, so of one moment, before it is called wrong.
+Rows are read in pages, each a separate snapshot. Before two rows are reported as inconsistent, both
+are read again in one snapshot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Revision(NamedTuple):
 
 
 class RowsCheck:
-    """Goes through the rows that can be read, and tells what is wrong with them."""
+    """Checks the readable rows and reports findings."""
 
     def __init__(self, engine: Engine, checking: Checking, found: Findings) -> None:
         self._engine = engine
@@ -75,9 +75,9 @@ class RowsCheck:
             start = page[-1].key + b"\0"
 
     def now(self, places: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, as they are now; nothing at all if one of them cannot be read.
+        """The current rows, from one snapshot; an empty list if one of them cannot be read.
 
-        Damage is told by ``check_rows``; here it only means that nothing can be said.
+        ``check_rows`` reports the damage; here it only means that the rows cannot be compared.
         """
         if any(place.table in self.unsafe for place in places):
             return []
@@ -107,7 +107,7 @@ class RowsCheck:
         return heapq.merge(*both, key=lambda one: (one.session_key, one.is_head))
 
     def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
-        """What beside revisions keeps objects: the session, a name for it, and the digest."""
+        """Rows other than revisions that keep objects: the session, a name, and the digest."""
         for table, keeper in (
             ("queue", self._kept_batch),
             ("attachments", self._kept_attachment),
@@ -156,10 +156,10 @@ class RowsCheck:
     # --- checking -----------------------------------------------------------------------
 
     def judge_with(self, table: str, judge: Callable[[Row], None]) -> None:
-        """Let the rows of a table be looked at by somebody who knows their meaning."""
+        """Register a function that checks the rows of a table."""
         self._judges[table] = judge
 
-    def run(self, tables: Sequence[str], told: Callable[[int], None]) -> None:
+    def run(self, tables: Sequence[str], progress: Callable[[int], None]) -> None:
         """Check these tables."""
         for table in tables:
             judge = self._judges.get(table)
@@ -168,7 +168,7 @@ class RowsCheck:
             for row in self.readable(table):
                 self.rows += 1
                 if not self.rows % _PAGE:
-                    told(self.rows)
+                    progress(self.rows)
                 if judge is None:
                     continue
                 try:
@@ -186,7 +186,7 @@ class RowsCheck:
                         last = self._follows(key, last, row)
             if table in _REMOVED_WITH_SESSION:
                 self._end_of_history(table, session, last)
-        told(self.rows)
+        progress(self.rows)
 
     def _malformed(self, table: str, row: Row, exc: Exception) -> None:
         if self.now([RowKey(table, row.key)]) != [row.value]:
@@ -200,7 +200,7 @@ class RowsCheck:
     def require_object(
         self, table: str, row: Row, digest: bytes | None, revision: int | None = None
     ) -> None:
-        """Tell if a row names what is not there, and still does."""
+        """Report a row that names a missing object, if it still does when read again."""
         if digest is None or not self._engine.missing([Digest(digest)]):
             return
         if self.now([RowKey(table, row.key)]) != [row.value]:
@@ -303,7 +303,7 @@ class RowsCheck:
     # --- sessions as a whole ------------------------------------------------------------
 
     def _owner(self, table: str, row: Row, key: bytes) -> None:
-        """Tell if a session's rows have lost their session."""
+        """Report rows left of a deleted session, and the history of a session without a head."""
         places = [RowKey("heads", key), RowKey("tombstones", key), RowKey(table, row.key)]
         rows = self.now(places)
         if not rows or rows[2] is None or rows[0] is not None:

@@ -1,59 +1,48 @@
-"""Salvage: every session that can still be proven, out of a damaged store into a new one.
+"""``salvage``: every session that can still be proven, out of a damaged store into a new one.
 
-The damaged file is never given to LMDB, which may die of it, and never written to. What is
-taken over was proven: objects by their digests, rows by their checksums. A revision counts
-only whole; a session stands in the new store at its newest whole revision. What could not
-be taken over is listed by name.
+The damaged file is never opened with LMDB, which may crash on it, and never written to. Only what
+is proven is taken over: objects by their digests, rows by their checksums. A revision is taken over
+whole or not at all; a session is in the new store at its newest whole revision. What could not be
+taken over is listed by name.
+
+Of the steps of ``maintenance.transfer`` only publishing is shared. The others differ: objects are
+found by the ids of the damaged store, and every row may be lost by itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import casstore.store
 from casstore.engine.id_set import IdSet
-from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked, require_data_file
+from casstore.engine.lmdb.page_scan import NEWEST, LostRows, Marked, PageScan, require_data_file
 from casstore.engine.paths import path_text
-from casstore.engine.protocol import (
-    NewObject,
-    ObjectsExist,
-    PutRow,
-    Row,
-    RowIs,
-    RowKey,
-    Write,
-)
-from casstore.errors import (
-    CasstoreError,
-    ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
-    ObjectNotFoundError,
-)
+from casstore.engine.protocol import NewObject, PutRow, Row, Write
+from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.format.manifest import decode_manifest
-from casstore.maintenance.carried import OF_SESSIONS, OF_THE_STORE
-from casstore.maintenance.directories import require_directory
+from casstore.maintenance.files import require_directory
 from casstore.maintenance.graph_proof import rebuild_node_index
 from casstore.maintenance.loss_naming import LostPiece, name_losses
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.salvaged_rows import (
+    FoundRevision,
     LostRow,
     RowTarget,
+    SessionRemains,
     StrayRow,
-    named_by,
-    retention_of_session,
     store_rows,
 )
+from casstore.maintenance.transfer.rows import OF_SESSIONS, OF_THE_STORE
 from casstore.objects.pieces import PendingReader, PieceWriter
-from casstore.session import attachments, keys, queue
-from casstore.session.heads import HeadRow, decode_head, encode_head
-from casstore.session.receipts import SettledReceipt, decode_receipt
-from casstore.session.scanning import scan
+from casstore.session import keys
+from casstore.session.heads import decode_head, encode_head, head_key
+from casstore.session.state import meta_key, tombstone_key
 from casstore.store import Store
 
 # What one write takes into the new store.
@@ -74,22 +63,22 @@ class SalvagedSession(NamedTuple):
 
     ``outcome``: ``whole`` (at its head, with every revision), ``partial`` (an earlier revision
     is the head now, or revisions before it are missing), ``lost`` (no revision is whole),
-    ``deleted`` (it was, and stays so), ``exists`` (the target has another one of this id,
-    which was left as it is).
+    ``deleted`` (it was deleted, and stays so), ``exists`` (the target has another session of this
+    id, which was left as it is).
     """
 
     session: str
     outcome: str
-    #: The revision that it stands at in the target, and in the source.
+    #: The revision of its head in the target, and in the source.
     revision: int | None
     head_revision: int | None
     revisions_saved: int
     #: Revisions that are not whole: the newest of them, and how many.
     revisions_lost: tuple[int, ...]
     revisions_lost_count: int
-    #: What its newest revision lacks.
+    #: What its newest incomplete revision lacks.
     lost: tuple[LostPiece, ...]
-    #: Some of its rows were found in pages that nothing leads to, and may be outdated.
+    #: Some of its rows were found in pages that no tree links to, and may be outdated.
     from_strays: bool
 
 
@@ -105,13 +94,13 @@ class SalvageReport(NamedTuple):
     rows_lost: tuple[LostRow, ...]
     #: Policies, protections and the like that were taken over though they may be outdated.
     rows_from_strays: tuple[StrayRow, ...]
-    #: Rows that the target has otherwise, and queues: they were left as they are. Those of a
-    #: session that is there with its head are not counted.
+    #: Rows that the target has with other values, and queues: they were left as they are. Those of
+    #: a session whose head the target has are not counted.
     rows_existing: int
-    #: Where rows may be missing of which not even the name is known.
+    #: Ranges of keys where rows of unknown names may be missing.
     gaps: tuple[LostRows, ...]
     dictionaries_lost: tuple[int, ...]
-    #: Slabs and rows that were found in pages to which no tree leads.
+    #: Slabs and rows that were found in pages that no tree links to.
     stray_slabs: int
     stray_rows: int
 
@@ -136,7 +125,7 @@ def salvage(
     """Copy all that can be proven of the store at ``source`` into ``target``.
 
     ``target`` is a store, or where to open or create one; it may hold sessions already, and
-    those stay as they are. Repeating is harmless. Nobody may write to the source meanwhile.
+    those stay as they are. Repeating is harmless. No process may write to the source meanwhile.
 
     >>> store.close()
     >>> report = salvage(place / "store", other)
@@ -153,7 +142,7 @@ def salvage(
     into = path_text(target)
     if not casstore.store.is_server(into):
         _require_apart(place, into)
-    # Before a target is made for nothing.
+    # Before a target is created in vain.
     require_data_file(place)
     with casstore.store.open(target) as opened:
         return _Salvage(place, opened, progress).run()
@@ -165,12 +154,6 @@ def _require_apart(source: str, target: str) -> None:
         raise InvalidInputError(
             f"the target {target} lies in the damaged store {source}; choose another place"
         )
-
-
-class _Revision(NamedTuple):
-    row: Row
-    head: HeadRow
-    rank: int
 
 
 class _Salvage:
@@ -190,7 +173,7 @@ class _Salvage:
             self._progress(Step(phase, done, total, unit))
 
     def run(self) -> SalvageReport:
-        with Excavation(
+        with PageScan(
             self._source, lambda done, total: self._tell("dig", done, total, "pages")
         ) as found:
             marked = found.mark(self._roots(found))
@@ -202,7 +185,7 @@ class _Salvage:
             }
             taken = {key: one.outcome != EXISTS for key, one in sessions.items()}
             for table in OF_THE_STORE:
-                self._rows.put([], store_rows(table, found, self._rows, taken))
+                self._rows.put(store_rows(table, found, self._rows, taken))
             return SalvageReport(
                 self._source,
                 tuple(sessions.values()),
@@ -220,21 +203,20 @@ class _Salvage:
 
     # --- objects --------------------------------------------------------------------------
 
-    def _roots(self, found: Excavation) -> Iterator[bytes]:
-        """Every digest that a row names; rows that make no sense name nothing."""
+    def _roots(self, found: PageScan) -> Iterator[bytes]:
+        """Every digest that a row names; rows that cannot be read name nothing."""
         for table in ROOTS.tables:
             for row in found.rows(table):
                 try:
-                    yield from named_by(table, row)
+                    yield from ROOTS.named(table, row)
                 except CorruptionError:
                     continue
 
-    def _copy_objects(self, found: Excavation, ids: IdSet | list[int]) -> list[int]:
-        """Store what is whole, children before parents; again while that helps others.
+    def _copy_objects(self, found: PageScan, ids: IdSet | list[int]) -> list[int]:
+        """Store the whole objects, children before parents; the ids of those that are not whole.
 
-        Usually once is enough: a child's id is lower. Only where an object is lost, and
-        was stored a second time later, its parents have to wait for that one. Returns the ids
-        of the objects that are not whole.
+        Usually one pass is enough: a child's id is lower. Only if an object is lost, and was stored
+        a second time later, its parents have to wait for that one.
         """
         todo: Iterable[int] = ids
         total = len(ids)
@@ -260,10 +242,10 @@ class _Salvage:
                 return left
             todo = sorted(left)
 
-    def _rebuild_indexes(self, found: Excavation, marked: Marked) -> int:
-        """Make the lost parts of node indexes again from the nodes; how many manifests need that.
+    def _rebuild_indexes(self, found: PageScan, marked: Marked) -> int:
+        """Rebuild the lost parts of node indexes from the nodes; the number of manifests repaired.
 
-        An index follows from its nodes, so what is made here has the digests that the manifest
+        An index follows from its nodes, so the rebuilt parts have the digests that the manifest
         names.
         """
         rebuilt = 0
@@ -277,7 +259,7 @@ class _Salvage:
                 manifest = decode_manifest(digest, item.data)
                 tail = rebuild_node_index(reader, digest, manifest, writer.emit)
             except CasstoreError:
-                # Nodes are lost, too.
+                # Nodes are lost as well.
                 continue
             if tail == manifest.node_index:
                 rebuilt += 1
@@ -285,7 +267,7 @@ class _Salvage:
         return rebuilt
 
     def _store(self, batch: list[tuple[int, NewObject]]) -> list[int]:
-        """Store those whose parts are all there; the ids of the others."""
+        """Store the objects whose children are all stored; the ids of the others."""
         own = {item.digest for _, item in batch}
         asked = {child for _, item in batch for child in item.children if child not in own}
         absent = set(self._target.engine.missing(list(asked)))
@@ -306,8 +288,8 @@ class _Salvage:
 
     # --- sessions -------------------------------------------------------------------------
 
-    def _session_keys(self, found: Excavation) -> Iterator[bytes]:
-        """The keys of all sessions that any row speaks of, in order."""
+    def _session_keys(self, found: PageScan) -> Iterator[bytes]:
+        """The keys of all sessions of which any row was found, in order."""
         seen: set[bytes] = set()
         for table in OF_SESSIONS:
             start = b""
@@ -320,25 +302,23 @@ class _Salvage:
                 start = keys.past(key)
         yield from sorted(seen)
 
-    def _copy_session(self, found: Excavation, marked: Marked, key: bytes) -> SalvagedSession:
-        stop = keys.past(key)
+    def _copy_session(self, found: PageScan, marked: Marked, key: bytes) -> SalvagedSession:
         heads = list(_ranked(found, "heads", key, key + b"\1"))
         history = list(_ranked(found, "history", keys.history(key, 0), keys.labels(key)))
         revisions = {one.head.revision: one for one in (*history, *heads)}
         newest = revisions[max(revisions)] if revisions else None
-        name = _session_name(found, key, newest)
+        name = _session_name(key, newest)
+        remains = SessionRemains(found, self._rows, key, name)
         tombstone = next(found.rows("tombstones", key, key + b"\1"), None)
-        strays = any(one.rank > NEWEST for one in revisions.values())
         if tombstone is not None:
-            outcome = self._put_deletion(found, key, stop, name, tombstone)
+            outcome = self._put_deletion(remains, tombstone)
             return SalvagedSession(name, outcome, None, None, 0, (), 0, (), from_strays=False)
         whole = [
             one for one in sorted(revisions.values(), key=lambda one: one.head.revision)
             if self._rows.has(one.head.manifest)
         ]  # fmt: skip
-        broken = sorted(
-            (revision for revision, one in revisions.items() if one not in whole), reverse=True
-        )
+        saved = {one.head.revision for one in whole}
+        broken = sorted(set(revisions) - saved, reverse=True)
         pieces: list[LostPiece] = []
         if broken:
             lacking = revisions[broken[0]].head
@@ -349,7 +329,7 @@ class _Salvage:
                 lacking.revision,
                 self._rows.has,
             )
-        outcome = self._put_session(found, key, stop, name, newest, whole, pieces)
+        outcome = self._put_session(remains, newest, whole, pieces)
         if outcome not in (EXISTS, LOST) and (broken or pieces or (whole and not heads)):
             outcome = PARTIAL
         return SalvagedSession(
@@ -361,69 +341,56 @@ class _Salvage:
             tuple(broken[:_LISTED]),
             len(broken),
             tuple(pieces[:_LISTED]),
-            strays,
+            any(one.rank > NEWEST for one in revisions.values()),
         )
 
-    def _put_deletion(
-        self, found: Excavation, key: bytes, stop: bytes, name: str, tombstone: Row
-    ) -> str:
-        """A session that was deleted stays so, unless the target has one of this id."""
-        places = [RowKey(table, key) for table in ("tombstones", "heads", "sessions")]
-        deleted, *there = self._target.engine.get_rows(places)
+    def _put_deletion(self, remains: SessionRemains, tombstone: Row) -> str:
+        """A session that was deleted stays deleted, unless the target has one of this id."""
+        key = remains.key
+        existing = [head_key(key), meta_key(key)]
+        deleted, *there = self._target.engine.get_rows([tombstone_key(key), *existing])
         if any(row is not None for row in there):
             return EXISTS
-        rows = [
-            *self._attachment_rows(found, key, stop, name),
-            *self._retention_rows(found, key, name, frozenset(), deleted=True),
-        ]
-        if deleted is not None:
-            # The tombstone came last, and what is left of the session may be tidied up since.
-            return DELETED
-        nobody = [RowIs(*place, None) for place in places[1:]]
-        try:
-            self._rows.put(nobody, [*rows, PutRow("tombstones", *tombstone)])
-        except ConditionFailedError:
+        rows = [*remains.attachments(), *remains.retention((), deleted=True)]
+        # An earlier salvage wrote the tombstone last; the deletion may have been finished since.
+        if deleted is None and not self._rows.put(
+            [*rows, PutRow(*tombstone_key(key), tombstone.value)], existing
+        ):
             return EXISTS
         return DELETED
 
     def _put_session(
         self,
-        found: Excavation,
-        key: bytes,
-        stop: bytes,
-        name: str,
-        newest: _Revision | None,
-        whole: Sequence[_Revision],
+        remains: SessionRemains,
+        newest: FoundRevision | None,
+        whole: Sequence[FoundRevision],
         pieces: list[LostPiece],
     ) -> str:
-        head = None
+        """Write a session that the target does not have, its head last."""
+        existing = [head_key(remains.key), tombstone_key(remains.key)]
+        head: list[PutRow] = []
         if whole and newest is not None:
-            head = self._head_row(whole[-1], newest, pieces)
-        there = self._target.engine.get_rows([RowKey("heads", key), RowKey("tombstones", key)])
-        if there[1] is not None or (there[0] is not None and there[0] != head):
+            value = self._head_row(whole[-1], newest, pieces)
+            head = [PutRow(*existing[0], value)]
+        there, deleted = self._target.engine.get_rows(existing)
+        if deleted is not None or (there is not None and there not in [put.value for put in head]):
             return EXISTS
-        rows = self._session_rows(found, key, stop, name, whole)
-        if there[0] is not None:
-            # The head came last, and since then others may have leased, queued and renamed here.
-            # What is lost is told all the same.
+        rows = remains.carried(whole)
+        if there is not None:
+            # An earlier salvage wrote the head last, and the target's session may have been leased,
+            # queued to and renamed since. Only the list of losses is needed.
             for _ in rows:
                 pass
             return WHOLE
-        nobody = [RowIs("tombstones", key, None), RowIs("heads", key, None)]
-        try:
-            self._rows.put(nobody, rows)
-            if head is not None:
-                manifest = ObjectsExist([whole[-1].head.manifest])
-                self._rows.write([*nobody, manifest], [PutRow("heads", key, head)])
-        except (ConditionFailedError, ObjectNotFoundError):
-            # Somebody else uses the target: theirs counts.
+        if not self._rows.put(chain(rows, head), existing):
             return EXISTS
-        if head is None and (newest is not None or any(found.rows("receipts", key, stop))):
-            return LOST
-        return WHOLE
+        is_lost = not head and (newest is not None or any(remains.rows("receipts")))
+        return LOST if is_lost else WHOLE
 
-    def _head_row(self, chosen: _Revision, newest: _Revision, pieces: list[LostPiece]) -> bytes:
-        """The row of the revision chosen, hiding what the newest hides."""
+    def _head_row(
+        self, chosen: FoundRevision, newest: FoundRevision, pieces: list[LostPiece]
+    ) -> bytes:
+        """The row of the revision chosen, with the hidden nodes of the newest."""
         hidden = newest.head.hidden
         if hidden is not None and not self._rows.has(hidden):
             pieces.append(
@@ -437,132 +404,18 @@ class _Salvage:
             return chosen.row.value
         return encode_head(chosen.head._replace(hidden=hidden))
 
-    def _session_rows(
-        self,
-        found: Excavation,
-        key: bytes,
-        stop: bytes,
-        name: str,
-        whole: Sequence[_Revision],
-    ) -> Iterator[PutRow]:
-        """All rows of a session but its head."""
-        saved = {one.head.revision for one in whole}
-        for one in whole[:-1]:
-            value = one.row.value
-            if one.head.hidden is not None and not self._rows.has(one.head.hidden):
-                value = encode_head(one.head._replace(hidden=None))
-            yield PutRow("history", keys.history(key, one.head.revision), value)
-        for row in found.rows("history", keys.labels(key), stop):
-            revision = int.from_bytes(row.value[:8], "big")
-            if revision in saved:
-                yield PutRow("history", *row)
-            else:
-                label = row.value[8:].decode(errors="replace")
-                self._rows.lose("history", name, f"label {label!r}", f"revision {revision} is lost")
-        for table in ("sessions", "leases"):
-            for row in found.rows(table, key, key + b"\1"):
-                yield PutRow(table, *row)
-        newest = max(saved) if saved else 0
-        for row in found.rows("receipts", key, stop):
-            # A turn whose outcome is lost may be taken again.
-            try:
-                receipt = decode_receipt(row.value)
-            except CorruptionError as exc:
-                self._rows.lose("receipts", name, row.key.hex(), str(exc))
-                continue
-            settled = isinstance(receipt, SettledReceipt)
-            if receipt.revision <= newest and (settled or self._rows.has(receipt.manifest)):
-                yield PutRow("receipts", *row)
-            else:
-                turn = keys.after_session(row.key).decode(errors="replace")
-                why = f"revision {receipt.revision} is lost"
-                self._rows.lose("receipts", name, f"turn {turn!r}", why)
-        yield from self._queue_rows(found, key, stop, name)
-        yield from self._attachment_rows(found, key, stop, name)
-        yield from self._retention_rows(found, key, name, saved)
 
-    def _queue_rows(
-        self, found: Excavation, key: bytes, stop: bytes, name: str
-    ) -> Iterator[PutRow]:
-        last = 0
-        rows: list[PutRow] = []
-        for row in found.rows("queue", key, stop):
-            if not keys.is_queue_batch(row.key):
-                if row.key == keys.queue_counter(key).key:
-                    last = max(last, int.from_bytes(row.value[:8], "big"))
-                continue
-            seq = int.from_bytes(row.key[-8:], "big")
-            last = max(last, seq)
-            digest = _queued(row)
-            if digest is None or not self._rows.has(digest):
-                self._rows.lose("queue", name, f"batch {seq}", "its items are lost")
-                continue
-            rows.append(PutRow("queue", *row))
-            # Rows that only find batches are made anew.
-            rows += queue.put_names(key, row.key, row.value)
-        if last:
-            rows.append(PutRow(*keys.queue_counter(key), last.to_bytes(8, "big")))
-        there = set(scan(self._target.engine, "queue", key, stop))
-        if there <= {Row(put.key, put.value) for put in rows}:
-            yield from rows
-        else:
-            # A queue of its own, or one that went on: of two, the numbers would be mixed up.
-            self._rows.existing += 1
-
-    def _attachment_rows(
-        self, found: Excavation, key: bytes, stop: bytes, name: str
-    ) -> Iterator[PutRow]:
-        for row in found.rows("attachments", key, stop):
-            try:
-                one = attachments.decode(name, row.value)
-            except CorruptionError as exc:
-                self._rows.lose("attachments", name, row.key.hex(), str(exc))
-                continue
-            if one.digest is None or self._rows.has(one.digest):
-                yield PutRow("attachments", *row)
-            else:
-                self._rows.lose("attachments", name, f"attachment {one.id!r}", "its bytes are lost")
-
-    def _retention_rows(
-        self,
-        found: Excavation,
-        key: bytes,
-        name: str,
-        saved: Collection[int],
-        *,
-        deleted: bool = False,
-    ) -> Iterator[PutRow]:
-        return retention_of_session(
-            found, self._rows, key, name, is_saved=saved.__contains__, deleted=deleted
-        )
-
-
-# --- rows of the source, which prove that they were written, not that they make sense --------
-
-
-def _decoded_head(row: Row) -> HeadRow | None:
-    try:
-        return decode_head(row.value)
-    except CorruptionError:
-        return None
-
-
-def _ranked(found: Excavation, table: str, start: bytes, stop: bytes) -> Iterator[_Revision]:
+def _ranked(found: PageScan, table: str, start: bytes, stop: bytes) -> Iterator[FoundRevision]:
+    """The revisions of which the row can be read: a checksum does not prove that."""
     for row, rank in found.ranked_rows(table, start, stop):
-        head = _decoded_head(row)
-        if head is not None:
-            yield _Revision(row, head, rank)
+        try:
+            yield FoundRevision(row, decode_head(row.value), rank)
+        except CorruptionError:
+            continue
 
 
-def _queued(row: Row) -> bytes | None:
-    try:
-        return queue.items_digest(row.key, row.value)
-    except CorruptionError:
-        return None
-
-
-def _session_name(found: Excavation, key: bytes, newest: _Revision | None) -> str:
-    """The id of a session; its key in hexadecimal if no row has it whole."""
+def _session_name(key: bytes, newest: FoundRevision | None) -> str:
+    """The id of a session; its key in hexadecimal if no row has the whole id."""
     name = keys.session_of(key)
     if name is None and newest is not None:
         name = newest.head.long_id

@@ -1,32 +1,31 @@
-"""Rows of a damaged store on their way into a new one, and a list of those that stay behind.
+"""The rows of a damaged store that a new one can take, and an account of those that it cannot.
 
-A row names what must be there (P3): one whose objects, revision or session are lost is left
-out and listed. What the new store has already stays as it is.
+A row names what must be there (P3): a row whose objects, revision or session are lost is left out
+and listed. The target's own rows stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from casstore.engine.protocol import (
-    Condition,
-    Engine,
-    PutRow,
-    Row,
-    RowIs,
-    RowKey,
-    Write,
-)
-from casstore.errors import CasstoreError, ConditionFailedError, CorruptionError
+from casstore.engine.protocol import Engine, PutRow, Row, RowKey
+from casstore.errors import CasstoreError, CorruptionError
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
-from casstore.session import keys, pins, protection, subjects
+from casstore.maintenance.transfer import publish
+from casstore.maintenance.transfer.rows import label_revision
+from casstore.session import attachments, keys, pins, protection, queue, subjects
+from casstore.session.heads import HeadRow, encode_head
+from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.records import row_name
+from casstore.session.scanning import scan
 
 # What one write takes into the new store.
 _BATCH_ROWS: Final = 2000
+_SEQ_BYTES: Final = 8
+_Item = TypeVar("_Item")
 
 
 class LostRow(NamedTuple):
@@ -39,7 +38,7 @@ class LostRow(NamedTuple):
 
 
 class StrayRow(NamedTuple):
-    """A row that was taken over though it may be outdated: nothing else says what it says."""
+    """A row that was taken over though it may be outdated: no newer one was found."""
 
     table: str
     session: str | None
@@ -56,7 +55,7 @@ class FoundRows(Protocol):
     def ranked_rows(
         self, table: str, start: bytes = b"", stop: bytes | None = None
     ) -> Iterator[tuple[Row, int]]:
-        """The same, each with how old the place is where it was found; 0: the newest."""
+        """The same, each with the age of the page where it was found; 0: the newest."""
         ...
 
 
@@ -67,173 +66,237 @@ class RowTarget:
         self.engine = engine
         self._progress = progress
         self.saved = 0
-        #: Rows that the target has otherwise, and keeps.
+        #: Rows that the target has with another value, and keeps.
         self.existing = 0
         self.lost: list[LostRow] = []
         self.strays: list[StrayRow] = []
 
     def has(self, *digests: bytes | None) -> bool:
-        """Does the target hold all of these objects?"""
+        """Whether the target holds all of these objects."""
         return not self.engine.missing([digest for digest in digests if digest is not None])
 
     def lose(self, table: str, session: str | None, name: str, why: str) -> None:
-        """Tell that a row was left out."""
+        """List a row that is left out."""
         self.lost.append(LostRow(table, session, name, why))
 
-    def put(self, conditions: Sequence[Condition], puts: Iterable[PutRow]) -> None:
-        """Write rows, in batches, each under the conditions; what the target has otherwise stays.
-
-        Somebody may have gone on with it there since an earlier try.
-        """
+    def put(self, puts: Iterable[PutRow], unless: Sequence[RowKey] = ()) -> bool:
+        """Write the rows that the target lacks, in batches; False if it has a row ``unless``."""
         for batch in _batches(puts):
-            while not self._put_absent(conditions, batch):
-                pass
-
-    def _put_absent(self, conditions: Sequence[Condition], puts: Sequence[PutRow]) -> bool:
-        """Write the rows that the target lacks; False if somebody put one there just now."""
-        there = self.engine.get_rows([RowKey(put.table, put.key) for put in puts])
-        absent = [put for put, known in zip(puts, there, strict=True) if known is None]
-        places = [RowIs(put.table, put.key, None) for put in absent]
-        try:
-            self.write([*conditions, *places], absent)
-        except ConditionFailedError as exc:
-            if exc.index < len(conditions):
-                raise
-            return False
-        self.existing += sum(
-            known not in (None, put.value) for put, known in zip(puts, there, strict=True)
-        )
+            done = publish.put_absent(self.engine, "the salvaged rows", batch, unless)
+            if done is None:
+                return False
+            self.saved += done.written
+            self.existing += done.kept
+            if done.written and self._progress is not None:
+                self._progress(Step("rows", self.saved, None, "rows"))
         return True
 
-    def write(self, conditions: Sequence[Condition], puts: Sequence[PutRow]) -> None:
-        """Write rows if the conditions hold."""
-        if puts:
-            self.engine.write(Write(conditions=conditions, rows=puts))
-            self.saved += len(puts)
-            if self._progress is not None:
-                self._progress(Step("rows", self.saved, None, "rows"))
+    def whole_rows(
+        self,
+        table: str,
+        rows: Iterable[Row],
+        session: str | None,
+        name_of: Callable[[Row], str],
+    ) -> Iterator[PutRow]:
+        """Those of the rows that can be read and of which all objects were saved."""
+        for page in _batches(rows):
+            named: dict[Row, list[bytes]] = {}
+            for row in page:
+                try:
+                    named[row] = list(ROOTS.named(table, row))
+                except CorruptionError as exc:
+                    self.lose(table, session, _name_or_key(name_of, row), str(exc))
+            asked = {digest for digests in named.values() for digest in digests}
+            absent = set(self.engine.missing(list(asked)))
+            for row, digests in named.items():
+                gone = [digest for digest in digests if digest in absent]
+                if gone:
+                    why = f"object {gone[0].hex()} is lost"
+                    self.lose(table, session, _name_or_key(name_of, row), why)
+                else:
+                    yield PutRow(table, *row)
 
 
-def _batches(puts: Iterable[PutRow]) -> Iterator[list[PutRow]]:
-    batch: list[PutRow] = []
-    for put in puts:
-        batch.append(put)
-        if len(batch) >= _BATCH_ROWS:
-            yield batch
-            batch = []
-    yield batch
+def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    ahead = iter(items)
+    while batch := list(islice(ahead, _BATCH_ROWS)):
+        yield batch
 
 
-# --- what belongs to no session -----------------------------------------------------------------
+def _name_or_key(name_of: Callable[[Row], str], row: Row) -> str:
+    try:
+        return name_of(row)
+    except (CasstoreError, ValueError):
+        # The row cannot be read; its key finds it all the same.
+        return row.key.hex()
+
+
+# --- rows of a session --------------------------------------------------------------------------
+
+
+class FoundRevision(NamedTuple):
+    """A revision that was found: its row, and the age of the page where it was found."""
+
+    row: Row
+    head: HeadRow
+    rank: int
+
+
+class SessionRemains(NamedTuple):
+    """What was found of one session, on its way into the target."""
+
+    found: FoundRows
+    target: RowTarget
+    key: bytes
+    name: str
+
+    def rows(self, table: str) -> Iterator[Row]:
+        """The rows that belong to the session in a table that is keyed by session."""
+        return self.found.rows(table, self.key, keys.past(self.key))
+
+    def carried(self, whole: Sequence[FoundRevision]) -> Iterator[PutRow]:
+        """All rows but the head that go with these revisions, of which the last is the head."""
+        saved = {one.head.revision for one in whole}
+        for one in whole[:-1]:
+            value = one.row.value
+            if one.head.hidden is not None and not self.target.has(one.head.hidden):
+                value = encode_head(one.head._replace(hidden=None))
+            yield PutRow("history", keys.history(self.key, one.head.revision), value)
+        yield from self._labels(saved)
+        for table in ("sessions", "leases"):
+            for row in self.found.rows(table, self.key, self.key + b"\1"):
+                yield PutRow(table, *row)
+        yield from self._receipts(max(saved, default=0))
+        yield from self._queue()
+        yield from self.attachments()
+        yield from self.retention(saved)
+
+    def _labels(self, saved: Collection[int]) -> Iterator[PutRow]:
+        for row in self.found.rows("history", keys.labels(self.key), keys.past(self.key)):
+            revision = label_revision(row.value)
+            if revision in saved:
+                yield PutRow("history", *row)
+            else:
+                label = row.value[_SEQ_BYTES:].decode(errors="replace")
+                self._lose("history", f"label {label!r}", f"revision {revision} is lost")
+
+    def _receipts(self, newest: int) -> Iterator[PutRow]:
+        """The receipts of turns whose outcome is saved; the other turns may be repeated."""
+        for row in self.rows("receipts"):
+            try:
+                receipt = decode_receipt(row.value)
+            except CorruptionError as exc:
+                self._lose("receipts", row.key.hex(), str(exc))
+                continue
+            settled = isinstance(receipt, SettledReceipt)
+            if receipt.revision <= newest and (settled or self.target.has(receipt.manifest)):
+                yield PutRow("receipts", *row)
+            else:
+                turn = keys.after_session(row.key).decode(errors="replace")
+                self._lose("receipts", f"turn {turn!r}", f"revision {receipt.revision} is lost")
+
+    def _queue(self) -> Iterator[PutRow]:
+        """The batches, and the rows that find them, which are rebuilt; or nothing.
+
+        If the target has a queue with other rows, it stays alone: batches of both would share
+        their numbers.
+        """
+        last = 0
+        batches: list[Row] = []
+        for row in self.rows("queue"):
+            if keys.is_queue_batch(row.key):
+                last = max(last, _seq(row))
+                batches.append(row)
+            elif row.key == keys.queue_counter(self.key).key:
+                last = max(last, int.from_bytes(row.value[:_SEQ_BYTES], "big"))
+        whole = self.target.whole_rows(
+            "queue", batches, self.name, lambda row: f"batch {_seq(row)}"
+        )
+        puts = [
+            put
+            for batch in whole
+            for put in (batch, *queue.put_names(self.key, batch.key, batch.value))
+        ]
+        if last:
+            puts.append(PutRow(*keys.queue_counter(self.key), last.to_bytes(_SEQ_BYTES, "big")))
+        there = set(scan(self.target.engine, "queue", self.key, keys.past(self.key)))
+        if there <= {Row(put.key, put.value) for put in puts}:
+            yield from puts
+        else:
+            self.target.existing += 1
+
+    def attachments(self) -> Iterator[PutRow]:
+        """The attachments whose bytes were saved, or lie outside the store."""
+        return self.target.whole_rows(
+            "attachments",
+            self.rows("attachments"),
+            self.name,
+            lambda row: f"attachment {attachments.decode(self.name, row.value).id!r}",
+        )
+
+    def retention(self, saved: Collection[int], *, deleted: bool = False) -> Iterator[PutRow]:
+        """The policy, expiry, protections and subjects of the session.
+
+        Rows that cannot be read are carried: such a policy or protection keeps everything. Of a
+        session that was deleted only what its deletion has yet to do.
+        """
+        key = self.key
+        for start, stop in keys.retention_rows(key):
+            for row, rank in self.found.ranked_rows("retention", start, stop):
+                what = _retention_name(row, key)
+                if deleted and not _outlives_session(row, key):
+                    continue
+                revision = _protected(row, key)
+                if revision is not None and revision not in saved:
+                    self._lose("retention", what, f"revision {revision} is lost")
+                    continue
+                if rank:
+                    self.target.strays.append(StrayRow("retention", self.name, what))
+                yield PutRow("retention", *row)
+        yield from self._subjects_index()
+
+    def _subjects_index(self) -> Iterator[PutRow]:
+        """The rows that find the session by its subjects, rebuilt from its subjects."""
+        place = keys.subjects(self.key)
+        row = next(self.found.rows("retention", place.key, place.key + b"\0"), None)
+        there = self.target.engine.get_rows([place])[0]
+        if row is not None and there not in (None, row.value):
+            return  # the target has other subjects for it, with an index of their own
+        try:
+            about = subjects.decode(None if row is None else row.value)
+        except CorruptionError:
+            return
+        for one in about:
+            yield PutRow(*keys.subject_session(one, self.key), self.name.encode())
+
+    def _lose(self, table: str, name: str, why: str) -> None:
+        self.target.lose(table, self.name, name, why)
+
+
+def _seq(batch: Row) -> int:
+    return int.from_bytes(batch.key[-_SEQ_BYTES:], "big")
+
+
+# --- rows of the store --------------------------------------------------------------------------
 
 
 def store_rows(
     table: str, found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
-    """What is to be carried of a table that belongs to the store as a whole.
+    """The rows to carry of a table that belongs to the store as a whole.
 
     ``taken`` has the keys of the sessions that were found, and whether they were taken over;
-    if not, the target has another one.
+    if not, the target has another session of that id.
     """
     if table == "retention":
         return _retention_of_store(found, target, taken)
-    if table in ROOTS.tables:
-        return _whole_rows(table, found, target)
-    return (PutRow(table, *row) for row in found.rows(table))
+    return target.whole_rows(table, found.rows(table), None, _NAMES[table])
 
 
-def _whole_rows(table: str, found: FoundRows, target: RowTarget) -> Iterator[PutRow]:
-    """The rows of which everything that they name was saved."""
-    name_of = _NAMES[table]
-    page: list[tuple[Row, list[bytes]]] = []
-
-    def sorted_out() -> Iterator[PutRow]:
-        named = {digest for _, digests in page for digest in digests}
-        absent = set(target.engine.missing(list(named)))
-        for row, digests in page:
-            gone = [digest for digest in digests if digest in absent]
-            if gone:
-                target.lose(table, None, name_of(row), f"object {gone[0].hex()} is lost")
-            else:
-                yield PutRow(table, *row)
-        page.clear()
-
-    for row in found.rows(table):
-        try:
-            page.append((row, named_by(table, row)))
-        except CorruptionError:
-            target.lose(table, None, row.key.hex(), "the row makes no sense")
-        if len(page) >= _BATCH_ROWS:
-            yield from sorted_out()
-    yield from sorted_out()
-
-
-def named_by(table: str, row: Row) -> list[bytes]:
-    """The objects that a row names."""
-    return list(ROOTS.named(table, row))
-
-
-def _pin_name(row: Row) -> str:
-    return pins.name_of(row.value)
-
-
-def _record_name(row: Row) -> str:
-    try:
-        return row_name(row.key, row.value)
-    except (CasstoreError, ValueError):
-        # It is spelled as no release spells it; its key finds it all the same.
-        return f"record {row.key.hex()}"
-
-
-_NAMES: Final[dict[str, Callable[[Row], str]]] = {"pins": _pin_name, "records": _record_name}
-
-
-# --- retention -----------------------------------------------------------------------------------
-
-
-def retention_of_session(
-    found: FoundRows,
-    target: RowTarget,
-    key: bytes,
-    name: str,
-    *,
-    is_saved: Callable[[int], bool],
-    deleted: bool = False,
-) -> Iterator[PutRow]:
-    """How long a session stays, who protects it, and whom it is about.
-
-    Rows that make no sense go along: a policy or protection that cannot be read keeps
-    everything, and must not be taken for none. Of a session that was deleted only what its
-    deletion has yet to do.
-    """
-    for start, stop in keys.retention_rows(key):
-        for row, rank in found.ranked_rows("retention", start, stop):
-            what = _retention_name(row, key)
-            if deleted and not _outlives_session(row, key):
-                continue
-            revision = _protected(row, key)
-            if revision is not None and not is_saved(revision):
-                target.lose("retention", name, what, f"revision {revision} is lost")
-                continue
-            if rank:
-                target.strays.append(StrayRow("retention", name, what))
-            yield PutRow("retention", *row)
-    yield from _subjects_index(found, target, key, name)
-
-
-def _subjects_index(found: FoundRows, target: RowTarget, key: bytes, name: str) -> Iterator[PutRow]:
-    """The rows that find a session by its subjects, made anew from whom it is about."""
-    place = keys.subjects(key)
-    row = next(found.rows("retention", place.key, place.key + b"\0"), None)
-    there = target.engine.get_rows([place])[0]
-    if row is not None and there not in (None, row.value):
-        return  # about somebody else in the target, which has its own index of them
-    try:
-        about = subjects.decode(None if row is None else row.value)
-    except CorruptionError:
-        return
-    for one in about:
-        yield PutRow(*keys.subject_session(one, key), name.encode())
+_NAMES: Final[dict[str, Callable[[Row], str]]] = {
+    "pins": lambda row: pins.name_of(row.value),
+    "records": lambda row: row_name(row.key, row.value),
+}
 
 
 def _protected(row: Row, key: bytes) -> int | None:
@@ -267,10 +330,10 @@ def _retention_name(row: Row, key: bytes) -> str:
 def _retention_of_store(
     found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
-    """The default policy and other rows that belong to no session; and those that lost theirs."""
+    """The default policy and other rows of no session; lists the rows whose session is lost."""
     first_index, past_index = keys.subjects_index()
     before = found.ranked_rows("retention", b"", first_index)
-    # Behind the index stands what only a newer release knows.
+    # Kinds of rows that only a newer release knows sort behind the index.
     for row, rank in chain(before, found.ranked_rows("retention", past_index)):
         try:
             key = keys.retention_session(row.key)
@@ -290,7 +353,7 @@ def _retention_of_store(
 def _subjects_from_index(
     found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
-    """Whom sessions are about of which only the index still says it: erasing must find them."""
+    """The subjects of sessions of which only the index is left: erasing must find them."""
     about: dict[bytes, list[str]] = {}
     names: dict[bytes, str] = {}
     for row, rank in found.ranked_rows("retention", *keys.subjects_index()):

@@ -1,9 +1,9 @@
-"""What one group of roots shares with everybody else, and with whom.
+"""Finds the objects that a group of roots shares with other roots, and the owners of those.
 
-Ids count up and children have the lower ones, so one pass over the objects, from the
-newest down, follows all links. The first pass marks what the group reaches, one bit for each
-id; further passes follow the roots of others, so many at a time and with four bytes for each
-id, and note where they meet it.
+Children have lower ids than their parents, so one pass over the objects, in order of descending
+ids, follows all links. The first pass marks the objects that the group reaches, with one bit for
+each id. Further passes follow a limited number of other roots each, with four bytes for each id,
+and record the objects that both reach.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from casstore.format.digest import Digest
 from casstore.maintenance.object_pass import newest_first
 from casstore.maintenance.progress import Progress
 
-#: How many names of others are kept for an object; what reaches it beyond is not counted.
+#: How many other owners are recorded for an object; further owners are not counted.
 NAMES_KEPT: Final = 8
-# How many roots of others are followed in one pass, each for a few hundred bytes of memory.
+# How many other roots one pass follows; each takes a few hundred bytes of memory.
 _ROOTS_AT_ONCE: Final = 200_000
 
 
 class Root(NamedTuple):
-    """A digest that a row names, and whose row that is."""
+    """A digest that a row names, and the owner of the row."""
 
     owner: str
     digest: bytes
 
 
 class Shared(NamedTuple):
-    """An object that the group reaches, and others too: these, and more if so."""
+    """An object that the group and others reach: some of its owners, and whether there are more."""
 
     digest: Digest
     kind: int
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 
 
 class Sharer(NamedTuple):
-    """Somebody who reaches objects of the group: at least so many."""
+    """Another owner that reaches objects of the group. The counts are lower bounds."""
 
     name: str
     objects: int
@@ -51,7 +51,7 @@ class Sharer(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """What a group of roots reaches, and what of it others reach too."""
+    """The objects that a group of roots reaches, and those that others reach, too."""
 
     objects: int
     bytes: int
@@ -101,7 +101,7 @@ class _Ids:
         self._bits = bytearray()
 
     def add(self, number: int) -> bool:
-        """Put an id in; False if it was in before."""
+        """Add an id; False if the set had it already."""
         at, bit = number >> 3, 1 << (number & 7)
         if at >= len(self._bits):
             self._bits.extend(bytes(at + 1 - len(self._bits)))
@@ -131,7 +131,7 @@ class _Reached:
 
 
 class _Owners(NamedTuple):
-    """Who reaches an object, by name; and whether there are more than are kept."""
+    """The owners that reach an object, and whether there are more than are recorded."""
 
     names: tuple[str, ...]
     more: bool
@@ -148,7 +148,7 @@ def _owned(
     engine: Engine, roots: list[Root], progress: Progress | None
 ) -> Iterator[tuple[ObjectInfo, _Owners]]:
     """Every object that a root reaches, and whose roots they are."""
-    # Groups of owners by number; 0 is nobody.
+    # Sets of owners by number; 0 is the empty set.
     groups = [_Owners((), more=False)]
     numbers = {groups[0]: 0}
 
@@ -188,21 +188,21 @@ class _Meetings:
         self._seen = _Ids()
         self._heap: list[tuple[int, bytes, int]] = []
         self._owners: dict[bytes, _Owners] = {}
-        # What somebody was met at in this pass, and the most in any before. Who has roots in
-        # several meets the same objects again, so of two counts the larger one is sure.
+        # By owner: the count of this pass, and the largest of the earlier passes. An owner with
+        # roots in several passes may reach the same objects in each, so counts are not added up.
         self._by_name: dict[str, tuple[int, int]] = {}
         self._most: dict[str, tuple[int, int]] = {}
         self.objects = self.size_bytes = 0
 
     def begin_pass(self) -> None:
-        """From here on objects are met anew."""
+        """Begin the next pass: keep the larger counts, and reset the current ones."""
         for name, counts in self._by_name.items():
             before = self._most.get(name, (0, 0))
             self._most[name] = (max(counts[0], before[0]), max(counts[1], before[1]))
         self._by_name = {}
 
     def add(self, info: ObjectInfo, owners: _Owners) -> None:
-        """These others reach it."""
+        """Record that these owners reach the object."""
         for name in owners.names:
             objects, size_bytes = self._by_name.get(name, (0, 0))
             self._by_name[name] = (objects + 1, size_bytes + info.size_bytes)

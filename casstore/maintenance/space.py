@@ -1,12 +1,11 @@
-"""space: what a store's file is used for, and how much each way of tidying up would give back.
+"""space: how the space of a store's file is used, and how much ``pack`` and ``compact`` reclaim.
 
     file  =  used pages  +  free pages                    free pages: ``compact``
     used pages  =  content  +  what pages leave empty     empty parts: ``compact``
     content  =  slabs, index, rows, dictionaries          small slabs, dead objects: ``pack``
 
-How much ``gc`` would collect is not known before it has marked everything from the rows on;
-its dry run tells. How often content was shared instead of being stored again is not known
-at all: an object does not say how often it was put.
+How much ``gc`` would collect is known only after marking: its dry run reports it. How much space
+deduplication has saved is not known: objects do not record how often they were put.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class SpaceReport(NamedTuple):
     slabs: SlabSpace
     dictionaries: int
     dictionary_bytes: int
-    #: How long the file would be if everything were written anew as it is, in order.
+    #: The length of the file if its content were rewritten in order, without changes.
     tidy_file_bytes: int
     #: The length of the redo log, and the commits that were only there.
     log_bytes: int
@@ -58,26 +57,26 @@ class SpaceReport(NamedTuple):
 
     @property
     def fragmentation(self) -> float:
-        """The part of the file that holds nothing: free pages, and what used ones leave empty."""
+        """The fraction of the file that is empty: free pages, and the empty parts of used pages."""
         return 1 - self.content_bytes / self.file_bytes if self.file_bytes else 0.0
 
     @property
     def compression(self) -> float:
-        """How many times longer the objects are than what is stored of them in slabs."""
+        """The ratio of the objects' length to their compressed length in slabs."""
         stored = self.slabs.stored_bytes
         return self.slabs.logical_bytes / stored if stored else 0.0
 
     @property
     def reclaimable_by_pack(self) -> int:
-        """At least this much of the slabs: the share of dead objects.
+        """The bytes of dead objects in slabs: a lower bound.
 
-        Joining small slabs saves more, how much is known when it is done.
+        Merging small slabs saves more; how much is known only afterwards.
         """
         return self.slabs.dead_stored_bytes
 
     @property
     def reclaimable_by_compact(self) -> int:
-        """What the file becomes shorter by, if everything is written anew as it is.
+        """How much shorter the file becomes if its content is rewritten without changes.
 
         Compacting packs as well, so it may save more.
         """

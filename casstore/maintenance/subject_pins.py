@@ -1,8 +1,9 @@
-"""The revisions of sessions that are about somebody, and the tags and pins on them.
+"""The revisions of a subject's sessions, and the tags and pins on them.
 
-What is erased takes its tags and pins along, also those that came after the plan: once the
-session is gone, nobody could tell whose they were. Those of a session that is not about the
-subject any more stay with it.
+Erasing a session removes its tags and pins, also the pins on files that a forced restore of a
+workspace saved, and those created after the plan: once the session is
+deleted, they can no longer be attributed to the subject. A session that no longer has the subject
+keeps its tags and pins.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from casstore.session.state import Runtime, tombstone_key
 
 
 def revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
-    """All revisions of a session, the head first; CorruptionError names a row that is none."""
+    """All revisions of a session, the head first; CorruptionError names a damaged row."""
     [head] = runtime.engine.get_rows([head_key(key)])
     if head is not None:
         yield decode_revision(head_key(key), head)
@@ -28,7 +29,7 @@ def revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
 
 
 def decode_revision(place: RowKey, row: bytes) -> HeadRow:
-    """A row of the heads or the history; if it cannot be read, the error names it."""
+    """Decode a head or history row; the error for a damaged row names it."""
     try:
         return decode_head(row)
     except CorruptionError as exc:
@@ -40,25 +41,31 @@ def decode_revision(place: RowKey, row: bytes) -> HeadRow:
 def unpin(
     runtime: Runtime, subject: str, sessions: Iterable[str], planned: Sequence[tuple[str, str]]
 ) -> int:
-    """Take away what was planned, and what names revisions of these sessions; how many."""
+    """Remove the planned pins, and those on revisions of these sessions; returns how many."""
     owners: dict[str, list[bytes]] = {}
-    for session in sessions:
-        key = keys.session_key(session)
+    known = {session: keys.session_key(session) for session in sessions}
+    for key in known.values():
         for manifest in {row.manifest.hex() for row in revisions_of(runtime, key)}:
             owners.setdefault(manifest, []).append(key)
     now = [
         (pin.name, pin.digest.hex())
         for pin in pins.list_pins(runtime, "", expired=True)
-        if pin.digest.hex() in owners
+        if pin.digest.hex() in owners or pins.owner_of(pin.name) in known
     ]
+
+    def owners_of(name: str, digest: str) -> list[bytes]:
+        owner = pins.owner_of(name)
+        saved = [known[owner]] if owner in known else []
+        return [*owners.get(digest, ()), *saved]
+
     return sum(
-        _unpin(runtime, subject, name, digest, owners.get(digest, []))
+        _unpin(runtime, subject, name, digest, owners_of(name, digest))
         for name, digest in dict.fromkeys((*planned, *now))
     )
 
 
 def _unpin(runtime: Runtime, subject: str, name: str, digest: str, owners: Sequence[bytes]) -> bool:
-    """Take a pin away if it still names what it did, and not only what stays."""
+    """Remove a pin if it still names the same object, unless only kept sessions have the object."""
     place = RowKey("pins", keys.part(name, "a name"))
     about = [keys.subjects(key) for key in owners]
     deleted = [tombstone_key(key) for key in owners]

@@ -15,10 +15,11 @@ them. ``check``, ``expire_rows``, erasure, gc and ``stats`` report the system by
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.engine.protocol import Engine
 from casstore.errors import InvalidInputError
+from casstore.session import entry_points
 from casstore.session.arguments import check_text
 from casstore.session.record_keys import past
 from casstore.session.records import Table
@@ -36,6 +37,7 @@ _TABLE: Final = "records"
 # Rows of the core itself: ``removed_nodes``.
 _OF_CORE: Final = frozenset(("vacuum",))
 _MAX_ENTRIES: Final = 10_000
+_PAGE: Final = 256
 
 
 class SystemEntry(NamedTuple):
@@ -48,6 +50,18 @@ class SystemEntry(NamedTuple):
     changed_at_ms: int | None
     #: Keys and values of its rows. Objects that they link to are not counted: rows may share them.
     size_bytes: int
+
+
+class EntryStep(NamedTuple):
+    """One step in the history of an entry, as ``casstore log`` lists it."""
+
+    id: str
+    #: When it was made; None if the system does not know.
+    made_at_ms: int | None
+    #: One line for people.
+    summary: str
+    #: What JSON has of it.
+    details: Mapping[str, Any]
 
 
 @runtime_checkable
@@ -65,6 +79,8 @@ class RecordSystem(Protocol):
     title: str
     #: The names of all its tables.
     tables: Collection[str]
+    #: What the names of its entries begin with, as in ``langgraph:t0``; "": the system's name.
+    prefix: str = ""
     #: Codes of findings that only this system has.
     codes: Mapping[str, Meaning] = {}
 
@@ -73,6 +89,21 @@ class RecordSystem(Protocol):
     ) -> Sequence[SystemEntry]:
         """The next ``limit`` entries behind the one with the id ``after``, in a fixed order."""
         ...
+
+    def find_entry(self, store: Store, entry: str) -> SystemEntry | None:
+        """One entry by its id. A system that can find it without a scan overrides this."""
+        for one in all_entries(self, store):
+            if one.id == entry:
+                return one
+        return None
+
+    def steps(self, store: Store, entry: str, *, limit: int = 100) -> Iterable[EntryStep]:
+        """The history of an entry, newest step first; nothing if the system keeps none."""
+        return ()
+
+    def content(self, store: Store, entry: str) -> Any:
+        """The present content of an entry as a value, for people to read; None: not readable."""
+        return None
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove what has expired, and what a deletion that was cut short has left; how many.
@@ -108,6 +139,15 @@ class RecordSystem(Protocol):
         system before the copy.
         """
         return 0
+
+
+def all_entries(
+    system: RecordSystem, store: Store, *, after: str | None = None
+) -> Iterator[SystemEntry]:
+    """Every entry of a system, read in pages."""
+    while page := system.entries(store, after=after, limit=_PAGE):
+        yield from page
+        after = page[-1].id
 
 
 class Held(NamedTuple):
@@ -157,7 +197,7 @@ def names(engine: Engine) -> list[str]:
 
 def unregistered(engine: Engine) -> tuple[str, ...]:
     """The names of the systems in a store that no installed package registers; loads no code."""
-    return tuple([name for name in names(engine) if not _registered(name)])
+    return tuple([name for name in names(engine) if not entry_points.registered(GROUP, name)])
 
 
 def name_of(key: bytes) -> str | None:
@@ -185,51 +225,19 @@ def load(name: str) -> RecordSystem | str:
     'no installed package registers it'
     """
     check_text(name, "the name of a record system")
-    values = _registered(name)
+    values = entry_points.registered(GROUP, name)
     if not values:
         return "no installed package registers it"
     if len(values) > 1:
         return f"several packages register it: {', '.join(values)}"
     try:
-        system = _imported(values[0])
+        system = entry_points.imported(GROUP, values[0])
     except Exception as exc:
         # Code of any package may raise anything. Maintenance goes on without it, and reports why.
         return f"{values[0]} cannot be loaded: {exc}"
     if not isinstance(system, RecordSystem) or isinstance(system, type) or system.name != name:
         return f"{values[0]} is not a RecordSystem with the name {name!r}"
     return system
-
-
-def _registered(name: str) -> list[str]:
-    """Where the code of a system is, as ``module:attribute``; each place once."""
-    from importlib.metadata import entry_points
-
-    found = sorted({point.value for point in entry_points(group=GROUP, name=name)})
-    return found or _in_source_tree(name)
-
-
-def _in_source_tree(name: str) -> list[str]:
-    """The same for casstore's own systems, when it runs from its source tree.
-
-    The metadata of an editable installation is as old as the installation: systems that came
-    later are in ``pyproject.toml`` alone.
-    """
-    import tomllib
-    from pathlib import Path
-
-    try:
-        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-        project = tomllib.loads(text)["project"]
-        own = project["entry-points"][GROUP] if project["name"] == "casstore" else {}
-        return [own[name]] if name in own else []
-    except (OSError, ValueError, LookupError):
-        return []
-
-
-def _imported(value: str) -> object:
-    from importlib.metadata import EntryPoint
-
-    return EntryPoint("", value, GROUP).load()
 
 
 # --- what a store holds ---------------------------------------------------------------------------
@@ -272,8 +280,8 @@ def measure(store: Store) -> list[SystemSize]:
         if isinstance(system, str):
             found.append(SystemSize(name, None, None, rows[name], sizes[name], system))
         else:
-            told = system.title, system.version
-            found.append(SystemSize(name, *told, rows[name], sizes[name], None))
+            described = system.title, system.version
+            found.append(SystemSize(name, *described, rows[name], sizes[name], None))
     return found
 
 

@@ -145,7 +145,7 @@ def _change(row: Row) -> Change | None:
     if left == row.value:
         return None
     change = DeleteRow(*place) if left is None else PutRow(*place, left)
-    # The mark: whoever deletes the session as a whole has listed its attachments before.
+    # The mark: deleting a session as a whole lists its attachments first, and must notice this.
     mark = marks.put_mark(keys.session_part(row.key), 0)
     return Change(RowIs(*place, row.value), [change, mark])
 
@@ -163,7 +163,9 @@ def give_up(store: Store, one: Uncommitted) -> bool:
     """
     check_store(store)
     if not isinstance(one, Uncommitted):
-        raise InvalidInputError(f"give_up takes an Uncommitted, not {type(one).__name__}")
+        raise InvalidInputError(
+            f"give_up takes an Uncommitted from list_uncommitted, got {type(one).__name__}"
+        )
     place = RowKey("attachments", one.key)
     row = store.engine.get_rows([place])[0]
     if row is None:

@@ -1,13 +1,13 @@
-"""vacuum: remove tombstoned nodes, expired rows, and the bytes of what nobody reaches.
+"""vacuum: remove tombstoned nodes, expired rows, and the bytes of unreachable objects.
 
-    expire    rows whose time is up
-    rewrite   sessions that have hidden nodes: afterwards none of their revisions has any
-    collect   what nobody reaches any more (``gc``)
-    pack      give the bytes back
+    expire    remove expired rows
+    rewrite   remove hidden nodes from all revisions of their sessions
+    collect   remove unreachable objects (``gc``)
+    pack      reclaim their bytes
 
-All of it may be done beside agents at work, and each part alone. Stopping at any point is
-harmless, and so is being killed: a session is rewritten wholly or not at all, and the next
-run goes on with what is left. What became of each part is told by the report.
+It can run concurrently with readers and writers, and each part can run alone. Interrupting or
+killing it at any point is safe: a session is rewritten atomically, and the next run continues with
+what is left. The report says how each part ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from casstore.engine.overlay import OverlayEngine
-from casstore.engine.protocol import Packing, PackReport, reclaiming
+from casstore.engine.protocol import DEFAULT_GRACE_MS, Packing, PackReport, reclaiming
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -25,9 +25,10 @@ from casstore.errors import (
     SessionDeletedError,
     StorageFullError,
 )
+from casstore.format.printing import count
 from casstore.maintenance import gc, keepers, removed_nodes
 from casstore.maintenance.expiring import expire_rows
-from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
+from casstore.maintenance.gc import GcReport
 from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import keys, rewriting
@@ -45,20 +46,20 @@ class Outcome(Enum):
 
     DONE = "done"
     NOTHING = "nothing to do"
-    #: A dry run: nothing was changed, by intention.
+    #: A dry run, which changes nothing.
     PLANNED = "planned"
     #: A session that was deleted meanwhile.
     GONE = "gone"
-    #: It kept moving, or somebody else is at it; nothing of it has changed. Run it again.
+    #: Other writers kept changing it, or another process works on it. It is unchanged; run again.
     BUSY = "busy"
-    #: Stopped before it was over; what was done is done rightly. Run it again.
+    #: Stopped early; the completed steps are valid. Run it again.
     INCOMPLETE = "incomplete"
     #: Something is damaged, or went wrong; ``problem`` says what.
     FAILED = "failed"
 
 
 class SessionReport(NamedTuple):
-    """What became of the hidden nodes of a session."""
+    """The result of removing the hidden nodes of a session."""
 
     session: str
     outcome: Outcome
@@ -68,9 +69,17 @@ class SessionReport(NamedTuple):
     revisions_rewritten: int = 0
     problem: CasstoreError | None = None
 
+    def __str__(self) -> str:
+        text = (
+            f"session {self.session!r}: {self.outcome.value}, {count(self.nodes_removed, 'node')} "
+            f"removed, {self.nodes_rewritten:,} rewritten in "
+            f"{count(self.revisions_rewritten, 'revision')}"
+        )
+        return text if self.problem is None else f"{text}; {self.problem}"
+
 
 class VacuumReport(NamedTuple):
-    """What vacuum did, part by part; None: it was not come to."""
+    """What vacuum did, part by part; None: the part did not run."""
 
     expired_rows: int = 0
     sessions: tuple[SessionReport, ...] = ()
@@ -79,12 +88,29 @@ class VacuumReport(NamedTuple):
     #: How many of the nodes that this or an earlier vacuum removed, and of the long parts of
     #: their payloads, are stored still.
     objects_kept: int = 0
-    #: Who keeps them. Nobody: they, or what was appended to them, are younger than the grace,
-    #: or collecting was not finished.
+    #: The owners of rows that keep them. If empty, they or nodes appended to them are within the
+    #: grace period, or collecting was not finished.
     keepers: tuple[Keeper, ...] = ()
     problem: CasstoreError | None = None
     #: True: nothing was changed; this is what a run would do up to collecting.
     dry_run: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"{self.outcome.value}: {count(self.expired_rows, 'expired row')} removed"]
+        lines += map(str, self.sessions)
+        if self.collected is not None:
+            lines.append(f"gc {self.collected}")
+        if self.packed is not None:
+            lines.append(str(self.packed))
+        if self.objects_kept:
+            named = ", ".join([f"{one.kind} {one.name!r}" for one in self.keepers])
+            lines.append(
+                f"{count(self.objects_kept, 'removed object')} still stored"
+                + (f", kept by {named}" if named else "")
+            )
+        if self.problem is not None:
+            lines.append(str(self.problem))
+        return "\n".join(lines)
 
     @property
     def outcome(self) -> Outcome:
@@ -115,12 +141,12 @@ def vacuum(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> VacuumReport:
-    """Remove what was hidden, what has expired and what nobody reaches; give the bytes back.
+    """Remove hidden nodes, expired rows and unreachable objects, and reclaim their bytes.
 
-    A dry run does it in memory, up to collecting, and changes nothing. ``sessions`` bounds
-    which are rewritten: by default all that have hidden nodes. What was put within ``grace_ms``
-    stays stored (the nodes that were removed too: with 0 they go at once). ``stop`` is asked
-    between sessions and between transactions.
+    A dry run does it in memory, up to collecting, and changes nothing. ``sessions`` limits which
+    sessions are rewritten; by default all with hidden nodes. Objects put within the grace period
+    ``grace_ms`` are kept, removed nodes included; with 0 they are removed at once. ``stop`` is
+    called between sessions and between transactions.
 
     >>> hidden = session.tombstone(["ask"])
     >>> report = vacuum(store, grace_ms=0)
@@ -130,8 +156,8 @@ def vacuum(
     check_store(store)
     gc.check_grace(grace_ms)
     if stop is not None:
-        check_callable(stop, "what is asked whether to stop")
-    named = None if sessions is None else list_of(sessions, "session ids")
+        check_callable(stop, "stop")
+    named = None if sessions is None else list_of(sessions, "sessions")
     for session in named or ():
         keys.session_key(session)
     check_flag(dry_run, "dry_run")
@@ -200,7 +226,7 @@ def rewrite_hidden(
 def _rewrite(
     runtime: Runtime, session: str, progress: Progress | None
 ) -> tuple[SessionReport, set[bytes]]:
-    """What became of a session; the nodes that it lost, and what they kept beside."""
+    """The report of a session, the nodes removed from it, and the objects that they linked to."""
 
     def pulse(done: int) -> None:
         if progress is not None:
@@ -214,14 +240,14 @@ def _rewrite(
     except BusyError as exc:
         return SessionReport(session, Outcome.BUSY, problem=exc), set()
     except CorruptionError as exc:
-        # The other sessions may be whole; collecting sees for itself what it can trust.
+        # Continue: other sessions may be intact, and gc checks for itself what it can rely on.
         return SessionReport(session, Outcome.FAILED, problem=exc), set()
     if not done.removed:
         return SessionReport(session, Outcome.NOTHING), set()
     report = SessionReport(
         session, Outcome.DONE, len(done.removed), done.nodes_rewritten, done.revisions_rewritten
     )
-    return report, {*done.removed, *done.beside}
+    return report, {*done.removed, *done.linked}
 
 
 def _pack(store: Store, report: VacuumReport, progress: Progress | None) -> VacuumReport:

@@ -30,11 +30,11 @@ from casstore.format.expansion import Expansion
 from casstore.format.hashing import KIND_NAMES, Kind, check_object, digest_of, plain_hash
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
 from casstore.format.manifest import Manifest
-from casstore.maintenance import session_rows
-from casstore.maintenance.bundle import Block, BundleReader, Place
+from casstore.maintenance.bundle import Block, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.session_rows import SessionRows
+from casstore.maintenance.transfer import rows as session_rows
+from casstore.maintenance.transfer.rows import SessionRows
 from casstore.objects import graph, values
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
@@ -45,7 +45,8 @@ from casstore.session.heads import HeadRow
 _READ_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 1 << 20
 _STEPS_PER_OBJECT: Final = 8
-# Reading so many takes a fraction of a second. Whatever is not counted, reading is bounded.
+# How many pieces of values that the file leaves out are read from the store to measure what the
+# values cost; this takes a fraction of a second. Reading a value is bounded in any case.
 _MEASURED_OUTSIDE: Final = 20_000
 #: How many missing digests an error names.
 _MAX_NAMED: Final = 10_000
@@ -84,11 +85,11 @@ class VerifyReport(NamedTuple):
 
 class _Known(NamedTuple):
     fact: Fact
-    place: Place
+    place: ObjectPlace
 
 
 class FileObjects(PieceReader):
-    """Objects of a bundle by digest, and beside them those of a store."""
+    """The objects of a bundle by digest, in addition to those of a store."""
 
     __slots__ = ("_outside", "_reader", "known")
 
@@ -215,7 +216,7 @@ class Proof:
     # --- objects ------------------------------------------------------------------------------
 
     def has_proven(self, item: NewObject) -> bool:
-        """Was this object proven when the file was read? Of a rope its name tells nothing."""
+        """Was this object verified on reading? A rope's digest does not cover its own bytes."""
         if item.kind == Kind.ROPE:
             return self._ropes.get(item.digest) == plain_hash(item.data)
         return item.digest in self.objects.known
@@ -256,7 +257,7 @@ class Proof:
         if kind == Kind.ROPE:
             fact = self._prove_rope(name, data, fact)
             self._ropes[name] = plain_hash(data)
-        self.objects.known[name] = _Known(fact, Place(offset, packed.at))
+        self.objects.known[name] = _Known(fact, ObjectPlace(offset, packed.at))
         self._loose[name] = offset
 
     def _charge_expansion(self, name: bytes, cost: Expansion) -> None:
@@ -341,9 +342,9 @@ class Proof:
         """What rows name must be there and of the right kind, and all else must lead there."""
         for row in self.rows.revisions:
             if not isinstance(self._known(row.manifest), ManifestFact | None):
-                raise CorruptionError(f"revision {row.revision} names what is no manifest")
+                raise CorruptionError(f"the manifest of revision {row.revision} is not a manifest")
             if row.hidden is not None and not _is_map(self._known(row.hidden)):
-                raise CorruptionError(f"revision {row.revision} hides what is no map")
+                raise CorruptionError(f"the hidden nodes of revision {row.revision} are not a map")
         for one in self.rows.attachments:
             if one.digest is not None and not isinstance(
                 self._known(bytes(one.digest)), BlobFact | None

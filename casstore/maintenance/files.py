@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, for answers and lists that are read later."""
+"""Files and directories that commands of maintenance work on or write."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from typing import BinaryIO, Final
 
 from casstore.engine.files import PartFile, storage_error
 from casstore.engine.paths import path_text
+from casstore.errors import InvalidInputError
+from casstore.store import is_server, shown_place
 
-# As any file that a program writes for its user: less what the user's mask takes off.
+# As any file that a program writes for its user; the umask restricts it.
 _FILE_MODE: Final = 0o666
+
+
+def require_directory(place: str | os.PathLike[str], what: str, instead: str) -> str:
+    """The path of a directory; InvalidInputError, with what to do instead, for a server's URL."""
+    path = path_text(place)
+    if is_server(path):
+        raise InvalidInputError(
+            f"{what} works on the files of a store, but {shown_place(path)} is on a server; "
+            f"{instead}"
+        )
+    return path
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[BinaryIO]:
-    """Write a file that does not stay if the writing fails.
+    """Write a file that appears when it is complete, or not at all.
 
-    Raises FileExistsError if one is there, unless it may be replaced; then it is what it was
-    until the new one is complete. StorageError says what else the system refused.
+    FileExistsError if there is one, unless ``replace``; then the old one stays until the new one is
+    complete. StorageError for other errors of the system.
     """
     name = path_text(path)
     try:
@@ -39,14 +52,14 @@ def _opened(name: str, *, replace: bool) -> Iterator[BinaryIO]:
     try:
         old = os.stat(name) if replace else None
     except OSError:
-        # Not there: nothing is replaced. What else stands in the way is told when it is opened.
+        # The file does not exist. Opening it reports any other error.
         old = None
     if old is not None and not stat.S_ISREG(old.st_mode):
         # A pipe or a device is written to as it is.
         with open(name, "wb") as into:
             yield into
         return
-    # A link leads to the file that is replaced.
+    # The file that a link leads to is replaced.
     part = PartFile(os.path.realpath(name) if old is not None else name, _FILE_MODE)
     try:
         yield part.file

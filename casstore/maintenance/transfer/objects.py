@@ -1,8 +1,8 @@
-"""Objects from one place to another: only what is lacking there, children before parents.
+"""Sending objects to a store or a file: only those that it lacks, children before parents.
 
-The walk goes down from the names it is given and stops at whatever the other side has: who
-has an object has all that it links to (P3). Nothing is held but the way down and a batch of
-siblings on each level of it.
+``Sender`` walks down from the digests it is given and stops at objects that the target has: a
+target that has an object has all that the object links to (P3). Its memory holds the path down and
+one batch of siblings on each level.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.objects.pieces import PieceReader
 
 _BATCH: Final = 64
-# What is gathered before it is written: enough that flushes do not count.
+# One write of a ``StoreTarget``: enough that the cost of a flush does not count.
 _WRITE_BYTES: Final = 1 << 20
 _WRITE_OBJECTS: Final = 1024
 
-#: Those of these digests that the other side lacks, in order, each once.
+#: Returns those of the digests that the target lacks, in order, each once.
 Lacking = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 
 class _Frame(NamedTuple):
-    """Siblings that wait until all that they link to was sent."""
+    """Siblings that wait until all objects that they link to were sent."""
 
     items: list[NewObject]
     #: What they link to, in batches.
@@ -33,7 +33,7 @@ class _Frame(NamedTuple):
 
 
 class Sender:
-    """Sends objects, proven, to whoever takes them."""
+    """Reads objects, which proves them, and passes those that are lacking to ``take``."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Sender:
         self.object_bytes = 0
 
     def send(self, names: Iterable[bytes]) -> None:
-        """Send these and all that they link to, as far as it is lacking.
+        """Send these objects and all that they link to, as far as the target lacks them.
 
-        It is quickest if those that link to each other come in that order, the oldest first.
-        ObjectNotFoundError if one of them is not there, or no longer.
+        Walks are shortest if an object comes after those that it links to.
+        ObjectNotFoundError if the source does not have one of them, or no longer.
         """
         batch: list[bytes] = []
         for name in names:
@@ -69,8 +69,8 @@ class Sender:
         while stack:
             frame = stack[-1]
             if frame.below:
-                # Something above may wait for itself to be sent further down: then it is sent
-                # there, and found to be sent when its own turn comes.
+                # An object that waits above may also be linked to from below. Then it is sent
+                # there, and the second ``lacking`` leaves it out here.
                 found = self._open(frame.below.pop())
                 if found.items:
                     stack.append(found)
@@ -93,10 +93,10 @@ class Sender:
         for name, found in zip(wanted, self._reader.get_many(wanted), strict=True):
             links = links_of(found.kind, found.data)
             items.append(NewObject(name, found.kind, found.data, links))
-            # One that comes earlier among these will have been sent by then.
+            # Siblings that come earlier are sent before this one.
             below.update(dict.fromkeys(link for link in links if link not in earlier))
             earlier.add(name)
-        # Taken from the end, so that what stands first is sent first.
+        # Reversed, because ``_send`` pops from the end.
         ahead = list(below)
         batches = [ahead[start : start + _BATCH] for start in range(0, len(ahead), _BATCH)]
         return _Frame(items, batches[::-1])
@@ -105,14 +105,18 @@ class Sender:
 class StoreTarget:
     """An engine that objects are sent to, written in batches."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, written: Callable[[int], None] | None = None) -> None:
         self._engine = engine
+        #: Called with the number of objects written so far.
+        self._on_write = written
         self._waiting: dict[bytes, NewObject] = {}
         self._waiting_bytes = 0
+        self._written = 0
+        #: Objects that the engine did not have.
         self.new_objects = 0
 
     def lacking(self, names: Sequence[bytes]) -> list[bytes]:
-        """Those that are neither stored nor about to be."""
+        """Those that are neither stored nor waiting to be written."""
         ahead = [name for name in names if name not in self._waiting]
         return self._engine.missing(ahead) if ahead else []
 
@@ -124,14 +128,17 @@ class StoreTarget:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits. Nothing names it yet: until something does, the grace keeps it."""
+        """Write the waiting objects. Until a row names them, gc's grace period keeps them."""
         waiting, self._waiting = self._waiting, {}
         self._waiting_bytes = 0
         if waiting:
-            # If it fails, because what they link to was collected since, they are lacking again,
-            # and so is that: whoever begins anew sends both.
+            # If an object that they link to was collected, this raises and forgets them: the next
+            # attempt finds all of them lacking.
             done = self._engine.write(Write(objects=list(waiting.values())))
             self.new_objects += done.new_objects
+            self._written += len(waiting)
+            if self._on_write is not None:
+                self._on_write(self._written)
 
 
 def reached_from(reader: PieceReader, roots: Iterable[bytes]) -> set[bytes]:
