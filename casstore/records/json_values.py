@@ -1,8 +1,8 @@
-"""Values that came as JSON into values that can be stored, and back.
+"""Converts JSON values to storable values and back.
 
-Nearly all of them can be stored as they are. JSON also has numbers of any size, halves of
-surrogate pairs and any depth; a value with such a thing is kept as its text, as a map of one
-key to bytes, which JSON itself never has.
+Most JSON values can be stored unchanged. JSON also allows numbers of any size, lone surrogates and
+any nesting depth. A value with one of these is stored as its JSON text: a map of one key to bytes,
+which cannot be confused with a JSON value because JSON has no bytes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from casstore.format.hashing import digest_of
 from casstore.format.limits import MAX_DEPTH
 
 _TEXT: Final = "json"
-# What holds such a value may itself be inside of something.
+# The value may be stored inside another value, so leave some depth for it.
 _DEPTH: Final = MAX_DEPTH - 8
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a text in JSON; ValueError also for what only Python's JSON has.
+    """Parse JSON text; ValueError also for Python's extensions to JSON.
 
-    That is NaN, and infinities, however they are spelled: Python reads 1e999 as one.
+    The extensions are NaN and infinities, including numbers that Python reads as one, such as
+    1e999.
     """
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
-    """A value of JSON in the form that can always be stored; InvalidValueError if it is none.
+    """The text form of a JSON value, always storable; InvalidValueError if it is not JSON.
 
-    ``python``: what Python's own JSON says beyond the standard, NaN and infinities, counts too.
+    ``python`` accepts NaN and infinities, which Python's JSON has in addition to the standard.
     """
     try:
         return {_TEXT: json.dumps(value, allow_nan=python, separators=(",", ":")).encode()}
@@ -43,20 +44,20 @@ def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
 
 
 def storable(value: Any, *, python: bool = False) -> Any:
-    """The value, or its text if it cannot be stored as it is; ``python`` as for ``as_text``."""
+    """The value, or its text form if the value cannot be stored; ``python`` as for ``as_text``."""
     try:
-        splitting.spell(value, _DEPTH, lambda kind, data, children: digest_of(kind, data))
+        splitting.encode_split(value, _DEPTH, lambda kind, data, children: digest_of(kind, data))
     except ExpansionError:
-        # Its text would be as large.
+        # The text form would be just as large.
         raise
     except InvalidValueError:
         return as_text(value, python=python)
-    # What looks like a text would be read as one.
+    # A value that looks like the text form would be decoded as one.
     return as_text(value, python=python) if _is_text(value) else value
 
 
 def restored(value: Any) -> Any:
-    """What ``storable`` or ``as_text`` was given."""
+    """The value that was passed to ``storable`` or ``as_text``."""
     return json.loads(value[_TEXT]) if _is_text(value) else value
 
 
@@ -65,7 +66,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:

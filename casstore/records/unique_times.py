@@ -1,14 +1,14 @@
-"""Times that no two writes share: each is later than every time given before, in any process.
+"""Unique times: each is later than every time issued before, in any process.
 
 Frameworks order lists by the time of the last change. Two changes within one tick of the clock
 would tie, so a write reserves its ticks in its own transaction:
 
     <name>   tick modulo ``SLOTS``, two digits      the latest tick of this slot, 8 bytes
 
-A write that reserves a tick expects the slot of the tick to be as it was read, and puts the tick
-there. So two writers that choose the same tick conflict, and the later one tries again, while
-writers that choose different ticks rarely do. The greatest tick of all slots is the latest that
-was ever given: a slot only changes to a tick that is greater than all slots were.
+A write that reserves a tick makes the slot of the tick a condition, and stores the tick in it. Two
+writers that choose the same tick conflict, and the later one retries; writers that choose different
+ticks rarely conflict. The greatest tick of all slots is the latest ever issued, because a slot only
+changes to a tick greater than those of all slots.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from casstore.errors import CorruptionError
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
-#: As many writes at a time do not conflict if they choose different slots.
+#: The number of concurrent writes that need not conflict.
 SLOTS: Final = 16
 _KEYS: Final = [f"{slot:02}" for slot in range(SLOTS)]
 _TICK_BYTES: Final = 8
 
 
 class Moment(NamedTuple):
-    """The slots of a clock as they are stored, and records, as they were at one moment."""
+    """The slots of a clock and some records, read in one transaction."""
 
     slots: Sequence[bytes | None]
     records: Sequence[Record | None]
 
 
 class UniqueTimes:
-    """Gives out ticks of one clock of a store. May be used by many threads.
+    """Issues ticks of one clock of a store. Safe for threads.
 
     ``name`` is the table of its slots.
     """
@@ -46,36 +46,43 @@ class UniqueTimes:
         self._name = name
         self._lock = Lock()
         self._last = 0
-        #: Slots that writes under way in this process have reserved, and how many of them.
+        #: Slots reserved by writes in progress in this process, and by how many writes.
         self._busy: dict[int, int] = {}
-        # Where the slots are, and what their rows start with: the same in every store.
+        # The keys of the slots and the common prefix of their rows: the same in every store.
         self._places: list[RowKey] = []
         self._start = b""
 
-    def read(self, store: Store, table: Table, keys: Sequence[tuple[str, ...]]) -> Moment:
-        """The slots, and records of a table, in one call of the engine."""
+    def read(
+        self,
+        store: Store,
+        table: Table,
+        keys: Sequence[tuple[str, ...]],
+        also: Sequence[tuple[Table, tuple[str, ...]]] = (),
+    ) -> Moment:
+        """The slots, records of a table and then those of ``also``, in one call of the engine."""
         if not self._places:
             slots = Table(store, self._name, 1)
             row = Draft(store).put(slots, (_KEYS[0],), bytes(_TICK_BYTES))
             self._start = row[:-_TICK_BYTES]
             self._places = [slots.place(key) for key in _KEYS]
-        rows = store.engine.get_rows([*self._places, *[table.place(*key) for key in keys]])
-        found = zip(keys, rows[SLOTS:], strict=True)
+        others = [other.place(*key) for other, key in also]
+        rows = store.engine.get_rows([*self._places, *[table.place(*key) for key in keys], *others])
+        found = zip([*keys, *[key for _, key in also]], rows[SLOTS:], strict=True)
         return Moment(
             rows[:SLOTS], [None if row is None else Record(store, key, row) for key, row in found]
         )
 
     @contextmanager
     def reserve(self, draft: Draft, moment: Moment, now: int, *, count: int = 1) -> Iterator[int]:
-        """Let a draft reserve ``count`` ticks in a row, from ``now`` on; gives the first of them.
+        """Reserve ``count`` consecutive ticks in a draft, from ``now`` on; yields the first.
 
-        To be left when the draft was committed. Committing raises ConditionFailedError if
-        another write has changed a slot since ``moment``: read again, and make the draft again.
+        Leave the context after the draft is committed. The commit raises ConditionFailedError if
+        another write has changed a slot since ``moment``: read again, and rebuild the draft.
         """
         latest = self._latest(moment)
         with self._lock:
             first = max(now, latest + 1, self._last + 1)
-            # Threads of one process keep out of each other's way.
+            # Threads of one process choose different slots if enough are free.
             for _ in range(SLOTS):
                 slots = _slots(first, count)
                 if self._busy.keys().isdisjoint(slots):

@@ -6,15 +6,14 @@
         session.checkpoint("first draft", ["draft"])
     life.users.put("anna", "language", "en")
 
-``docs/lifecycles.md`` is the guide.
+``docs/guides/lifecycles.md`` is the guide.
 """
 
 from __future__ import annotations
 
 from casstore.records.lifecycles.annotation import CLASSES, Annotation, Hold, Note, Seal
 from casstore.records.lifecycles.checkpoints import AgentSession, Checkpoint, CheckpointInfo
-from casstore.records.lifecycles.key_files import FileKeys
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.key_files import FileKeys, KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles, SessionEnd
 from casstore.records.lifecycles.notes import Stayed
 from casstore.records.lifecycles.references import Ref

@@ -1,16 +1,16 @@
-"""What is said of a record beside its content: its class, whom it is about, how long it stays.
+"""Annotations of records: their classes, subjects, sources, holds and seals.
 
-``Annotation`` is what a writer says, with subjects by their names. ``Note`` is what is kept,
-in a row of its own: subjects only as one-way hashes, and whatever the sources were about.
+``Annotation`` is what the writer passes, with subjects by name. ``Note`` is what is stored, in a
+row of its own: subjects as one-way hashes, including the subjects of the sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from casstore.engine.protocol import MAX_STAMP_MS
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.records.lifecycles.references import ROWS, SESSION, Ref, checked_ref
 from casstore.session.arguments import check_text, list_of
 
@@ -18,9 +18,9 @@ IDENTITY: Final = "identity"
 PROCESS: Final = "process"
 COMPLIANCE: Final = "compliance"
 LEARNED_CONTEXT: Final = "learned_context"
-#: What a record can be; it may be several of them.
+#: The classes of a record; a record may have several.
 CLASSES: Final = (IDENTITY, PROCESS, COMPLIANCE, LEARNED_CONTEXT)
-# These are about somebody, or they are mislabelled.
+# Records of these classes need a subject.
 _NEED_SUBJECTS: Final = (IDENTITY, LEARNED_CONTEXT)
 #: How many subjects, sources and processors a record may have, each.
 MAX_NAMED: Final = 1024
@@ -28,7 +28,7 @@ _MAX_TEXT: Final = 4096
 
 
 class Hold(NamedTuple):
-    """A duty to keep a record until a moment, and by which rule.
+    """An obligation to keep a record until a given time, and the rule that requires it.
 
     >>> in_ten_years = store.engine.now_ms() + 10 * 365 * 86_400_000
     >>> about = Annotation(["compliance"], hold=Hold("tax law", in_ten_years, "DE"))
@@ -43,7 +43,7 @@ class Hold(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """That a record proves something, and must stay as it is: which action, and why.
+    """Marks a record as evidence that must not change: for which action, and on what basis.
 
     >>> consent = life.users.put("anna", "consent", {"given": True})
     >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
@@ -53,12 +53,12 @@ class Seal(NamedTuple):
 
     action: str
     basis: str
-    #: What may be done with it in summaries; a word for readers.
+    #: Whether summaries may use the record; informational only.
     summarization: str = "forbidden"
 
 
 class Annotation(NamedTuple):
-    """What a writer says of a record.
+    """The classes, subjects, sources and processors that a writer declares for a record.
 
     >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
     >>> about = Annotation(["learned_context"], sources=[chat], processors=["crm"])
@@ -68,18 +68,18 @@ class Annotation(NamedTuple):
     """
 
     classes: Sequence[str] = ()
-    #: Whom it is about, by name; only hashes of the names are kept.
+    #: The names of the people that the record is about; only their hashes are stored.
     subjects: Sequence[str] = ()
-    #: What it was derived from. It is then about whom those are about, too.
+    #: The records that it was derived from. Their subjects become subjects of this record, too.
     sources: Sequence[Ref] = ()
-    #: Who else was given it, and must be told when it is erased.
+    #: Third parties that received the record; an erasure reports them so that they can be informed.
     processors: Sequence[str] = ()
     hold: Hold | None = None
     seal: Seal | None = None
 
 
 class WriteSeal(NamedTuple):
-    """A seal as it is kept: since when, and the hash of the row that it is about."""
+    """A seal as stored: the time of sealing and the hash of the sealed row."""
 
     sealed_at_ms: int
     action: str
@@ -89,7 +89,7 @@ class WriteSeal(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is kept beside a record.
+    """The note of a record, as stored.
 
     >>> about = Annotation(["learned_context"], subjects=["anna"], processors=["crm"])
     >>> note = life.find_note(life.records.put("facts", "city", "Ulm", about))
@@ -98,7 +98,7 @@ class Note(NamedTuple):
     """
 
     classes: tuple[str, ...]
-    #: Hashes.
+    #: One-way hashes of the subjects.
     subjects: tuple[str, ...] = ()
     sources: tuple[Ref, ...] = ()
     processors: tuple[str, ...] = ()
@@ -106,81 +106,43 @@ class Note(NamedTuple):
     derived_at_ms: int = 0
     hold: Hold | None = None
     seal: WriteSeal | None = None
-    #: Why a seal or hold was lifted, each time.
+    #: The reason for each time a seal or hold was lifted.
     reviews: tuple[str, ...] = ()
-
-    def to_value(self) -> dict[str, Any]:
-        """As its row holds it.
-
-        >>> note = Note(("learned_context",), processors=("crm",))
-        >>> Note.from_value(note.to_value()) == note
-        True
-        """
-        told: dict[str, Any] = {"c": list(self.classes), "t": self.derived_at_ms}
-        if self.subjects:
-            told["s"] = list(self.subjects)
-        if self.sources:
-            told["o"] = [list(ref) for ref in self.sources]
-        if self.processors:
-            told["p"] = list(self.processors)
-        if self.hold is not None:
-            told["h"] = list(self.hold)
-        if self.seal is not None:
-            told["w"] = list(self.seal)
-        if self.reviews:
-            told["r"] = list(self.reviews)
-        return told
-
-    @staticmethod
-    def from_value(told: Any) -> Note:
-        """What ``to_value`` gave; CorruptionError if it is anything else.
-
-        >>> stored = store.put_value(Note(("learned_context",)).to_value())
-        >>> Note.from_value(store.get_value(stored)).classes
-        ('learned_context',)
-        """
-        try:
-            return Note(
-                tuple(told["c"]),
-                tuple(told.get("s", ())),
-                tuple([checked_ref(Ref(*ref)) for ref in told.get("o", ())]),
-                tuple(told.get("p", ())),
-                told["t"],
-                Hold(*told["h"]) if "h" in told else None,
-                WriteSeal(*told["w"]) if "w" in told else None,
-                tuple(told.get("r", ())),
-            )
-        except (TypeError, KeyError, AttributeError, InvalidInputError) as exc:
-            raise CorruptionError(f"the note of a record is damaged: {exc}") from exc
 
 
 def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -> Annotation:
-    """The annotation with its lists in order, each entry once; refused if it cannot be one.
+    """The annotation with sorted lists without duplicates; InvalidInputError if it is invalid.
 
-    ``has_subject``: the record is about somebody anyway. ``default`` is its class if it is
-    given none; None: it must be given one.
+    ``has_subject``: the record has a subject already, for example its user. ``default`` is the
+    class of an annotation without classes; None: a class is required.
     """
     check_annotation(annotation)
     classes = _texts(annotation.classes, "classes") or ([default] if default else [])
     for each in classes:
         if each not in CLASSES:
-            raise InvalidInputError(f"a class is one of {CLASSES}, not {each!r}")
+            raise InvalidInputError(f"a class must be one of {CLASSES}, got {each!r}")
     if not classes:
-        raise InvalidInputError(f"a record has at least one class of {CLASSES}")
+        raise InvalidInputError(f"classes is empty; pass at least one of {CLASSES}")
     subjects = _texts(annotation.subjects, "subjects")
     sources = sorted({checked_ref(ref) for ref in list_of(annotation.sources, "sources")})
     for ref in sources:
-        # Others are never looked for: it would be about nobody, and no erasure would find it.
+        # An erasure does not search other kinds of sources, so it would miss the record.
         if ref.kind not in ROWS and (ref.kind, ref.name) != (SESSION, ""):
             raise InvalidInputError(
-                f"a source is user data, a checkpoint, a record or a whole session, not {ref}"
+                f"a source must be user data, a checkpoint, a record or a whole session, got {ref}"
             )
     processors = _texts(annotation.processors, "processors")
-    if max(len(subjects), len(sources), len(processors)) > MAX_NAMED:
-        raise InvalidInputError(f"at most {MAX_NAMED} subjects, sources and processors, each")
+    named: dict[str, Sequence[object]] = {
+        "subjects": subjects,
+        "sources": sources,
+        "processors": processors,
+    }
+    for name, given in named.items():
+        if len(given) > MAX_NAMED:
+            raise InvalidInputError(f"{name} must be at most {MAX_NAMED}, got {len(given)}")
     needing = [each for each in classes if each in _NEED_SUBJECTS]
     if needing and not (has_subject or subjects):
-        raise InvalidInputError(f"a record of class {needing[0]!r} says whom it is about")
+        raise InvalidInputError(f"a record of class {needing[0]!r} needs subjects")
     if annotation.hold is not None:
         check_hold(annotation.hold)
     if annotation.seal is not None:
@@ -189,38 +151,40 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
 
 
 def check_annotation(annotation: Annotation) -> None:
-    """Refuse what is no annotation; ``checked`` looks at what it says."""
+    """InvalidInputError if ``annotation`` is not an Annotation; ``checked`` checks its fields."""
     if not isinstance(annotation, Annotation):
-        raise InvalidInputError(f"an annotation is an Annotation, not {type(annotation).__name__}")
+        raise InvalidInputError(
+            f"annotation must be an Annotation, got {type(annotation).__name__}"
+        )
 
 
 def check_hold(hold: Hold) -> None:
-    """Refuse what is no hold: it has a reason and an end."""
+    """InvalidInputError unless a hold has a basis and an end."""
     if not isinstance(hold, Hold):
-        raise InvalidInputError(f"a hold is a Hold, not {type(hold).__name__}")
+        raise InvalidInputError(f"hold must be a Hold, got {type(hold).__name__}")
     check_reason(hold.basis, "the basis of a hold")
     if hold.jurisdiction is not None:
         check_reason(hold.jurisdiction, "a jurisdiction")
     if type(hold.until_ms) is not int or not 0 < hold.until_ms <= MAX_STAMP_MS:
         raise InvalidInputError(
-            f"a hold has an end, in milliseconds since 1970, unlike {hold.until_ms!r}"
+            f"until_ms must be a number of milliseconds since 1970, got {hold.until_ms!r}"
         )
 
 
 def check_seal(seal: Seal) -> None:
-    """Refuse what is no seal."""
+    """InvalidInputError if ``seal`` is not a valid Seal."""
     if not isinstance(seal, Seal):
-        raise InvalidInputError(f"a seal is a Seal, not {type(seal).__name__}")
+        raise InvalidInputError(f"seal must be a Seal, got {type(seal).__name__}")
     check_reason(seal.action, "the action of a seal")
     check_reason(seal.basis, "the basis of a seal")
-    check_reason(seal.summarization, "what a seal says of summaries")
+    check_reason(seal.summarization, "summarization of a seal")
 
 
 def check_reason(text: str, what: str) -> None:
-    """Refuse what is no short text for a reader."""
+    """InvalidInputError unless ``text`` is a short text that is not blank."""
     check_text(text, what)
     if not text.strip() or len(text) > _MAX_TEXT:
-        raise InvalidInputError(f"{what} is a text of 1 to {_MAX_TEXT} characters")
+        raise InvalidInputError(f"{what} must be a str of 1 to {_MAX_TEXT} characters")
 
 
 def _texts(items: Iterable[str], what: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Sessions of agents: working state, and the checkpoints that were promoted from it.
+"""Agent sessions: working state, and the checkpoints that are created from it.
 
-A checkpoint holds what it was told to, and stays when the session ends. Checkpoints of a
-session are counted, 1, 2, 3 …, whichever process makes them; the newest is the one with the
-highest number, whatever any clock says.
+A checkpoint holds the selected values, and stays when the session ends. The checkpoints of a
+session are numbered 1, 2, 3 … across all processes. The newest checkpoint is the one with the
+highest number; clocks do not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from casstore.errors import (
     SessionUserError,
 )
 from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note, checked
-from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
     Removal,
@@ -30,17 +29,29 @@ from casstore.records.lifecycles.notes import (
     put_note,
     write_seal,
 )
-from casstore.records.lifecycles.references import AGENT, CHECKPOINT, Ref, checkpoint_ref, not_found
+from casstore.records.lifecycles.references import CHECKPOINT, Ref, checkpoint_ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import Change, Place, Tables, fields
+from casstore.records.lifecycles.tables import (
+    CHECKPOINTS,
+    IMPORTED,
+    SESSIONS,
+    AgentCheckpointRow,
+    AgentSessionRow,
+    Change,
+    ImportedRow,
+    LifecycleTables,
+    content,
+    read_content,
+)
 from casstore.records.lifecycles.working_state import WorkingState
+from casstore.records.schema import RowPlace, text_number
 from casstore.session import keys
 from casstore.session.arguments import check_text, list_of
 from casstore.session.records import Record
 
 
 class CheckpointInfo(NamedTuple):
-    """A checkpoint as it is listed, without what it holds.
+    """A checkpoint as listed, without its content.
 
     >>> info = life.create_session("s1").checkpoint("begun")
     >>> info.session, info.number, info.label
@@ -56,7 +67,7 @@ class CheckpointInfo(NamedTuple):
 
     @property
     def ref(self) -> Ref:
-        """Its name, for what is derived from it.
+        """The reference to this checkpoint, to name it as a source of derived records.
 
         >>> info = life.create_session("s1", user="anna").checkpoint("begun")
         >>> about = Annotation(["learned_context"], sources=[info.ref])
@@ -68,7 +79,7 @@ class CheckpointInfo(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint and what it holds.
+    """A checkpoint and its content.
 
     >>> work = life.create_session("s1")
     >>> work.working.set("draft", "a text")
@@ -81,35 +92,11 @@ class Checkpoint(NamedTuple):
     payload: dict[str, Any]
 
 
-class SessionRow(NamedTuple):
-    """The row of a session."""
-
-    started_at_ms: int
-    #: Checkpoints made so far; those that were removed count, too.
-    made: int
-    #: The hash of the user it is for.
-    user: str | None
-
-    @staticmethod
-    def of(record: Record) -> SessionRow:
-        """As a row says."""
-        told = fields(record)
-        try:
-            return SessionRow(told["t"], told["n"], told.get("u"))
-        except KeyError as exc:
-            raise CorruptionError(f"the row of session {record.key[0]!r} is damaged") from exc
-
-    def to_value(self) -> dict[str, Any]:
-        """As the row holds it."""
-        told: dict[str, Any] = {"t": self.started_at_ms, "n": self.made}
-        return told if self.user is None else {**told, "u": self.user}
-
-
 class AgentSession:
-    """One session: ``working`` is for now, checkpoints are for later.
+    """One agent session: ``working`` is held in memory, checkpoints are durable.
 
-    A context manager; leaving it closes the session, which forgets the working state and
-    nothing else. For any number of threads, and of processes.
+    A context manager. Leaving it closes the session, which discards the working state and nothing
+    else. Safe for any number of threads and processes.
 
     The examples use ``life``, a ``Lifecycles``.
 
@@ -120,7 +107,7 @@ class AgentSession:
     ([], ['first'])
     """
 
-    def __init__(self, tables: Tables, subjects: Subjects, session: str) -> None:
+    def __init__(self, tables: LifecycleTables, subjects: Subjects, session: str) -> None:
         self._tables = tables
         self._subjects = subjects
         self.id = session
@@ -133,7 +120,7 @@ class AgentSession:
         self.close()
 
     def close(self) -> None:
-        """Forget the working state; checkpoints stay.
+        """Discard the working state; checkpoints stay.
 
         >>> work = life.create_session("s1")
         >>> work.working.set("draft", "a text")
@@ -149,7 +136,7 @@ class AgentSession:
         names: Iterable[str] | None = None,
         annotation: Annotation | None = None,
     ) -> CheckpointInfo:
-        """Promote working state: these names where they exist; None: all; an empty list: nothing.
+        """Store working state: the given names that exist; None: all; an empty list: nothing.
 
         InvalidValueError, with the path, if a value cannot be stored exactly as it is.
 
@@ -159,14 +146,14 @@ class AgentSession:
         >>> work.checkpoint("first", ["draft"]).number
         1
         """
-        wanted = None if names is None else list_of(names, "names of working state")
+        wanted = None if names is None else list_of(names, "names")
         for name in wanted or ():
-            check_text(name, "a name of working state")
+            check_text(name, "an entry of names")
         entry = NewCheckpoint(self.id, label, self.working.chosen(wanted))
         return put_checkpoints(self._tables, self._subjects, [entry], annotation)[0]
 
     def find_checkpoint(self, label: str) -> Checkpoint | None:
-        """The newest checkpoint of this label; None if there is none.
+        """The newest checkpoint with this label, or None.
 
         >>> work = life.create_session("s1")
         >>> for text in ("a text", "a better text"):
@@ -179,8 +166,8 @@ class AgentSession:
         def read() -> Checkpoint | None:
             for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
                 record = self._tables.checkpoints.find(self.id, index.key[2])
-                # If it was removed between the two reads, the one before is the newest; if its
-                # whole session was, another may have got its number.
+                # If the checkpoint was removed between the two reads, the previous one is the
+                # newest. If its session was deleted, another checkpoint may now have its number.
                 if record is not None and info_of(record).label == label:
                     return self._read(record)
             return None
@@ -188,7 +175,7 @@ class AgentSession:
         return self._tables.look(read)
 
     def get_checkpoint(self, number: int) -> Checkpoint:
-        """One checkpoint by its number; RecordNotFoundError if there is none.
+        """One checkpoint by its number; RecordNotFoundError if it does not exist.
 
         >>> work = life.create_session("s1")
         >>> info = work.checkpoint("begun")
@@ -218,7 +205,7 @@ class AgentSession:
         return table.read_each(table.scan(self.id), info_of)
 
     def delete_checkpoint(self, number: int) -> bool:
-        """Remove a checkpoint; False if there is none. Its number is not given again.
+        """Remove a checkpoint; False if it does not exist. Its number is not reused.
 
         RecordSealedError or RecordHeldError if it must stay.
 
@@ -238,23 +225,24 @@ class AgentSession:
         return self._tables.change(str(ref), step)
 
     def _read(self, record: Record) -> Checkpoint:
-        payload = read_content(self._tables.store, fields(record))
+        row = CHECKPOINTS.read(record)
+        payload = read_content(self._tables.store, row.content)
         if type(payload) is not dict:
             raise CorruptionError(f"checkpoint {record.key!r} is damaged")
-        return Checkpoint(info_of(record), payload)
+        return Checkpoint(_info(row), payload)
 
 
 def info_of(record: Record) -> CheckpointInfo:
-    """What a row says of its checkpoint."""
-    told = fields(record)
-    try:
-        return CheckpointInfo(record.key[0], int(record.key[1]), told["i"], told["l"], told["t"])
-    except (KeyError, ValueError) as exc:
-        raise CorruptionError(f"checkpoint {record.key!r} is damaged") from exc
+    """The checkpoint of a row, without its content."""
+    return _info(CHECKPOINTS.read(record))
+
+
+def _info(row: AgentCheckpointRow) -> CheckpointInfo:
+    return CheckpointInfo(*row[:5])
 
 
 class NewCheckpoint(NamedTuple):
-    """A checkpoint on its way in; of a new id and of now, unless it comes from elsewhere."""
+    """A checkpoint to be written; it gets a new id and the current time unless it is imported."""
 
     session: str
     label: str
@@ -264,7 +252,7 @@ class NewCheckpoint(NamedTuple):
 
 
 def put_checkpoints(
-    tables: Tables,
+    tables: LifecycleTables,
     subjects: Subjects,
     entries: Sequence[NewCheckpoint],
     annotation: Annotation | None = None,
@@ -273,11 +261,11 @@ def put_checkpoints(
 ) -> list[CheckpointInfo]:
     """Add checkpoints to sessions, in one write, each with the next number.
 
-    SessionNotFoundError if one is not there, unless it is to ``begin`` with this; ConflictError
-    if a checkpoint of an id that is given is there.
+    SessionNotFoundError if a session does not exist, unless ``begin`` creates it; ConflictError if
+    a checkpoint with one of the given ids exists.
     """
     for entry in entries:
-        check_text(entry.label, "a label")
+        check_text(entry.label, "label")
         keys.id_bytes(entry.session, "a session id")
     ids = [str(uuid.uuid4()) if entry.id is None else entry.id for entry in entries]
     given = [entry.id for entry in entries if entry.id is not None]
@@ -289,10 +277,15 @@ def put_checkpoints(
 
     def step(change: Change) -> list[CheckpointInfo]:
         parts = sources.places()
-        places: list[Place] = [(tables.sessions, (session,)) for session in sessions]
+        places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
         places += [*parts, *(subjects.places() if said is not None else [])]
         read = change.read(places, sources.sessions())
         now_ms = tables.store.engine.now_ms()
+        before = {
+            record.key[0]: SESSIONS.read(record)
+            for record in read[: len(sessions)]
+            if record is not None
+        }
         rows = {
             session: _begun(tables, session, now_ms, None)
             if begin and record is None
@@ -303,7 +296,8 @@ def put_checkpoints(
         about = sources.subjects(read[len(sessions) : end], read[len(places) :])
         about |= sources.session_subjects(change, subjects)
         subjects.require(read[end : len(places)], change)
-        # Asked after the sessions: who adds one of them changes its session, and this write fails.
+        # Read after the sessions: a writer that adds one of these ids changes its session row, so
+        # this write would fail.
         if given and _are_there(tables, given):
             raise ConflictError("some of the checkpoints came into the store meanwhile")
         made_now: list[CheckpointInfo] = []
@@ -312,13 +306,10 @@ def put_checkpoints(
             row = rows[entry.session] = row._replace(made=row.made + 1)
             at_ms = now_ms if entry.at_ms is None else entry.at_ms
             info = CheckpointInfo(entry.session, row.made, checkpoint_id, entry.label, at_ms)
-            stored = change.put(
-                tables.payload(info.ref),
-                {"i": info.id, "l": info.label, "t": at_ms, **content(change.draft, entry.payload)},
-            )
-            change.put(_label(tables, info), None)
+            payload = content(change.draft, entry.payload)
+            stored = change.put(tables.checkpoints, AgentCheckpointRow(*info, payload))
             if entry.id is not None:
-                change.put((tables.imported, (entry.id,)), list(info.ref))
+                change.put(tables.imported, ImportedRow(entry.id, info.ref))
             if said is not None:
                 named = {subjects.hash(subject) for subject in said.subjects}
                 everybody = about | named | ({row.user} if row.user is not None else set())
@@ -329,75 +320,70 @@ def put_checkpoints(
                 put_note(change, tables, info.ref, None, note)
             made_now.append(info)
         for session, row in rows.items():
-            change.put((tables.sessions, (session,)), row.to_value())
+            change.put(tables.sessions, row, before.get(session))
         return made_now
 
     return tables.change("a session", step)
 
 
-def _are_there(tables: Tables, ids: Sequence[str]) -> bool:
-    """Is any of the checkpoints there that were imported under these ids?"""
-    known = [place for place in tables.imported.find_many([(one,) for one in ids]) if place]
-    return any(tables.find([tables.payload(Ref(*place.value)) for place in known]))
+def _are_there(tables: LifecycleTables, ids: Sequence[str]) -> bool:
+    """Does a checkpoint exist that was imported under one of these ids?"""
+    known = [row for row in tables.imported.find_many([(one,) for one in ids]) if row]
+    return any(tables.find([tables.payload(IMPORTED.read(one).ref) for one in known]))
 
 
-def _required(session: str, record: Record | None) -> SessionRow:
+def _required(session: str, record: Record | None) -> AgentSessionRow:
     if record is None:
         raise SessionNotFoundError(session)
-    return SessionRow.of(record)
+    return SESSIONS.read(record)
 
 
-def _begun(tables: Tables, session: str, now_ms: int, user: str | None) -> SessionRow:
-    """The row of a session that begins.
+def _begun(tables: LifecycleTables, session: str, now_ms: int, user: str | None) -> AgentSessionRow:
+    """The row of a new session.
 
-    Something may be derived from checkpoints of a session that had its id before. None of its own
-    gets such a number, or an erasure would take that for derived from it.
+    Records may be derived from checkpoints of an earlier session with the same id. The new session
+    does not reuse their numbers, or an erasure would treat those records as derived from it.
     """
     derived = tables.derived.scan(CHECKPOINT, session, reverse=True, page=1)
     last = next(derived, None)
-    return SessionRow(now_ms, 0 if last is None else int(last.key[2]), user)
-
-
-def _label(tables: Tables, info: CheckpointInfo) -> Place:
-    return tables.labels, (info.session, info.label, info.ref.name)
+    made = 0 if last is None else text_number(last.key[2])
+    return AgentSessionRow(session, now_ms, made, user)
 
 
 def create_sessions(
-    tables: Tables,
+    tables: LifecycleTables,
     subjects: Subjects,
     sessions: Sequence[str],
     user: str | None,
     *,
     at_ms: int | None = None,
 ) -> None:
-    """Begin sessions for a user, or for nobody, in one write; SessionExistsError if one is there.
+    """Create sessions, with or without a user, in one write; SessionExistsError if one exists.
 
-    The user is kept as a hash, in the session's row and in the index of subjects.
+    The user is stored as a hash, in the session's row and in the index of subjects.
     """
     for session in sessions:
         keys.id_bytes(session, "a session id")
     hashed = None if user is None else subjects.hash(user)
 
     def step(change: Change) -> None:
-        places: list[Place] = [(tables.sessions, (session,)) for session in sessions]
+        places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
         read = change.read([*places, *(subjects.places() if hashed is not None else [])])
         for session, record in zip(sessions, read, strict=False):
             if record is not None:
                 raise SessionExistsError(session)
         subjects.require(read[len(sessions) :], change)
         now_ms = tables.store.engine.now_ms() if at_ms is None else at_ms
-        for session, place in zip(sessions, places, strict=True):
-            change.put(place, _begun(tables, session, now_ms, hashed).to_value())
-            if hashed is not None:
-                change.put((tables.subjects, (hashed, *Ref(AGENT, session))), None)
+        for session in sessions:
+            change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
 
     tables.change("a session", step)
 
 
 def remove_checkpoint(
-    change: Change, tables: Tables, ref: Ref, only: bytes | None = None
+    change: Change, tables: LifecycleTables, ref: Ref, only: bytes | None = None
 ) -> Removal:
-    """Remove a checkpoint in a change, unless something speaks against it; ``only`` this row."""
+    """Remove a checkpoint unless it is sealed or held; ``only``: if its row is this one."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
     if row is None or only not in (None, row.row):
         return Removal(there=False)
@@ -408,18 +394,17 @@ def remove_checkpoint(
     return Removal(True, stays, note)
 
 
-def adopt(tables: Tables, subjects: Subjects, session: str, user: str) -> None:
-    """Let a session that is nobody's be a user's; SessionUserError if it is somebody else's."""
+def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) -> None:
+    """Assign a session without a user to a user; SessionUserError if it has another user."""
     hashed = subjects.hash(user)
 
     def step(change: Change) -> None:
-        place: Place = (tables.sessions, (session,))
+        place: RowPlace = (tables.sessions, (session,))
         known, *setting = change.read([place, *subjects.places()])
         row = _required(session, known)
         subjects.require(setting, change)
         if row.user is None:
-            change.put(place, row._replace(user=hashed).to_value())
-            change.put((tables.subjects, (hashed, *Ref(AGENT, session))), None)
+            change.put(tables.sessions, row._replace(user=hashed), row)
         elif row.user != hashed:
             raise SessionUserError(session)
 
@@ -427,20 +412,19 @@ def adopt(tables: Tables, subjects: Subjects, session: str, user: str) -> None:
 
 
 def drop_checkpoint(
-    change: Change, tables: Tables, ref: Ref, row: Record, note: Note | None
+    change: Change, tables: LifecycleTables, ref: Ref, row: Record, note: Note | None
 ) -> None:
-    """Remove a checkpoint that nothing speaks for."""
-    info = info_of(row)
-    change.delete(tables.payload(ref))
-    change.delete(_label(tables, info))
-    change.delete((tables.imported, (info.id,)))
+    """Remove a checkpoint that is neither sealed nor held."""
+    checkpoint = CHECKPOINTS.read(row)
+    change.remove(tables.checkpoints, checkpoint)
+    change.delete((tables.imported, (checkpoint.id,)))
     put_note(change, tables, ref, note, None)
 
 
 class EndingSession(Emptying):
-    """A session with its checkpoints on its way out; it stays as long as any of them does."""
+    """Deletes a session with its checkpoints; the session stays while any checkpoint stays."""
 
-    def __init__(self, tables: Tables, session: str) -> None:
+    def __init__(self, tables: LifecycleTables, session: str) -> None:
         super().__init__(tables, (tables.sessions, (session,)), CHECKPOINT, tables.checkpoints)
 
     def _drop(
@@ -449,9 +433,5 @@ class EndingSession(Emptying):
         drop_checkpoint(change, self._tables, ref, row, note)
 
     def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
-        row, session = SessionRow.of(owner), owner.key[0]
-        if not is_last or self._any_stay:
-            return
-        change.delete(self._owner)
-        if row.user is not None:
-            change.delete((self._tables.subjects, (row.user, *Ref(AGENT, session))))
+        if is_last and not self._any_stay:
+            change.remove(self._tables.sessions, SESSIONS.read(owner))

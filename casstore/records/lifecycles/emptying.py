@@ -1,7 +1,7 @@
-"""Everything that belongs to one owner on its way out: a user's values, a session's checkpoints.
+"""Removes everything that belongs to one owner: a user's values, or a session's checkpoints.
 
-One write, unless there are very many. The owner's row is read first and expected to be as it
-was: whoever adds something changes it, so nothing is added unseen.
+One write removes up to ``AT_ONCE`` rows. The owner's row is a condition of the write: a writer that
+adds a row changes the owner's row, so no row is added unnoticed.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from typing import Final
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.notes import Stayed, note_of, objection
 from casstore.records.lifecycles.references import Ref
-from casstore.records.lifecycles.tables import Change, Place, Tables
+from casstore.records.lifecycles.tables import Change, LifecycleTables
+from casstore.records.schema import RowPlace
 from casstore.session.records import Record, Table
 
-#: What one write removes at the most.
+#: The most rows that one write removes.
 AT_ONCE: Final = 5000
 
 
 class Emptying(ABC):
-    """What belongs to one owner, on its way out."""
+    """Removes the rows of one owner."""
 
-    def __init__(self, tables: Tables, owner: Place, kind: str, table: Table) -> None:
+    def __init__(self, tables: LifecycleTables, owner: RowPlace, kind: str, table: Table) -> None:
         self._tables = tables
         self._owner = owner
         self._kind = kind
         self._table = table
         self._passed: set[str] = set()
-        # Of the step that is being tried.
+        # The result of the current attempt.
         self._gone: list[Note | None] = []
         self._staying: list[Stayed] = []
         self._is_last = False
         self.deleted = 0
         self.stayed: list[Stayed] = []
-        #: Who was given some of it.
+        #: Third parties that received some of the removed records.
         self.processors: set[str] = set()
 
     def run(self) -> None:
-        """Remove everything that may go."""
+        """Remove every row that is neither sealed nor held."""
         while not self._is_last:
             self._tables.change(f"what belongs to {self._owner[1][0]}", self._step)
             self.deleted += len(self._gone)
@@ -76,11 +77,11 @@ class Emptying(ABC):
     def _drop(
         self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
     ) -> None:
-        """Remove one row and what belongs to it."""
+        """Remove one row, its note and its indexes."""
 
     @abstractmethod
     def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
-        """Bring the owner's row up to date after so many have gone."""
+        """Update the owner's row after ``gone`` rows were removed."""
 
     @property
     def _any_stay(self) -> bool:

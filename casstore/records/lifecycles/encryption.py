@@ -1,11 +1,11 @@
-"""Values under a key: AES-256-GCM-SIV, bound to whose they are and what they are called.
+"""Encrypted values: AES-256-GCM-SIV, bound to the user and the name of the value.
 
     sealed    = 01 ‖ nonce (12) ‖ ciphertext with its tag
     plaintext = length of the value (4) ‖ canonical value ‖ zeros up to a multiple of 64
 
-A value and its place are authenticated together, so a row that is moved to another user or
-name does not open. The nonce is random: equal values, of the same user or of others, give
-different bytes, and share nothing; the padding lets short values look alike.
+The user and the name are authenticated together with the value, so a row that is moved to another
+user or name does not decrypt. The nonce is random: equal values give different bytes and are not
+deduplicated. The padding hides the length of short values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError, InvalidValueError
 from casstore.format import canonical
 from casstore.format.canonical import links_in, pack_checked
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.key_files import KeyStore
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -33,32 +33,32 @@ _NONCE_BYTES: Final = 12
 _LENGTH_BYTES: Final = 4
 _BLOCK_BYTES: Final = 64
 _CONTEXT: Final = "casstore user data v1"
-#: What an encrypted value may have, spelled: it is encrypted, and read, in one piece.
+#: The limit of a value's encoded size: it is encrypted and decrypted in one piece.
 MAX_VALUE_BYTES: Final = 64 << 20
 
 
-class Place(NamedTuple):
-    """What a value is bound to: the key, the user's hash and the name."""
+class BoundTo(NamedTuple):
+    """What a value is bound to: the name of the key, the user's hash and the name of the value."""
 
     key: str
     user: str
     name: str
 
 
-def seal(keys: KeyStore, place: Place, value: Any) -> bytes:
-    """Encrypt a value for one place."""
-    spelled = canonical.encode(value, max_bytes=MAX_VALUE_BYTES)
-    if links_in(spelled):
+def seal(keys: KeyStore, place: BoundTo, value: Any) -> bytes:
+    """Encrypt a value, bound to ``place``."""
+    encoded = canonical.encode(value, max_bytes=MAX_VALUE_BYTES)
+    if links_in(encoded):
         raise InvalidValueError("an encrypted value cannot link to objects, for gc must see links")
-    plain = len(spelled).to_bytes(_LENGTH_BYTES, "big") + spelled
+    plain = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded
     plain += bytes(-len(plain) % _BLOCK_BYTES)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     cipher = AESGCMSIV(keys.get(place.key))
     return _VERSION + nonce + cipher.encrypt(nonce, plain, _bound(place))
 
 
-def open_sealed(keys: KeyStore, place: Place, sealed: Any) -> Any:
-    """The value again; CorruptionError if it is not of this place, or damaged."""
+def open_sealed(keys: KeyStore, place: BoundTo, sealed: Any) -> Any:
+    """Decrypt a value; CorruptionError if it is damaged or bound to another place."""
     if type(sealed) is not bytes or sealed[:1] != _VERSION:
         raise CorruptionError("encrypted user data is damaged, or of a newer kind")
     cipher = AESGCMSIV(keys.get(place.key))
@@ -74,5 +74,5 @@ def open_sealed(keys: KeyStore, place: Place, sealed: Any) -> Any:
     return canonical.decode(plain[_LENGTH_BYTES : _LENGTH_BYTES + length])
 
 
-def _bound(place: Place) -> bytes:
+def _bound(place: BoundTo) -> bytes:
     return pack_checked([_CONTEXT, *place])

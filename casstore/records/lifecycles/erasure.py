@@ -1,11 +1,11 @@
-"""What lifecycles hold about a subject, for ``erasure``: found, explained and removed.
+"""Finds, explains and removes the records that lifecycles hold about a subject, for ``erasure``.
 
     about the subject by name          the index of subjects
     the subject's own data             its user data, with the key; its agents' sessions
     derived from any of those          the index of derivation, as far as it leads
 
-What is sealed stays until somebody has reviewed it, what is held until its time; the user's
-key goes all the same, for such values have keys of their own.
+A sealed record stays until it is reviewed, a held record until its hold ends. The user's key is
+destroyed in either case, because such values have keys of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from casstore.maintenance.erasure import Staying
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.kept_records import rewrite_record
-from casstore.records.lifecycles.keys import KeyStore, check_key_store
+from casstore.records.lifecycles.key_files import KeyStore, check_key_store
 from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.records.lifecycles.notes import Stayed, note_now, objection
 from casstore.records.lifecycles.references import (
@@ -45,27 +45,28 @@ _KEY_WAITS: Final = (
 )
 
 
-#: Given a record and its content, the content without the subject; None: it goes.
+#: Called with a record and its content; returns the content without the subject, or None to remove
+#: the record.
 Rewrite = Callable[[Ref, Any], Any]
 
 
 class AboutSubject(NamedTuple):
-    """A record about a subject, or derived from one."""
+    """A record about a subject, or derived from such a record."""
 
     ref: Ref
     note: Note | None
-    #: What keeps it from going; None: nothing.
+    #: The seal or hold that prevents removal, or None.
     stays: Stayed | None
 
 
 class LifecycleErasure:
-    """A provider of ``erasure`` for everything that ``Lifecycles`` keeps.
+    """The ``erasure`` provider for everything that ``Lifecycles`` stores.
 
-    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store that has them, rows go and
-    keys wait: the report says so.
+    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store, rows are removed and their
+    keys stay listed for destruction; the report says so.
 
-    ``rewrite`` is asked about each record of a collection that is about others as well: what
-    it gives takes the place of the content, without the subject; None: the record goes.
+    ``rewrite`` is called for each record of a collection that is also about other subjects. Its
+    result replaces the content; if it returns None, the record is removed.
 
     >>> from casstore.maintenance import erasure
     >>> ref = life.users.put("anna", "language", "en")
@@ -85,7 +86,7 @@ class LifecycleErasure:
         if keys is not None:
             check_key_store(keys)
         if rewrite is not None:
-            check_callable(rewrite, "what rewrites records")
+            check_callable(rewrite, "rewrite")
         self._keys = keys
         self._secret = secret
         self._rewrite = rewrite
@@ -97,11 +98,11 @@ class LifecycleErasure:
         return "life"
 
     def find(self, store: Store, subject: str) -> list[str]:
-        """What there is about a subject, and what was derived from it."""
+        """The records about a subject, and those derived from them."""
         return [ref.to_text() for ref in find_refs(self._open(store), subject)]
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The keys of the rows that these records have."""
+        """The keys of the rows of these records."""
         life = self._open(store)
         for ref in records_of(found):
             for table, key in (life.tables.payload(ref), life.tables.note(ref)):
@@ -114,8 +115,8 @@ class LifecycleErasure:
                 yield from () if record is None else row_links(record.row)
 
     def stays(self, store: Store, found: Sequence[str]) -> list[Staying]:
-        """Which of these may not go now, and why."""
-        found = list_of(found, "what was found")
+        """The records that cannot be removed now, and why."""
+        found = list_of(found, "found")
         life = self._open(store)
         kept = [
             Staying(self.name, str(each.ref), _reason(each.stays))
@@ -130,17 +131,17 @@ class LifecycleErasure:
         return kept
 
     def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
-        """Who was given any of these that may go."""
-        told: set[str] = set()
+        """Third parties that received any of the records that can be removed."""
+        informed: set[str] = set()
         for each in explain(self._open(store), records_of(found)):
             if each.stays is None and each.note is not None:
-                told.update(each.note.processors)
-        return sorted(told)
+                informed.update(each.note.processors)
+        return sorted(informed)
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        """Remove these, as far as they are still about the subject; how many went."""
+        """Remove those of the records that are still about the subject; returns how many."""
         life = self._open(store)
-        planned = {Ref.from_text(text) for text in list_of(found, "what was found")}
+        planned = {Ref.from_text(text) for text in list_of(found, "found")}
         refs = [ref for ref in find_refs(life, subject) if ref in planned]
         if self._rewrite is not None:
             done = rewrite_shared(life, subject, refs, self._rewrite)
@@ -153,13 +154,13 @@ class LifecycleErasure:
 
 
 def find_refs(life: Lifecycles, subject: str) -> list[Ref]:
-    """Everything about a subject and what was derived from it, each once.
+    """All records about a subject and all records derived from them, without duplicates.
 
-    Holds the names of all of it in memory.
+    Holds all their names in memory.
     """
     life.subjects.check()
     tables, hashed = life.tables, life.subjects.hash(subject)
-    # Sessions of the store are erased elsewhere; what was derived from them is found here.
+    # The store's own sessions are erased elsewhere; records derived from them are found here.
     sessions = [Ref(SESSION, name) for name in subjects.sessions_of(Runtime(life.store), subject)]
     start = [Ref(*record.key[1:]) for record in tables.subjects.scan(hashed)]
     if tables.people.find(hashed) is not None or _doomed(life, hashed):
@@ -180,7 +181,7 @@ def find_refs(life: Lifecycles, subject: str) -> list[Ref]:
 
 
 def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
-    """What is said of these records, of those that are there, and what keeps them."""
+    """The note of each existing record, and the seal or hold that prevents its removal."""
     now_ms = life.store.engine.now_ms()
     for ref, row, noted in _read(life, refs):
         if row is not None:
@@ -191,7 +192,7 @@ def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
 def rewrite_shared(
     life: Lifecycles, subject: str, refs: Sequence[Ref], rewrite: Rewrite
 ) -> list[Ref]:
-    """Rewrite records that are about others as well, each in one write; which were."""
+    """Rewrite records that also have other subjects, each in one write; returns those."""
     hashed = life.subjects.hash(subject)
     done: list[Ref] = []
     for each in explain(life, [ref for ref in refs if ref.kind == RECORD]):
@@ -208,7 +209,7 @@ def rewrite_shared(
 
 
 def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
-    """Remove records that nothing keeps, users' data and sessions as wholes; how many went."""
+    """Remove unsealed, unheld records and whole users and sessions; returns how many."""
     erased = 0
     wholes = {(USER if ref.kind == PERSON else CHECKPOINT, ref.owner): ref for ref in refs
               if ref.kind in (PERSON, AGENT)}  # fmt: skip
@@ -225,13 +226,13 @@ def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
 
 
 def _doomed(life: Lifecycles, user: str) -> list[str]:
-    """Keys of a user that wait to be destroyed."""
+    """The keys of a user that are listed for destruction."""
     return [record.key[0] for record in life.tables.doomed.scan_starting(f"{user}.")]
 
 
 def records_of(found: Sequence[str]) -> list[Ref]:
-    """The single records among what ``find`` gave: not users and sessions as wholes."""
-    texts = list_of(found, "what was found")
+    """The single records among the results of ``find``, without whole users and sessions."""
+    texts = list_of(found, "found")
     return [ref for ref in map(Ref.from_text, texts) if ref.kind in ROWS]
 
 

@@ -1,7 +1,7 @@
-"""Other records that need a lifecycle: facts learned, decisions, whatever is derived.
+"""Annotated records in collections: learned facts, decisions and other derived data.
 
-They stand in collections, by name, and always say of what class they are and, where the
-class asks for it, whom they are about.
+A record has a name in its collection and an annotation: always a class and, if the class requires
+it, subjects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.records.lifecycles.annotation import Annotation, check_annotation, checked
-from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.notes import (
     Removal,
     Sources,
@@ -22,14 +21,21 @@ from casstore.records.lifecycles.notes import (
 )
 from casstore.records.lifecycles.references import RECORD, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import Change, Tables, fields
+from casstore.records.lifecycles.tables import (
+    RECORDS,
+    Change,
+    LifecycleTables,
+    RecordRow,
+    content,
+    read_content,
+)
 from casstore.session.records import Record
 
 _MISSING: Final = object()
 
 
 class KeptRecord(NamedTuple):
-    """A record as it is listed, without its content.
+    """A record as listed, without its content.
 
     >>> about = Annotation(["learned_context"], subjects=["anna"])
     >>> ref = life.records.put("facts", "city", "Ulm", about)
@@ -52,15 +58,15 @@ class KeptRecords:
     'Ulm'
     """
 
-    def __init__(self, tables: Tables, subjects: Subjects) -> None:
+    def __init__(self, tables: LifecycleTables, subjects: Subjects) -> None:
         self._tables = tables
         self._subjects = subjects
 
     def put(self, collection: str, name: str, value: Any, annotation: Annotation) -> Ref:
-        """Write a record in place of one that is there.
+        """Write a record, replacing one of the same name.
 
-        RecordSealedError or RecordHeldError if that one must stay; RecordNotFoundError if a
-        source is not there.
+        RecordSealedError or RecordHeldError if the existing record is sealed or held;
+        RecordNotFoundError if a source does not exist.
 
         >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
         >>> about = Annotation(["learned_context"], sources=[chat], processors=["crm"])
@@ -85,10 +91,11 @@ class KeptRecords:
                 raise stays.as_error()
             about |= sources.session_subjects(change, self._subjects)
             about |= {self._subjects.hash(subject) for subject in said.subjects}
-            # Sources may be about nobody.
+            # Sources need not have subjects.
             checked(said, has_subject=bool(about), default=None)
             note = made(said, about, now_ms)
-            row = change.put(places[0], {"t": now_ms, **content(change.draft, value)})
+            stored = content(change.draft, value)
+            row = change.put(tables.records, RecordRow(collection, name, now_ms, stored))
             if said.seal is not None:
                 note = note._replace(seal=write_seal(said.seal, row, now_ms))
             put_note(change, tables, ref, before, note)
@@ -97,7 +104,7 @@ class KeptRecords:
         return ref
 
     def get(self, collection: str, name: str, default: Any = _MISSING) -> Any:
-        """A value; the default, or RecordNotFoundError, if there is none.
+        """A value; if it does not exist, the default, or RecordNotFoundError without one.
 
         >>> about = Annotation(["learned_context"], subjects=["anna"])
         >>> ref = life.records.put("facts", "city", "Ulm", about)
@@ -107,7 +114,11 @@ class KeptRecords:
 
         def read() -> Any:
             record = self._tables.records.find(collection, name)
-            return _MISSING if record is None else read_content(self._tables.store, fields(record))
+            return (
+                _MISSING
+                if record is None
+                else read_content(self._tables.store, RECORDS.read(record).content)
+            )
 
         found = self._tables.look(read)
         if found is not _MISSING:
@@ -128,7 +139,7 @@ class KeptRecords:
         return records.read_each(records.scan_starting("", collection), _listed)
 
     def delete(self, collection: str, name: str) -> bool:
-        """Remove a record; False if there is none.
+        """Remove a record; False if it does not exist.
 
         RecordSealedError or RecordHeldError if it must stay.
 
@@ -149,11 +160,13 @@ class KeptRecords:
 
 
 def _listed(record: Record) -> KeptRecord:
-    return KeptRecord(Ref(RECORD, *record.key), int(fields(record)["t"]))
+    return KeptRecord(Ref(RECORD, *record.key), RECORDS.read(record).at_ms)
 
 
-def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None = None) -> Removal:
-    """Remove a record in a change, unless something speaks against it; ``only`` this row."""
+def remove_record(
+    change: Change, tables: LifecycleTables, ref: Ref, only: bytes | None = None
+) -> Removal:
+    """Remove a record in a change unless it is sealed or held; ``only`` if its row is this one."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
     if row is None or only not in (None, row.row):
         return Removal(there=False)
@@ -168,26 +181,26 @@ def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None =
 
 def rewrite_record(
     change: Change,
-    tables: Tables,
+    tables: LifecycleTables,
     ref: Ref,
     rewrite: Callable[[Any], Any],
     subject: str,
     sources: Collection[Ref],
 ) -> bool:
-    """Give a record other content in a change: no longer about a subject, nor from sources.
+    """Replace the content of a record in a change, and drop a subject and sources from its note.
 
-    The subject is given as its hash. False, and nothing changes, if it is not there, or a seal
-    or hold speaks against it, or ``rewrite`` gives None.
+    The subject is given as its hash. Returns False and changes nothing if the record does not
+    exist, is sealed or held, or if ``rewrite`` returns None.
     """
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
     note = note_of(noted)
     if row is None or note is None or objection(ref, note, tables.store.engine.now_ms()):
         return False
-    told = fields(row)
-    value = rewrite(read_content(tables.store, told))
+    before = RECORDS.read(row)
+    value = rewrite(read_content(tables.store, before.content))
     if value is None:
         return False
-    change.put(tables.payload(ref), {"t": told["t"], **content(change.draft, value)})
+    change.put(tables.records, before._replace(content=content(change.draft, value)))
     after = note._replace(
         subjects=tuple([one for one in note.subjects if one != subject]),
         sources=tuple([one for one in note.sources if one not in sources]),

@@ -1,11 +1,12 @@
-"""``FileKeys``: a key store in a directory, one small file for each key.
+"""Key stores, which keep the keys of user data outside the store: ``KeyStore``, ``FileKeys``.
+
+``FileKeys`` keeps them in a directory, one file for each key:
 
     NAME.key         the key, as 64 hexadecimal digits and a line end
     NAME.destroyed   empty: there was such a key
 
-Each file appears whole or not at all and is on the disk before the call returns. The
-directory must not lie inside a store, nor be kept with its backups: whoever has both can
-read what was erased.
+Each file is written atomically and is durable before the call returns. The directory must not lie
+inside a store, nor be stored with its backups: both together make erased values readable.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from casstore.engine.files import open_regular, storage_error, sync_directory, write_at
 from casstore.engine.paths import path_text
@@ -27,8 +28,9 @@ from casstore.errors import (
     KeyMissingError,
     StorageError,
 )
-from casstore.records.lifecycles.keys import KEY_BYTES
 
+#: The size of every key.
+KEY_BYTES: Final = 32
 _KEY: Final = ".key"
 _DESTROYED: Final = ".destroyed"
 _PART: Final = ".part"
@@ -36,16 +38,48 @@ _NAME: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,127}", re.ASCII)
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _OTHERS: Final = 0o077
-# More than any key has.
+# Larger than any valid key file.
 _MAX_FILE_BYTES: Final = 1024
-# What a directory with a store in it has.
+# A file that every store directory has.
 _STORE_FILE: Final = "data.mdb"
+
+
+class KeyStore(Protocol):
+    """Stores keys: in files (``FileKeys``), or in a key management service.
+
+    A name is used for one key only: its destruction is final. Safe to call from many threads and
+    processes. A key is durable when ``create`` returns, and cannot be recovered when ``destroy``
+    returns, also not from copies of the key store.
+    """
+
+    def create(self, name: str) -> bytes:
+        """Create a key of 32 random bytes under a new name."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """The key; KeyDestroyedError if destroyed, KeyMissingError if it never existed here."""
+        ...
+
+    def destroy(self, name: str) -> bool:
+        """Destroy a key and record its destruction; repeating it is allowed.
+
+        False, and nothing is recorded, if the key never existed here: another key store has it.
+        """
+        ...
+
+
+def check_key_store(keys: Any) -> None:
+    """InvalidInputError if ``keys`` is not a key store."""
+    if not all(callable(getattr(keys, name, None)) for name in ("create", "get", "destroy")):
+        raise InvalidInputError(
+            f"keys must be a key store such as FileKeys(directory), got {type(keys).__name__}"
+        )
 
 
 class FileKeys:
     """Keys in files of a directory that only its owner can read.
 
-    The directory is made if it is not there. StorageError if others may read it,
+    The directory is created if it does not exist. StorageError if others may read it,
     InvalidInputError if it lies inside a store.
 
     >>> life = Lifecycles(store, keys=FileKeys(place / "keys"))
@@ -60,7 +94,7 @@ class FileKeys:
             for above in (place.resolve(), *place.resolve().parents):
                 if (above / _STORE_FILE).exists():
                     raise InvalidInputError(
-                        f"{place} lies inside the store {above}: keys beside the data protect "
+                        f"{place} lies inside the store {above}: keys stored with the data protect "
                         "nothing"
                     )
             place.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -70,7 +104,7 @@ class FileKeys:
         self._directory = place
 
     def create(self, name: str) -> bytes:
-        """Make a key under a new name; ConflictError if it is, or was, in use.
+        """Create a key under a new name; ConflictError if it is used, KeyDestroyedError if it was.
 
         >>> keys = FileKeys(place / "keys")
         >>> keys.create("k1") == keys.get("k1")
@@ -84,7 +118,7 @@ class FileKeys:
                 raise KeyDestroyedError(name)
             self._write(part, key.hex().encode() + b"\n", os.O_EXCL)
             try:
-                # Unlike a rename, this fails if there is one.
+                # Unlike a rename, link fails if the file exists.
                 os.link(part, file)
             finally:
                 part.unlink()
@@ -96,7 +130,7 @@ class FileKeys:
         return key
 
     def get(self, name: str) -> bytes:
-        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here.
+        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never existed here.
 
         >>> keys = FileKeys(place / "keys")
         >>> len(keys.create("k1")), len(keys.get("k1"))
@@ -118,16 +152,16 @@ class FileKeys:
         except ValueError:
             key = b""
         if len(key) != KEY_BYTES:
-            # A crash in the midst of destroying leaves this: what it was is gone either way.
+            # A crash while a key is destroyed leaves this state; the key is lost either way.
             if self._file(name, _DESTROYED).exists():
                 raise KeyDestroyedError(name)
             raise CorruptionError(f"{file} holds no key; restore it from a copy")
         return key
 
     def destroy(self, name: str) -> bool:
-        """Overwrite a key and remove it; first of all its name is marked. False if unknown.
+        """Mark a key as destroyed, then overwrite and remove it. False if it never existed here.
 
-        A file system that never writes in place may keep a copy of the bytes for a while.
+        A copy-on-write file system may keep the old bytes for a while.
 
         >>> keys = FileKeys(place / "keys")
         >>> key = keys.create("k1")
@@ -145,9 +179,9 @@ class FileKeys:
                 return False
             self._write(gone, b"")
             sync_directory(str(self._directory))
-            # Somebody else may be destroying it, too, and be quicker.
+            # Another process may be destroying the same key.
             with suppress(FileNotFoundError):
-                # A link is not followed: what it leads to would be overwritten.
+                # Do not follow a symbolic link: its target would be overwritten.
                 with open(open_regular(str(file), os.O_RDWR), "r+b") as opened:
                     opened.write(b"\0" * (2 * KEY_BYTES + 1))
                     opened.flush()
@@ -160,7 +194,7 @@ class FileKeys:
 
     def _file(self, name: str, ending: str) -> Path:
         if type(name) is not str or not _NAME.fullmatch(name):
-            raise InvalidInputError(f"a key has a name of small letters and digits, not {name!r}")
+            raise InvalidInputError(f"name must consist of small letters and digits, got {name!r}")
         return self._directory / (name + ending)
 
     def _write(self, path: Path, content: bytes, flags: int = 0) -> None:

@@ -1,10 +1,10 @@
-"""The face: three kinds of state by how long they live, and what is said of them.
+"""``Lifecycles``: three kinds of state by lifetime, and the annotations of their records.
 
     working state    in memory, gone with the session
-    checkpoints      promoted on purpose, kept until their class lets them go
+    checkpoints      created explicitly, kept until the retention of their class ends
     user data        by user, in tables of its own, erased as a whole
 
-None of the three is removed by what removes another.
+Removing one kind of state never removes another.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from casstore.records.lifecycles.annotation import (
 from casstore.records.lifecycles.checkpoints import (
     AgentSession,
     EndingSession,
-    SessionRow,
     adopt,
     create_sessions,
     remove_checkpoint,
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, remove_record
-from casstore.records.lifecycles.keys import KeyStore, check_key_store
+from casstore.records.lifecycles.key_files import KeyStore, check_key_store
 from casstore.records.lifecycles.notes import (
     Removal,
     Stayed,
@@ -62,18 +61,19 @@ from casstore.records.lifecycles.references import (
     not_found,
 )
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import Change, Place, Tables, fields
+from casstore.records.lifecycles.tables import SESSIONS, USERS, Change, LifecycleTables, UserRow
 from casstore.records.lifecycles.user_data import UserData
-from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
+from casstore.records.lifecycles.user_rows import FreshKeys, UserRows, user_of
+from casstore.records.schema import RowPlace
 from casstore.session.records import Record
 from casstore.store import Store
 
-#: The class of what nothing was said of; of other records something always is.
+#: The class of a record that is not annotated.
 DEFAULT_CLASS: Final = {CHECKPOINT: PROCESS, USER: IDENTITY, RECORD: PROCESS}
 
 
 class SessionEnd(NamedTuple):
-    """What deleting a session did: it is gone unless some checkpoint stayed.
+    """The result of deleting a session: it is deleted unless a checkpoint stayed.
 
     >>> info = life.create_session("s1").checkpoint("begun")
     >>> life.delete_session("s1")
@@ -87,10 +87,11 @@ class SessionEnd(NamedTuple):
 class Lifecycles:
     """Working state, checkpoints, user data and annotated records of one store.
 
-    ``keys`` encrypts user data, with a key for each user (``FileKeys``). ``secret`` makes the
-    hashes of subjects impossible to guess; a store is used with one secret, or with none.
+    ``keys`` encrypts user data, with a key for each user (``FileKeys``). ``secret`` prevents
+    guessing subjects from their hashes; a store is always used with the same secret, or always
+    without.
 
-    The examples use ``life``, in which nothing is yet. ``store`` is its store.
+    The examples use ``life``, which is empty. ``store`` is its store.
 
     >>> with life.create_session("s1", user="anna") as work:
     ...     work.working.set("plan", ["read", "write"])
@@ -104,10 +105,10 @@ class Lifecycles:
     ) -> None:
         if keys is not None:
             check_key_store(keys)
-            # Better now than at the first value: the package may not be installed.
+            # Fail here rather than at the first value: the package may not be installed.
             import_module("casstore.records.lifecycles.encryption")
         self.store = store
-        self.tables = Tables(store)
+        self.tables = LifecycleTables(store)
         self.subjects = Subjects(self.tables, secret)
         self._rows = UserRows(self.tables, keys)
         self.users = UserData(self.tables, self.subjects, self._rows)
@@ -118,7 +119,7 @@ class Lifecycles:
     def create_session(
         self, session: str | None = None, *, user: str | None = None
     ) -> AgentSession:
-        """Begin a session, for a user if there is one; SessionExistsError if it is there.
+        """Create a session, optionally for a user; SessionExistsError if it exists.
 
         >>> with life.create_session("s1", user="anna") as work:
         ...     info = work.checkpoint("begun")
@@ -130,9 +131,9 @@ class Lifecycles:
         return AgentSession(self.tables, self.subjects, name)
 
     def open_session(self, session: str, *, user: str | None = None) -> AgentSession:
-        """A session, begun if it is not there; one that is nobody's becomes the user's.
+        """Open a session, creating it if needed; a session without a user is assigned to ``user``.
 
-        SessionUserError if it is for somebody else.
+        SessionUserError if it belongs to another user.
 
         >>> life.open_session("s1").id, life.open_session("s1", user="anna").id
         ('s1', 's1')
@@ -140,16 +141,16 @@ class Lifecycles:
         True
         """
         if self.tables.sessions.find(session) is None:
-            with suppress(SessionExistsError):  # somebody else began it just now
+            with suppress(SessionExistsError):  # another writer has just created it
                 return self.create_session(session, user=user)
         if user is not None:
             adopt(self.tables, self.subjects, session, user)
         return AgentSession(self.tables, self.subjects, session)
 
     def restore(self, session: str) -> AgentSession:
-        """A session that was begun before: empty working state, and all its checkpoints.
+        """An existing session: empty working state, and all its checkpoints.
 
-        SessionNotFoundError if there is none.
+        SessionNotFoundError if it does not exist.
 
         >>> info = life.create_session("s1").checkpoint("begun")
         >>> again = life.restore("s1")  # in another process, as a rule
@@ -161,7 +162,7 @@ class Lifecycles:
         return AgentSession(self.tables, self.subjects, session)
 
     def sessions(self, *, user: str | None = None) -> Iterator[str]:
-        """The ids of all sessions, or of a user's.
+        """The ids of all sessions, or of one user's sessions.
 
         >>> for name, user in (("s1", "anna"), ("s2", "ben")):
         ...     work = life.create_session(name, user=user)
@@ -176,7 +177,7 @@ class Lifecycles:
         )
 
     def is_for(self, session: str, user: str) -> bool:
-        """Is a session a user's? SessionNotFoundError if there is none.
+        """Whether a session belongs to a user. SessionNotFoundError if it does not exist.
 
         >>> work = life.create_session("s1", user="anna")
         >>> life.is_for("s1", "anna"), life.is_for("s1", "ben")
@@ -186,12 +187,12 @@ class Lifecycles:
         if record is None:
             raise SessionNotFoundError(session)
         self.subjects.check()
-        return SessionRow.of(record).user == self.subjects.hash(user)
+        return SESSIONS.read(record).user == self.subjects.hash(user)
 
     def delete_session(self, session: str) -> SessionEnd:
-        """Remove a session and its checkpoints; what is held or sealed stays, and it with that.
+        """Remove a session and its checkpoints; held or sealed ones stay, and so does the session.
 
-        One write, up to 5,000 checkpoints. SessionNotFoundError if there is none.
+        One write, up to 5,000 checkpoints. SessionNotFoundError if it does not exist.
 
         >>> info = life.create_session("s1").checkpoint("begun")
         >>> life.hold(info.ref, Hold("tax law", 2**42))
@@ -205,10 +206,10 @@ class Lifecycles:
         ending.run()
         return SessionEnd(ending.deleted, tuple(ending.stayed))
 
-    # --- what is said of records ----------------------------------------------------------
+    # --- annotations ----------------------------------------------------------------------
 
     def find_note(self, ref: Ref) -> Note | None:
-        """What is said of a record, if anything; RecordNotFoundError if there is no record.
+        """The note of a record, or None; RecordNotFoundError if the record does not exist.
 
         >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
         >>> about = Annotation(["learned_context"], sources=[chat])
@@ -228,7 +229,7 @@ class Lifecycles:
         return self.tables.look(read)
 
     def hold(self, ref: Ref, hold: Hold) -> None:
-        """Let a record stay until a moment. RecordHeldError if it is held for longer already.
+        """Keep a record until a given time. RecordHeldError if an existing hold lasts longer.
 
         >>> invoice = life.records.put("invoices", "7", {"total": 90}, Annotation(["compliance"]))
         >>> life.hold(invoice, Hold("tax law", store.engine.now_ms() + 10 * 365 * 86_400_000))
@@ -248,7 +249,7 @@ class Lifecycles:
         self._annotate(ref, step, is_kept=True)
 
     def seal(self, ref: Ref, seal: Seal) -> None:
-        """Let a record stay as it is until a review. RecordSealedError if it is sealed.
+        """Forbid changing or removing a record until a review. RecordSealedError if it is sealed.
 
         >>> consent = life.users.put("anna", "consent", {"given": True})
         >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
@@ -268,7 +269,7 @@ class Lifecycles:
         self._annotate(ref, step, is_kept=True)
 
     def lift_hold(self, ref: Ref, *, review: str) -> None:
-        """End a hold before its time; why is kept with the record.
+        """End a hold early; the reason is stored with the record.
 
         >>> invoice = life.records.put("invoices", "7", {"total": 90}, Annotation(["compliance"]))
         >>> life.hold(invoice, Hold("tax law", 2**42))
@@ -284,7 +285,7 @@ class Lifecycles:
         )
 
     def lift_seal(self, ref: Ref, *, review: str) -> None:
-        """Take the seal from a record; why is kept with the record.
+        """Remove the seal of a record; the reason is stored with the record.
 
         >>> consent = life.users.put("anna", "consent", {"given": True})
         >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
@@ -300,7 +301,7 @@ class Lifecycles:
         )
 
     def verify_seal(self, ref: Ref) -> None:
-        """CorruptionError unless a record is as it was when it was sealed.
+        """CorruptionError if a record has changed since it was sealed.
 
         InvalidInputError if it is not sealed.
 
@@ -316,11 +317,11 @@ class Lifecycles:
             if note is None or note.seal is None:
                 raise InvalidInputError(f"{ref} is not sealed")
             if row is None or plain_hash(row.row).hex() != note.seal.hash:
-                raise CorruptionError(f"{ref} is not as it was sealed")
+                raise CorruptionError(f"{ref} has changed since it was sealed")
 
         self.tables.look(read)
 
-    def _row(self, ref: Ref) -> Place:
+    def _row(self, ref: Ref) -> RowPlace:
         if ref.kind == USER:
             self.subjects.check()
         return self.tables.payload(ref)
@@ -328,10 +329,10 @@ class Lifecycles:
     def _annotate(
         self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool
     ) -> None:
-        """Change what is said of a record; one that will be kept gets a key of its own first."""
+        """Change the note of a record; a value to be kept first gets its own key."""
         ref = checked_ref(ref)
         tables, fresh = self.tables, FreshKeys(self._rows.keys)
-        owner: list[Place] = []
+        owner: list[RowPlace] = []
         if ref.kind == USER:
             owner = [(tables.people, (ref.owner,))]
         elif ref.kind == CHECKPOINT:
@@ -345,7 +346,8 @@ class Lifecycles:
             now_ms, before = tables.store.engine.now_ms(), note_of(noted)
             stored = row.row
             if is_kept and ref.kind == USER:
-                stored = self._with_own_key(change, fresh, ref, row, Person.of(whose[0]))
+                user = user_of(ref.owner, whose[0])
+                stored = self._with_own_key(change, fresh, ref, row, user)
             note = before if before is not None else self._default_note(ref, row, whose)
             put_note(change, tables, ref, before, decide(note, now_ms, stored))
 
@@ -353,31 +355,35 @@ class Lifecycles:
             tables.change(str(ref), step)
 
     def _with_own_key(
-        self, change: Change, fresh: FreshKeys, ref: Ref, row: Record, person: Person
+        self, change: Change, fresh: FreshKeys, ref: Ref, row: Record, person: UserRow
     ) -> bytes:
-        """The row of a user's value, written anew if the user's own key is on it."""
-        told = fields(row)
-        if told.get("k") is None or told["k"] != person.key:
+        """The row of a user's value, re-encrypted under its own key if needed."""
+        before = USERS.read(row)
+        if before.key is None or before.key != person.key:
             return row.row
-        value = self._rows.opened(ref, told)
+        value = self._rows.opened(before)
         key = self._rows.key_for(fresh, ref, person, stays=True)
-        return self._rows.put(change, ref, key, value, told["t"])
+        return self._rows.put(change, ref, key, value, before.at_ms)
 
     def _default_note(self, ref: Ref, row: Record, whose: Sequence[Record | None]) -> Note:
         about: tuple[str, ...] = ()
         if ref.kind == USER:
             about = (ref.owner,)
         elif whose and whose[0] is not None:
-            user = SessionRow.of(whose[0]).user
+            user = SESSIONS.read(whose[0]).user
             about = () if user is None else (user,)
-        return Note((DEFAULT_CLASS[ref.kind],), about, derived_at_ms=int(fields(row)["t"]))
+        return Note(
+            (DEFAULT_CLASS[ref.kind],),
+            about,
+            derived_at_ms=self.tables.written_at_ms(ref.kind, row),
+        )
 
-    # --- removing one of them --------------------------------------------------------------
+    # --- removing records -------------------------------------------------------------------
 
     def remove(self, ref: Ref, *, only: bytes | None = None) -> Removal:
-        """Remove one record of any kind, unless its seal or hold speaks against it.
+        """Remove one record of any kind, unless it is sealed or held.
 
-        With ``only``, not if its row (``Record.row``) is another by now.
+        With ``only``, it is removed only if its row (``Record.row``) is still this one.
 
         >>> ref = life.users.put("anna", "language", "en")
         >>> life.remove(ref).there, life.remove(ref).there
@@ -385,7 +391,7 @@ class Lifecycles:
         """
         ref = checked_ref(ref)
         if only is not None and type(only) is not bytes:
-            raise InvalidInputError(f"a row is bytes, not {type(only).__name__}")
+            raise InvalidInputError(f"only must be bytes, got {type(only).__name__}")
 
         def step(change: Change) -> Removal:
             if ref.kind == USER:

@@ -1,8 +1,8 @@
-"""Notes of records and their indexes: by subject, and by what a record was derived from.
+"""Notes of records and their indexes: by subject and by source.
 
-A note, its rows in the indexes and the record itself change in one write. A record that is
-derived from others expects them to be there, and is about whom they are about: were they
-removed at that moment, or later without it, erasure would still find it.
+A note, its index rows and the record itself change in one write. The sources of a derived record
+are conditions of its write, and their subjects become its subjects: erasure finds the record even
+if its sources are removed later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
 from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import Change, Place, Tables, fields
+from casstore.records.lifecycles.tables import NOTES, SESSIONS, Change, LifecycleTables, NoteRow
+from casstore.records.schema import RowPlace
 from casstore.session import keys
 from casstore.session import subjects as session_subjects
 from casstore.session.heads import head_key
@@ -28,7 +29,7 @@ HELD = "held"
 
 
 class Stayed(NamedTuple):
-    """A record that something kept from going, and what.
+    """A record that was not removed, and the seal or hold that prevented it.
 
     >>> ref = life.users.put("anna", "tax id", "4711", Annotation(hold=Hold("tax law", 2**42)))
     >>> [(stayed.reason, stayed.basis) for stayed in life.users.erase("anna").stayed]
@@ -36,17 +37,17 @@ class Stayed(NamedTuple):
     """
 
     ref: Ref
-    #: ``sealed``: somebody must review it; ``held``: until ``until_ms``.
+    #: ``sealed``: it needs a review; ``held``: until ``until_ms``.
     reason: str
-    #: Of the seal or hold.
+    #: The basis of the seal or hold.
     basis: str
-    #: Of a hold.
+    #: The end of the hold.
     until_ms: int | None
-    #: Of a seal.
+    #: The action of the seal.
     action: str | None
 
     def as_error(self) -> RecordSealedError | RecordHeldError:
-        """The error for a change that it does not allow.
+        """The error that a refused change raises.
 
         >>> ref = life.users.put("anna", "tax id", "4711", Annotation(hold=Hold("tax law", 2**42)))
         >>> [stayed] = life.users.erase("anna").stayed
@@ -59,18 +60,18 @@ class Stayed(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What became of a record that was to go."""
+    """The result of removing a record."""
 
-    #: Was it there?
+    #: Whether the record existed.
     there: bool
-    #: What kept it; None: it is gone.
+    #: What prevented the removal; None: the record is removed.
     stays: Stayed | None = None
-    #: What was said of it.
+    #: The note of the record.
     note: Note | None = None
 
 
 def objection(ref: Ref, note: Note | None, now_ms: int) -> Stayed | None:
-    """What stands against changing or removing a record: first its seal, then its hold."""
+    """The seal or hold that forbids changing or removing a record; a seal takes precedence."""
     if note is None:
         return None
     if note.seal is not None:
@@ -81,39 +82,39 @@ def objection(ref: Ref, note: Note | None, now_ms: int) -> Stayed | None:
 
 
 def note_of(record: Record | None) -> Note | None:
-    """The note that a row holds."""
-    return None if record is None else Note.from_value(record.value)
+    """Decode the note in a row."""
+    return None if record is None else NOTES.read(record).note
 
 
-def note_now(tables: Tables, record: Record | None) -> Note | None:
-    """The note of a row that was read before; as it is now if it was replaced since."""
+def note_now(tables: LifecycleTables, record: Record | None) -> Note | None:
+    """The note of a row that was read earlier, reread if it was replaced since."""
     if record is None:
         return None
     return next(tables.notes.read_each([record], note_of), None)
 
 
 def write_seal(seal: Seal, row: bytes, now_ms: int) -> WriteSeal:
-    """A seal over a row as it stands: what the row links to is in it by digest."""
+    """A seal over the current row; the row contains linked values by their digest."""
     return WriteSeal(now_ms, seal.action, seal.basis, seal.summarization, plain_hash(row).hex())
 
 
 class Sources:
-    """What a record is derived from, read together with its own rows."""
+    """The sources of a record, read together with its own rows."""
 
-    def __init__(self, tables: Tables, refs: Sequence[Ref]) -> None:
+    def __init__(self, tables: LifecycleTables, refs: Sequence[Ref]) -> None:
         self._tables = tables
         self._refs = [ref for ref in refs if ref.kind in ROWS]
         self._sessions = [ref for ref in refs if ref.kind == SESSION]
 
-    def places(self) -> list[Place]:
-        """What must be read, and still be so when the record is written."""
-        found: list[Place] = []
+    def places(self) -> list[RowPlace]:
+        """Rows that must be unchanged when the record is written."""
+        found: list[RowPlace] = []
         for ref in self._refs:
             found += [self._tables.payload(ref), self._tables.note(ref)]
         return found
 
-    def sessions(self) -> list[Place]:
-        """What must be read beside: its count changes all the time, whose it is hardly ever."""
+    def sessions(self) -> list[RowPlace]:
+        """Rows that are read but are not conditions, because their counts change often."""
         return [
             (self._tables.sessions, (ref.owner,)) for ref in self._refs if ref.kind == CHECKPOINT
         ]
@@ -121,7 +122,7 @@ class Sources:
     def subjects(
         self, read: Sequence[Record | None], sessions: Sequence[Record | None]
     ) -> set[str]:
-        """Whom they are about; RecordNotFoundError if one is not there."""
+        """The subjects of the sources; RecordNotFoundError if a source does not exist."""
         found: set[str] = set()
         for at, ref in enumerate(self._refs):
             payload, note = read[2 * at : 2 * at + 2]
@@ -132,14 +133,14 @@ class Sources:
             if ref.kind == USER:
                 found.add(ref.owner)
         for session in sessions:
-            user = None if session is None else fields(session).get("u")
+            user = None if session is None else SESSIONS.read(session).user
             found.update([] if user is None else [user])
         return found
 
     def session_subjects(self, change: Change, subjects: Subjects) -> set[str]:
-        """Whom the store's own sessions among them are about, at this moment and at the write.
+        """The subjects of the store's sessions among the sources; a condition of the write.
 
-        RecordNotFoundError if one is not there.
+        RecordNotFoundError if a session does not exist.
         """
         found: set[str] = set()
         for ref in self._sessions:
@@ -159,7 +160,7 @@ class Sources:
 
 
 def made(annotation: Annotation, subjects: Iterable[str], now_ms: int) -> Note:
-    """A note, without its seal, which needs the row."""
+    """A note without its seal, which needs the stored row."""
     return Note(
         tuple(annotation.classes),
         tuple(sorted(set(subjects))),
@@ -171,28 +172,14 @@ def made(annotation: Annotation, subjects: Iterable[str], now_ms: int) -> Note:
 
 
 def put_note(
-    change: Change, tables: Tables, ref: Ref, before: Note | None, after: Note | None
+    change: Change, tables: LifecycleTables, ref: Ref, before: Note | None, after: Note | None
 ) -> None:
-    """Write a note in place of another, and the rows that find the record by it."""
-    old, new = _indexed(tables, ref, before), _indexed(tables, ref, after)
-    for place in old:
-        if place not in new:
-            change.delete(place)
-    for place in new:
-        if place not in old:
-            change.put(place, None)
+    """Replace the note ``before`` by ``after`` and update its indexes; either may be None."""
+    old = None if before is None else NoteRow(ref, before)
     if after is not None:
-        change.put(tables.note(ref), after.to_value())
-    elif before is not None:
-        change.delete(tables.note(ref))
-
-
-def _indexed(tables: Tables, ref: Ref, note: Note | None) -> list[Place]:
-    if note is None:
-        return []
-    found: list[Place] = [(tables.subjects, (subject, *ref)) for subject in note.subjects]
-    found += [(tables.derived, (*source, *ref)) for source in note.sources]
-    return found
+        change.put(tables.notes, NoteRow(ref, after), old)
+    elif old is not None:
+        change.remove(tables.notes, old)
 
 
 def lengthened(before: Hold | None, hold: Hold, now_ms: int) -> bool:

@@ -1,4 +1,4 @@
-"""How a record is named by others: as the source it was derived from, in reports, in plans."""
+"""``Ref``: names a record, as a source of other records, in reports and in erasure plans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError, RecordNotFoundError
+from casstore.records.schema import number_text
 from casstore.session.arguments import check_count, check_text
 
 CHECKPOINT: Final = "checkpoint"
@@ -15,19 +16,18 @@ RECORD: Final = "record"
 AGENT: Final = "agent"
 #: All data of a user, and the key.
 PERSON: Final = "person"
-#: A session of the store itself: something may be derived from it, but it is kept elsewhere.
+#: A session of the store itself: records may be derived from it, but another module stores it.
 SESSION: Final = "session"
 #: Kinds that have a row of their own, and can be annotated.
 ROWS: Final = (CHECKPOINT, USER, RECORD)
 _KINDS: Final = (*ROWS, AGENT, PERSON, SESSION)
-_DIGITS: Final = 16
 
 
 class Ref(NamedTuple):
-    """The name of a record: its kind, whose or of what it is, and its own name there.
+    """A reference to a record: its kind, its owner and its name within the owner.
 
-    Of a checkpoint: the session and the number; of user data: the hashed user and the name;
-    of a record: the collection and the name; of a session: its id, and nothing.
+    Checkpoint: the session and the number. User data: the hashed user and the name. Record: the
+    collection and the name. Session: its id and an empty name.
 
     >>> life.create_session("s1").checkpoint("begun").ref.owner
     's1'
@@ -45,7 +45,7 @@ class Ref(NamedTuple):
         return f"{self.kind} {self.owner!r} {self.name!r}"
 
     def to_text(self) -> str:
-        """One text for it, as in a plan.
+        """The text form, as used in plans.
 
         >>> ref = Ref("record", "facts", "city")
         >>> Ref.from_text(ref.to_text()) == ref
@@ -55,7 +55,7 @@ class Ref(NamedTuple):
 
     @staticmethod
     def from_text(text: str) -> Ref:
-        """What ``to_text`` spelled; InvalidInputError if it is anything else.
+        """Parse the result of ``to_text``; InvalidInputError if the text is invalid.
 
         >>> Ref.from_text(Ref("record", "facts", "city").to_text()).name
         'city'
@@ -63,11 +63,11 @@ class Ref(NamedTuple):
         try:
             return checked_ref(Ref(*json.loads(text)))
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidInputError(f"no name of a record: {text!r:.80}") from exc
+            raise InvalidInputError(f"text must be the text of a Ref, got {text!r:.80}") from exc
 
 
 def not_found(ref: Ref) -> RecordNotFoundError:
-    """The error that there is no such record."""
+    """The error for a record that does not exist."""
     if not ref.name:
         return RecordNotFoundError(ref.kind, ref.owner)
     if ref.kind == USER:
@@ -76,20 +76,15 @@ def not_found(ref: Ref) -> RecordNotFoundError:
 
 
 def checked_ref(ref: Ref) -> Ref:
-    """The same, if it can name a record."""
+    """Return ``ref`` if it is valid, else raise InvalidInputError."""
     if not isinstance(ref, tuple) or len(ref) != 3 or ref[0] not in _KINDS:
-        raise InvalidInputError(f"a record is named by a Ref, of one of {_KINDS}, not by {ref!r}")
+        raise InvalidInputError(f"ref must be a Ref of a kind in {_KINDS}, got {ref!r}")
     for text in ref:
         check_text(text, "each part of a Ref")
     return Ref(*ref)
 
 
-def number_text(number: int) -> str:
-    """A checkpoint's number as the part of a key: texts in the order of the numbers."""
-    return f"{number:0{_DIGITS}}"
-
-
 def checkpoint_ref(session: str, number: int) -> Ref:
-    """The name of a checkpoint."""
-    check_count(number, "the number of a checkpoint", least=1)
+    """The reference to a checkpoint."""
+    check_count(number, "number", least=1)
     return Ref(CHECKPOINT, session, number_text(number))

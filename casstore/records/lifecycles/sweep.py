@@ -1,7 +1,7 @@
-"""Sweeping records whose class lets them go: first the seal counts, then the hold, then the class.
+"""Removes expired records: a seal takes precedence over a hold, and a hold over the class.
 
-A record goes once it is older than every one of its classes allows. A class without an age
-keeps for good. What is sealed never goes; what is held goes after the end of its hold.
+A record expires when it is older than the maximum age of each of its classes. A class without a
+maximum age never expires. A sealed record is never removed; a held one not before its hold ends.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from casstore.records.lifecycles.annotation import CLASSES, Note
 from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
 from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, objection
 from casstore.records.lifecycles.references import ROWS, Ref
-from casstore.records.lifecycles.tables import fields
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.records import Record
 
-#: How many records that stayed a report lists.
+#: The maximum number of records that stayed in a report.
 LISTED: Final = 100
 _PAGE: Final = 256
 
 
 class SweepReport(NamedTuple):
-    """What a sweep did, or would do."""
+    """The result of a sweep, or of a dry run."""
 
     dry_run: bool
     looked_at: int
     swept: int
-    #: Old enough to go, and sealed or held; the first of them.
+    #: Expired records that are sealed or held; ``stayed`` lists the first of them.
     sealed: int
     held: int
     stayed: tuple[Stayed, ...]
@@ -44,10 +43,10 @@ def sweep(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SweepReport:
-    """Remove records that are older than their classes allow, each as it was looked at.
+    """Remove records that are older than their classes allow, unless they changed since read.
 
-    ``max_age_ms`` has an age for each class that lets anything go. Raising from ``progress``
-    stops between two pages.
+    ``max_age_ms`` has the maximum age of each class that expires. An exception raised by
+    ``progress`` stops the sweep between two pages.
 
     >>> from casstore.records.lifecycles.user_data import NewValue
     >>> [old] = life.users.put_many([NewValue("anna", "language", "en", at_ms=0)])
@@ -57,15 +56,17 @@ def sweep(
     >>> list(life.users.names("anna"))
     ['city']
     """
-    check_flag(dry_run, "whether nothing is removed")
+    check_flag(dry_run, "dry_run")
     if not isinstance(max_age_ms, Mapping):
-        raise InvalidInputError(f"ages are a dict by class, not {type(max_age_ms).__name__}")
+        raise InvalidInputError(
+            f"max_age_ms must be a dict by class, got {type(max_age_ms).__name__}"
+        )
     for name, age_ms in max_age_ms.items():
         if name not in CLASSES:
-            raise InvalidInputError(f"a class is one of {CLASSES}, not {name!r}")
-        check_count(age_ms, "an age")
+            raise InvalidInputError(f"a class in max_age_ms must be one of {CLASSES}, got {name!r}")
+        check_count(age_ms, "an age in max_age_ms")
     if not isinstance(life, Lifecycles):
-        raise InvalidInputError(f"what is swept is Lifecycles, not {type(life).__name__}")
+        raise InvalidInputError(f"life must be a Lifecycles, got {type(life).__name__}")
     looked_at = swept = 0
     kept = {SEALED: 0, HELD: 0}
     stayed: list[Stayed] = []
@@ -78,7 +79,7 @@ def sweep(
                 continue
             stays = objection(ref, note, now_ms)
             if stays is None and not dry_run:
-                # Somebody may have held, sealed or replaced it just now.
+                # Another process may have held, sealed or replaced it since it was read.
                 removal = life.remove(ref, only=row)
                 stays = removal.stays
                 swept += removal.there and stays is None
@@ -94,7 +95,7 @@ def sweep(
 
 
 class _Candidate(NamedTuple):
-    """A record as it was looked at."""
+    """A record as it was read."""
 
     ref: Ref
     row: bytes
@@ -106,7 +107,9 @@ def _pages(life: Lifecycles) -> Iterator[list[_Candidate]]:
         table, _ = life.tables.payload(Ref(kind, "", ""))
 
         def looked_at(record: Record, kind: str = kind) -> _Candidate:
-            return _Candidate(Ref(kind, *record.key), record.row, int(fields(record)["t"]))
+            return _Candidate(
+                Ref(kind, *record.key), record.row, life.tables.written_at_ms(kind, record)
+            )
 
         records = table.read_each(table.scan(), looked_at)
         while page := list(islice(records, _PAGE)):

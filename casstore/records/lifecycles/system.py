@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from casstore.maintenance.consistency import Facts, Judges
 from casstore.maintenance.systems import (
@@ -16,8 +16,9 @@ from casstore.maintenance.systems import (
 )
 from casstore.records.lifecycles.check import CODES, LifecyclesCheck
 from casstore.records.lifecycles.erasure import LifecycleErasure
-from casstore.records.lifecycles.tables import Tables, fields
-from casstore.session.records import Record, Table
+from casstore.records.lifecycles.tables import SCHEMAS, LifecycleTables
+from casstore.records.schema import RowTable, tables_of
+from casstore.session.records import Table
 from casstore.store import Store
 
 
@@ -27,20 +28,7 @@ class LifecyclesSystem(RecordSystem):
     name = "life"
     version = 1
     title = "Lifecycles"
-    tables = (
-        "life.checkpoints",
-        "life.derived",
-        "life.doomed",
-        "life.imported",
-        "life.labels",
-        "life.notes",
-        "life.people",
-        "life.records",
-        "life.sessions",
-        "life.settings",
-        "life.subjects",
-        "life.users",
-    )
+    tables = tables_of(*SCHEMAS)
     codes = CODES
 
     def entries(
@@ -48,20 +36,20 @@ class LifecyclesSystem(RecordSystem):
     ) -> list[SystemEntry]:
         """Sessions of agents, then collections of records, then users by their hashes."""
         check_limit(limit)
-        return list(islice(_entries(Tables(store), after), limit))
+        return list(islice(_entries(LifecycleTables(store), after), limit))
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """Compare labels, counts of users' values, notes, seals and indexes."""
         return LifecyclesCheck(store, facts).judges()
 
     def erasure(self) -> LifecycleErasure:
-        """Records about the subject, in a store without key store and secret."""
+        """The erasure provider, for a store without key store and secret."""
         return LifecycleErasure()
 
 
-def _entries(tables: Tables, after: str | None) -> Iterator[SystemEntry]:
-    # Of each kind: the table whose first texts are the owners, that of what they own, and a title.
-    kinds: dict[str, tuple[Table, Table, str]] = {
+def _entries(tables: LifecycleTables, after: str | None) -> Iterator[SystemEntry]:
+    # For each kind: the table of owners, the table of an owner's rows, and a title.
+    kinds: dict[str, tuple[Table, RowTable[Any], str]] = {
         "agent": (tables.sessions, tables.checkpoints, "an agent's session"),
         "collection": (tables.records, tables.records, "a collection of records"),
         "user": (tables.people, tables.users, "data of a user"),
@@ -75,12 +63,9 @@ def _entries(tables: Tables, after: str | None) -> Iterator[SystemEntry]:
             size_bytes = owned.size_bytes(owner)
             if owners is not owned:
                 size_bytes += owners.size_bytes(owner)
-            times = owned.read_each(owned.scan(owner), _written_at_ms)
-            yield SystemEntry(entry_id((kind, owner)), title, max(times, default=None), size_bytes)
-
-
-def _written_at_ms(record: Record) -> int:
-    return int(fields(record)["t"])
+            rows = owned.read_each(owned.scan(owner), owned.decode)
+            changed_at_ms = max([row.at_ms for row in rows], default=None)
+            yield SystemEntry(entry_id((kind, owner)), title, changed_at_ms, size_bytes)
 
 
 SYSTEM: Final = LifecyclesSystem()

@@ -1,8 +1,7 @@
-"""Data of users: in tables of its own, with an erasure of its own, encrypted if there are keys.
+"""User data: values by user and name in their own tables, encrypted if a key store is given.
 
-A row in ``life.people`` counts a user's values. Who removes all of them expects it to be as
-it was, so no new value slips in between, and nothing is ever left under a key that is about
-to be destroyed.
+A row in ``life.people`` counts a user's values. It is a condition of an erasure, so no value can be
+added during the erasure, and no value remains under a key that is about to be destroyed.
 """
 
 from __future__ import annotations
@@ -25,8 +24,15 @@ from casstore.records.lifecycles.notes import (
 )
 from casstore.records.lifecycles.references import USER, Ref
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import Change, Place, Tables, fields
-from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
+from casstore.records.lifecycles.tables import (
+    USERS,
+    Change,
+    LifecycleTables,
+    UserRow,
+    UserValueRow,
+)
+from casstore.records.lifecycles.user_rows import FreshKeys, UserRows, user_of
+from casstore.records.schema import RowPlace
 from casstore.session.arguments import check_count, check_text, list_of
 from casstore.session.records import Record
 
@@ -34,7 +40,7 @@ _MISSING: Final = object()
 
 
 class NewValue(NamedTuple):
-    """A value on its way in; written at this time, or now.
+    """A value to be written, with its time; the current time by default.
 
     >>> values = [NewValue("anna", "language", "en"), NewValue("anna", "city", "Ulm")]
     >>> refs = life.users.put_many(values)
@@ -49,14 +55,14 @@ class NewValue(NamedTuple):
 
 
 class FoundValue(NamedTuple):
-    """A value as it was found, and when it was written."""
+    """A value and the time it was written."""
 
     value: Any
     written_at_ms: int
 
 
 class UserErasure(NamedTuple):
-    """What erasing a user's data did.
+    """The result of erasing a user's data.
 
     >>> ref = life.users.put("anna", "language", "en")
     >>> erased = life.users.erase("anna")
@@ -66,10 +72,10 @@ class UserErasure(NamedTuple):
 
     deleted: int
     stayed: tuple[Stayed, ...]
-    #: Keys that are destroyed now, and those that wait for somebody who has the key store.
+    #: Keys destroyed now, and keys that need the key store to be destroyed.
     keys_destroyed: int
     keys_waiting: int
-    #: Who was given some of it.
+    #: Third parties that received some of the data.
     processors: tuple[str, ...]
 
 
@@ -85,7 +91,7 @@ class UserData:
     1
     """
 
-    def __init__(self, tables: Tables, subjects: Subjects, rows: UserRows) -> None:
+    def __init__(self, tables: LifecycleTables, subjects: Subjects, rows: UserRows) -> None:
         self._tables = tables
         self._subjects = subjects
         self._rows = rows
@@ -93,16 +99,16 @@ class UserData:
     # --- reading ------------------------------------------------------------------------
 
     def ref(self, user: str, name: str) -> Ref:
-        """The name of a value, for what is derived from it.
+        """The reference to a value, to name it as a source of derived records.
 
         >>> life.users.ref("anna", "language") == life.users.put("anna", "language", "en")
         True
         """
-        check_text(name, "the name of a value")
+        check_text(name, "name")
         return Ref(USER, self._subjects.hash(user), name)
 
     def get(self, user: str, name: str, default: Any = _MISSING) -> Any:
-        """A value; the default, or RecordNotFoundError, if there is none.
+        """A value; if it does not exist, the default, or RecordNotFoundError without one.
 
         KeyDestroyedError or KeyMissingError if it is encrypted and cannot be read.
 
@@ -112,8 +118,8 @@ class UserData:
         """
 
         def read() -> Any:
-            ref, record = self._find(user, name)
-            return _MISSING if record is None else self._rows.opened(ref, fields(record))
+            row = self._find(user, name)
+            return _MISSING if row is None else self._rows.opened(row)
 
         found = self._tables.look(read)
         if found is not _MISSING:
@@ -123,30 +129,29 @@ class UserData:
         return default
 
     def find_many(self, places: Sequence[tuple[str, str]]) -> list[FoundValue | None]:
-        """Values of one moment, by user and name; None where there is none.
+        """Values by user and name, read in one transaction; None where a value does not exist.
 
         >>> ref = life.users.put("anna", "language", "en")
         >>> found, nothing = life.users.find_many([("anna", "language"), ("anna", "city")])
         >>> found.value, nothing
         ('en', None)
         """
-        refs = [self.ref(*_place(place)) for place in list_of(places, "places of values")]
+        refs = [self.ref(*_place(place)) for place in list_of(places, "places")]
         rows = [self._tables.payload(ref) for ref in refs]
 
         def read() -> list[FoundValue | None]:
             found = self._tables.find([*rows, *self._subjects.places()])
             self._subjects.require(found[len(rows) :])
+            values = map(self._tables.users.decode_found, found[: len(rows)])
             return [
-                None
-                if record is None
-                else FoundValue(self._rows.opened(ref, told := fields(record)), int(told["t"]))
-                for ref, record in zip(refs, found, strict=False)
+                None if row is None else FoundValue(self._rows.opened(row), row.at_ms)
+                for row in values
             ]
 
         return self._tables.look(read)
 
     def names(self, user: str) -> Iterator[str]:
-        """What a user's values are called, in order.
+        """The names of a user's values, sorted.
 
         >>> refs = [life.users.put("anna", name, "known") for name in ("language", "city")]
         >>> list(life.users.names("anna"))
@@ -157,7 +162,7 @@ class UserData:
         return (record.key[1] for record in self._tables.users.scan_starting("", owner))
 
     def written_at_ms(self, user: str, name: str) -> int | None:
-        """When a value was written; None if there is none.
+        """When a value was written; None if it does not exist.
 
         >>> [ref] = life.users.put_many([NewValue("anna", "language", "en", at_ms=1_000)])
         >>> life.users.written_at_ms("anna", "language")
@@ -165,24 +170,24 @@ class UserData:
         """
 
         def read() -> int | None:
-            _, record = self._find(user, name)
-            return None if record is None else int(fields(record)["t"])
+            row = self._find(user, name)
+            return None if row is None else row.at_ms
 
         return self._tables.look(read)
 
-    def _find(self, user: str, name: str) -> tuple[Ref, Record | None]:
+    def _find(self, user: str, name: str) -> UserValueRow | None:
         ref = self.ref(user, name)
         record, *setting = self._tables.find([self._tables.payload(ref), *self._subjects.places()])
         self._subjects.require(setting)
-        return ref, record
+        return self._tables.users.decode_found(record)
 
     # --- writing ------------------------------------------------------------------------
 
     def put(self, user: str, name: str, value: Any, annotation: Annotation | None = None) -> Ref:
-        """Write a value in place of one that is there. Of class identity unless told otherwise.
+        """Write a value, replacing an existing one. Its class is identity by default.
 
-        Without an annotation, what was said of the value before still counts. RecordSealedError
-        or RecordHeldError if the one that is there must stay.
+        Without an annotation, the existing note is kept. RecordSealedError or RecordHeldError if
+        the existing value is sealed or held.
 
         >>> refs = [life.users.put("anna", "language", value) for value in ("de", "en")]
         >>> life.users.get("anna", "language")
@@ -193,7 +198,7 @@ class UserData:
     def put_many(
         self, items: Sequence[NewValue], annotation: Annotation | None = None
     ) -> list[Ref]:
-        """Write values, all or none; told twice, the last counts.
+        """Write values in one transaction; of two with the same user and name, the last is stored.
 
         >>> values = [NewValue("anna", "city", "Ulm"), NewValue("ben", "city", "Bonn")]
         >>> refs = life.users.put_many(values)
@@ -206,9 +211,11 @@ class UserData:
         given: list[NewValue] = list_of(items, "values")
         for item in given:
             if not isinstance(item, NewValue):
-                raise InvalidInputError(f"a value comes as NewValue, not {type(item).__name__}")
+                raise InvalidInputError(
+                    f"items must be NewValue objects, got {type(item).__name__}"
+                )
             if item.at_ms is not None:
-                check_count(item.at_ms, "a time")
+                check_count(item.at_ms, "at_ms")
         refs = [self.ref(item.user, item.name) for item in given]
         latest = dict(zip(refs, given, strict=True))
         putting = _Putting(self._tables, self._subjects, self._rows, latest, said)
@@ -220,7 +227,7 @@ class UserData:
         return refs
 
     def delete(self, user: str, name: str) -> bool:
-        """Remove one value; False if there is none.
+        """Remove one value; False if it does not exist.
 
         RecordSealedError or RecordHeldError if it must stay.
 
@@ -242,9 +249,9 @@ class UserData:
         return removed
 
     def remove(self, change: Change, ref: Ref, only: bytes | None = None) -> Removal:
-        """Remove a value in a change, unless something speaks against it; ``only`` this row."""
+        """Remove a value unless it is sealed or held; ``only``: if its row is this one."""
         tables = self._tables
-        counted: Place = (tables.people, (ref.owner,))
+        counted: RowPlace = (tables.people, (ref.owner,))
         row, noted, person = change.read([tables.payload(ref), tables.note(ref), counted])
         if row is None or only not in (None, row.row):
             return Removal(there=False)
@@ -252,12 +259,12 @@ class UserData:
         stays = objection(ref, note, tables.store.engine.now_ms())
         if stays is not None:
             return Removal(True, stays, note)
-        known = Person.of(person)
+        known = user_of(ref.owner, person)
         drop_value(change, tables, self._rows, ref, row, note, known.key)
         if known.values > 1:
-            change.put(counted, known._replace(values=known.values - 1).to_value())
+            change.put(tables.people, known._replace(values=known.values - 1))
         else:
-            # With the last value the key may go, too: backups may still have what was deleted.
+            # List the key for destruction with the last value: backups may contain deleted values.
             self._rows.doom(change, known.key)
             change.delete(counted)
         return Removal(True, None, note)
@@ -265,7 +272,7 @@ class UserData:
     # --- erasing ------------------------------------------------------------------------
 
     def erase(self, user: str) -> UserErasure:
-        """Remove all values of a user and destroy the key; what is held or sealed stays.
+        """Remove all values of a user and destroy the key; held and sealed values stay.
 
         One write, up to 5,000 values. Nothing but user data is touched.
 
@@ -277,7 +284,7 @@ class UserData:
         return self.erase_hashed(self._subjects.hash(user))
 
     def erase_hashed(self, user: str) -> UserErasure:
-        """As ``erase``, for one who knows only the hash.
+        """As ``erase``, for a caller that has only the hash of the user.
 
         >>> ref = life.users.put("anna", "language", "en")
         >>> life.users.erase_hashed(ref.owner).deleted
@@ -295,10 +302,10 @@ class UserData:
         )
 
     def destroy_keys(self) -> tuple[int, int]:
-        """Destroy keys that nothing needs any more: how many were, and how many could not be.
+        """Destroy keys that are no longer used; returns how many were, and how many could not be.
 
-        Everything that removes user data with keys at hand ends with this; calling it finishes
-        what a crash, or a lack of keys, left over.
+        Every call that removes user data with a key store ends with this. Call it to finish after a
+        crash, or after a removal without the key store.
 
         >>> life.users.destroy_keys()  # nothing was left over
         (0, 0)
@@ -307,36 +314,36 @@ class UserData:
 
 
 def _place(place: Any) -> tuple[str, str]:
-    """The user and the name of a value that is looked for."""
+    """Check the user and the name of a value to find."""
     if not isinstance(place, tuple | list) or len(place) != 2:
-        raise InvalidInputError(f"a value is found by user and name, not by {place!r:.80}")
+        raise InvalidInputError(f"a place must be a pair of user and name, got {place!r:.80}")
     user, name = place
     return user, name
 
 
 def drop_value(
     change: Change,
-    tables: Tables,
+    tables: LifecycleTables,
     rows: UserRows,
     ref: Ref,
     row: Record,
     note: Note | None,
     users_key: str | None,
 ) -> None:
-    """Remove a value that nothing speaks for, and doom its key if that is its own."""
+    """Remove a value that is neither sealed nor held; list its own key, if any, for destruction."""
     change.delete(tables.payload(ref))
     put_note(change, tables, ref, note, None)
-    key = fields(row).get("k")
+    key = USERS.read(row).key
     if key != users_key:
         rows.doom(change, key)
 
 
 class _Putting:
-    """Values on their way in, as one write."""
+    """Writes values in one transaction."""
 
     def __init__(
         self,
-        tables: Tables,
+        tables: LifecycleTables,
         subjects: Subjects,
         rows: UserRows,
         items: dict[Ref, NewValue],
@@ -364,7 +371,7 @@ class _Putting:
         read = change.read(places, self._sources.sessions())
         now_ms = tables.store.engine.now_ms()
         people = {
-            owner: Person.of(record)
+            owner: user_of(owner, record)
             for owner, record in zip(owners, read[2 * count :], strict=False)
         }
         start = 2 * count + len(owners)
@@ -382,7 +389,7 @@ class _Putting:
             )  # fmt: skip
         for owner, person in people.items():
             if person != before[owner]:
-                change.put((tables.people, (owner,)), person.to_value())
+                change.put(tables.people, person)
 
     def _put(
         self,
@@ -392,9 +399,9 @@ class _Putting:
         row: Record | None,
         noted: Note | None,
         about: set[str],
-        person: Person,
+        person: UserRow,
         now_ms: int,
-    ) -> Person:
+    ) -> UserRow:
         stays = objection(ref, noted, now_ms)
         if stays is not None:
             raise stays.as_error()
@@ -409,25 +416,27 @@ class _Putting:
             if said.seal is not None:
                 note = note._replace(seal=write_seal(said.seal, after, now_ms))
             put_note(change, self._tables, ref, noted, note)
-        if row is not None and (old := fields(row).get("k")) not in (person.key, key):
+        if row is not None and (old := USERS.read(row).key) not in (person.key, key):
             self.doomed = self._rows.doom(change, old) or self.doomed
-        return Person(person.values + (row is None), person.key if is_kept else key or person.key)
+        own_key = person.key if is_kept else key or person.key
+        return UserRow(ref.owner, person.values + (row is None), own_key)
 
 
 class _Erasing(Emptying):
-    """All values of a user on their way out, and the key with them."""
+    """Removes all values of a user, and lists the key for destruction."""
 
-    def __init__(self, tables: Tables, rows: UserRows, user: str) -> None:
+    def __init__(self, tables: LifecycleTables, rows: UserRows, user: str) -> None:
         super().__init__(tables, (tables.people, (user,)), USER, tables.users)
         self._rows = rows
 
     def _drop(
         self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
     ) -> None:
-        drop_value(change, self._tables, self._rows, ref, row, note, Person.of(owner).key)
+        users_key = user_of(ref.owner, owner).key
+        drop_value(change, self._tables, self._rows, ref, row, note, users_key)
 
     def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
-        person = Person.of(owner)
+        person = self._tables.people.decode(owner)
         after = person._replace(values=person.values - gone)
         if is_last:
             self._rows.doom(change, after.key)
@@ -435,4 +444,4 @@ class _Erasing(Emptying):
         if not after.values:
             change.delete(self._owner)
         elif after != person:
-            change.put(self._owner, after.to_value())
+            change.put(self._tables.people, after)

@@ -1,16 +1,16 @@
-"""The rows of user data, and the keys that they are under.
+"""The rows of user data, and the keys that encrypt them.
 
-A user has one key for what may go at any time. A value that is held or sealed has a key of
-its own, so that the user's can be destroyed whatever stays. Keys are destroyed after the
-rows are gone, by a list that is written together with their removal: a crash in between
-leaves the list, and the next call that removes something goes on with it.
+A user has one key for values that may be removed at any time. A held or sealed value has its own
+key, so that the user's key can always be destroyed. The transaction that removes rows lists their
+keys in ``life.doomed``; the keys are destroyed afterwards. After a crash in between, the next call
+that removes user data continues with the list.
 """
 
 from __future__ import annotations
 
 import secrets
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from casstore.errors import (
     BusyError,
@@ -19,42 +19,36 @@ from casstore.errors import (
     KeyMissingError,
     NotFoundError,
 )
-from casstore.records.lifecycles.contents import content, read_content
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.key_files import KeyStore
 from casstore.records.lifecycles.references import Ref
-from casstore.records.lifecycles.tables import Change, Tables, fields
+from casstore.records.lifecycles.tables import (
+    PEOPLE,
+    Change,
+    DoomedRow,
+    LifecycleTables,
+    UserRow,
+    UserValueRow,
+    content,
+    read_content,
+)
 from casstore.session.records import Record
 
 _RANDOM_BYTES: Final = 16
-# After these nothing was written.
+# Errors that guarantee that nothing was written.
 _REFUSALS: Final = (InvalidInputError, NotFoundError, ConflictError, BusyError)
 
 
-class Person(NamedTuple):
-    """The row of a user: how many values there are, and the key for those that may go."""
-
-    values: int
-    key: str | None
-
-    @staticmethod
-    def of(record: Record | None) -> Person:
-        """As a row says; nothing if there is none."""
-        if record is None:
-            return Person(0, None)
-        told = fields(record)
-        return Person(told["n"], told.get("k"))
-
-    def to_value(self) -> dict[str, Any]:
-        """As the row holds it."""
-        return {"n": self.values} if self.key is None else {"n": self.values, "k": self.key}
+def user_of(user: str, record: Record | None) -> UserRow:
+    """The row of a user; one with no values if there is no record."""
+    return UserRow(user) if record is None else PEOPLE.read(record)
 
 
 class FreshKeys:
-    """Keys made for one write, which may have to be tried several times.
+    """New keys for one write, which may be retried.
 
-    Those that it did not need in the end are destroyed, but only once it has happened, or was
-    refused: after any other error it may have happened all the same, and a key too many does
-    no harm. A context manager around the write.
+    Unused keys are destroyed after the write has succeeded or was refused. After any other error
+    the write may have succeeded, so the keys stay; an unused key does no harm. A context manager
+    around the write.
     """
 
     def __init__(self, keys: KeyStore | None) -> None:
@@ -78,11 +72,11 @@ class FreshKeys:
         self._destroy_unused()
 
     def begin(self) -> None:
-        """Another try begins."""
+        """Start another attempt."""
         self._used.clear()
 
     def take(self, user: str, purpose: str) -> str | None:
-        """The name of a new key of a user; None if nothing is encrypted here."""
+        """The name of a new key of a user; None without a key store."""
         if self._keys is None:
             return None
         if purpose not in self._made:
@@ -99,37 +93,37 @@ class FreshKeys:
 
 
 class UserRows:
-    """User data of one store, with the keys that were given."""
+    """The user data of one store, with its key store."""
 
-    def __init__(self, tables: Tables, keys: KeyStore | None) -> None:
+    def __init__(self, tables: LifecycleTables, keys: KeyStore | None) -> None:
         self._tables = tables
         self.keys = keys
 
-    def opened(self, ref: Ref, told: dict[str, Any]) -> Any:
-        """The value of a row. KeyMissingError, KeyDestroyedError if there is no key for it."""
-        held = read_content(self._tables.store, told)
-        key = told.get("k")
-        if key is None:
+    def opened(self, row: UserValueRow) -> Any:
+        """The value of a row, decrypted; KeyMissingError or KeyDestroyedError without its key."""
+        held = read_content(self._tables.store, row.content)
+        if row.key is None:
             return held
         if self.keys is None:
-            raise KeyMissingError(key)
+            raise KeyMissingError(row.key)
         from casstore.records.lifecycles import encryption
 
-        place = encryption.Place(key, ref.owner, ref.name)
-        return encryption.open_sealed(self.keys, place, held)
+        bound = encryption.BoundTo(row.key, row.user, row.name)
+        return encryption.open_sealed(self.keys, bound, held)
 
     def put(self, change: Change, ref: Ref, key: str | None, value: Any, at_ms: int) -> bytes:
-        """Write a value, under a key if there is one; the row as it will be."""
-        told: dict[str, Any] = {"t": at_ms}
+        """Write a value, encrypted if ``key`` is given; returns the row as stored."""
+        used = None
         if key is not None and self.keys is not None:
             from casstore.records.lifecycles import encryption
 
-            told["k"] = key
-            value = encryption.seal(self.keys, encryption.Place(key, ref.owner, ref.name), value)
-        return change.put(self._tables.payload(ref), {**told, **content(change.draft, value)})
+            used = key
+            value = encryption.seal(self.keys, encryption.BoundTo(key, ref.owner, ref.name), value)
+        row = UserValueRow(ref.owner, ref.name, at_ms, content(change.draft, value), used)
+        return change.put(self._tables.users, row)
 
-    def key_for(self, fresh: FreshKeys, ref: Ref, person: Person, *, stays: bool) -> str | None:
-        """Under which key a value goes. KeyMissingError instead of in clear beside encrypted."""
+    def key_for(self, fresh: FreshKeys, ref: Ref, person: UserRow, *, stays: bool) -> str | None:
+        """The key for a value; KeyMissingError if the user has a key and there is no key store."""
         if self.keys is None:
             if person.key is not None:
                 raise KeyMissingError(person.key)
@@ -139,20 +133,20 @@ class UserRows:
         return person.key or fresh.take(ref.owner, f"of {ref.owner}")
 
     def doom(self, change: Change, key: str | None) -> bool:
-        """Let a key be destroyed once the change has happened; False if there is none."""
+        """List a key for destruction after the change is written; False if ``key`` is None."""
         if key is None:
             return False
-        change.put((self._tables.doomed, (key,)), None)
+        change.put(self._tables.doomed, DoomedRow(key))
         return True
 
     def destroy_here(self) -> None:
-        """Destroy what is listed, if anything can be."""
-        # Who has no keys would read the whole list, which grows until somebody comes who has.
+        """Destroy the listed keys if there is a key store."""
+        # Without a key store, reading the list would be useless work.
         if self.keys is not None:
             self.destroy_doomed()
 
     def destroy_doomed(self) -> tuple[int, int]:
-        """Destroy what is listed: how many keys, and how many wait for the store that has them."""
+        """Destroy the listed keys; returns how many were, and how many wait for their key store."""
         destroyed = waiting = 0
         for record in self._tables.doomed.scan():
             name = record.key[0]

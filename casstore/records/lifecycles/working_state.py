@@ -1,4 +1,4 @@
-"""Working state: what an agent has in mind. In memory only, and gone with the session."""
+"""Working state: an agent's values in memory, discarded when the session closes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from casstore.session.arguments import list_of
 
 
 class WorkingState:
-    """Values by name, for any number of threads. Nothing here is ever written anywhere.
+    """Values by name, safe for threads. Never written to disk.
 
     >>> working = WorkingState()
     >>> working.set("plan", ["read", "write"])
@@ -23,7 +23,7 @@ class WorkingState:
         self._values: dict[str, Any] = {}
 
     def set(self, name: str, value: Any) -> None:
-        """Remember a value.
+        """Set a value.
 
         >>> working = WorkingState()
         >>> working.set("scratch", object())  # anything: it is never written
@@ -41,7 +41,7 @@ class WorkingState:
             return self._values.get(name, default)
 
     def names(self) -> list[str]:
-        """What there is, in order of setting.
+        """The names, in the order they were set.
 
         >>> working = WorkingState()
         >>> for name in ("plan", "draft"):
@@ -53,7 +53,7 @@ class WorkingState:
             return list(self._values)
 
     def clear(self) -> None:
-        """Forget everything.
+        """Remove all values.
 
         >>> working = WorkingState()
         >>> working.set("plan", ["read", "write"])
@@ -65,14 +65,14 @@ class WorkingState:
             self._values.clear()
 
     def chosen(self, names: Iterable[str] | None) -> dict[str, Any]:
-        """The values of these names, where there are any; None: all. An empty list: nothing.
+        """The values of those names that exist; None: all. An empty list: nothing.
 
         >>> working = WorkingState()
         >>> working.set("plan", ["read", "write"])
         >>> working.chosen(["plan", "draft"]), working.chosen([])
         ({'plan': ['read', 'write']}, {})
         """
-        wanted = None if names is None else list_of(names, "names of working state")
+        wanted = None if names is None else list_of(names, "names")
         with self._lock:
             if wanted is None:
                 return dict(self._values)

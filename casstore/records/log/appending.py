@@ -1,4 +1,4 @@
-"""Messages coming in: numbered, with the calls that wait and the tokens that were used."""
+"""Appends messages: numbered, with the state of pending calls and the tokens of the round."""
 
 from __future__ import annotations
 
@@ -8,47 +8,49 @@ from typing import Any
 from casstore.errors import InvalidInputError
 from casstore.records.log import usage
 from casstore.records.log.data import NewMessage, Tokens
-from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import after, payload_of
+from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
 from casstore.session.arguments import list_of
-from casstore.session.data import UNFENCED, NodeDraft
+from casstore.session.data import NodeDraft
 from casstore.session.records import Draft
 
 
 def append(
-    ground: Ground,
+    tables: LogTables,
     session: str,
     messages: Sequence[NewMessage],
     tokens: Tokens | None = None,
     *,
-    lease: LeaseGiven = UNFENCED,
+    lease: LeaseGiven = None,
     durability: str | None = None,
 ) -> list[int]:
-    """Put messages at the end of a session, all or none; their numbers."""
+    """Append messages to a session, all or none; returns their numbers."""
     given = list_of(messages, "messages")
     if not given:
-        raise InvalidInputError("there is no message to append")
+        raise InvalidInputError("messages is empty; pass at least one message")
     payloads = [payload_of(message) for message in given]
 
-    def decide(at: At) -> tuple[Change, list[int]]:
-        change, numbers = placed(ground, at, payloads)
+    def decide(at: At) -> tuple[LogChange, list[int]]:
+        change, numbers = placed(tables, at, payloads)
         if tokens is not None:
-            draft = Draft(ground.store)
+            draft = Draft(tables.store)
             used_in = given[-1].round
-            usage.note(ground, draft, at, at.state.send, used_in, tokens)
-            change = change._replace(beside=draft.as_write())
+            usage.note(tables, draft, at, at.state.send, used_in, tokens)
+            change = change._replace(also=draft.as_write())
         return change, numbers
 
-    return ground.change(session, decide, lease=lease, from_memory=True, durability=durability)
+    return tables.change(session, decide, lease=lease, from_memory=True, durability=durability)
 
 
-def placed(ground: Ground, at: At, payloads: Sequence[dict[str, Any]]) -> tuple[Change, list[int]]:
-    """Payloads as the next nodes of a session, and what becomes of its state."""
-    now_ms = ground.now_ms()
+def placed(
+    tables: LogTables, at: At, payloads: Sequence[dict[str, Any]]
+) -> tuple[LogChange, list[int]]:
+    """The nodes for these payloads, and the state of the session after them."""
+    now_ms = tables.now_ms()
     state, number = at.state, at.last
     drafts: list[NodeDraft] = []
     for payload in payloads:
         number += 1
         state = after(state, number, payload)
         drafts.append(NodeDraft(str(number), payload, time=now_ms))
-    return Change(state, drafts), list(range(at.last + 1, number + 1))
+    return LogChange(state, drafts), list(range(at.last + 1, number + 1))

@@ -1,7 +1,7 @@
-"""Tool calls that wait for their results: whole, as their message has them, until each is there.
+"""Pending tool calls, and sends, which require that no call is pending.
 
-Nothing is copied: a session notes which message makes the calls and which of them are without
-result. A crash at any moment leaves exactly those.
+A session records which message makes the calls and which of them have no result. Nothing is copied,
+so a crash at any moment leaves exactly those.
 """
 
 from __future__ import annotations
@@ -9,36 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError, PendingCallsError
 from casstore.records.log import appending
 from casstore.records.log.data import NewMessage, Pending
-from casstore.records.log.ground import At, Change, Ground, LeaseGiven
-from casstore.records.log.messages import payload_of
+from casstore.records.log.messages import check_number, payload_of
 from casstore.records.log.reading import numbered
-from casstore.session.arguments import check_callable, check_text, list_of
+from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
+from casstore.session.arguments import check_callable, check_flag, check_text, list_of
 from casstore.session.attempts import read_again
-from casstore.session.data import UNFENCED
 
 Call = Mapping[str, Any]
 
 
-def pending(ground: Ground, session: str) -> Pending | None:
-    """The calls of a session that have no results; None if there are none."""
-    return read_again(lambda: waiting(ground, ground.at(session)))
+def pending(tables: LogTables, session: str) -> Pending | None:
+    """The calls of a session that have no result yet, or None."""
+    return read_again(lambda: waiting(tables, tables.at(session)))
 
 
-def waiting(ground: Ground, at: At) -> Pending | None:
-    """The same at one revision."""
+def waiting(tables: LogTables, at: At) -> Pending | None:
+    """As ``pending``, at one revision."""
     state = at.state
     if not state.calling:
         return None
-    found = numbered(ground, at).between(state.calling, state.calling)
+    found = numbered(tables, at).between(state.calling, state.calling)
     if not found:
         raise CorruptionError(f"message {state.calling} of session {at.session!r} is gone")
     node = found[0]
     left = list(state.calls)
     calls: list[Call] = []
-    # From the end: of two calls with one id, the first has had its result.
+    # Search from the end: of two calls with the same id, the first already has its result.
     for call in reversed(node.payload.get("tool_calls") or ()):
         if str(call.get("id")) in left:
             left.remove(str(call["id"]))
@@ -47,7 +46,7 @@ def waiting(ground: Ground, at: At) -> Pending | None:
 
 
 def name_of(call: Call) -> str | None:
-    """The name of the tool that a call is to."""
+    """The name of the tool of a call."""
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else call.get("name")
     return name if type(name) is str else None
@@ -59,60 +58,60 @@ def _result(call: Call, found: Pending, content: Any) -> NewMessage:
     )
 
 
-def abort(ground: Ground, session: str, reason: str, *, lease: LeaseGiven = UNFENCED) -> int:
-    """Give every call that waits a result that says it was aborted; how many there were."""
+def abort(tables: LogTables, session: str, reason: str, *, lease: LeaseGiven = None) -> int:
+    """Append an "aborted" result for every pending call; returns how many there were."""
     if type(reason) is not str:
-        raise InvalidInputError(f"a reason is a str, not {type(reason).__name__}")
+        raise InvalidInputError(f"reason must be a str, got {type(reason).__name__}")
 
-    def decide(at: At) -> tuple[Change | None, int]:
-        found = waiting(ground, at)
+    def decide(at: At) -> tuple[LogChange | None, int]:
+        found = waiting(tables, at)
         if found is None:
             return None, 0
         payloads = [
             payload_of(_result(call, found, f"<aborted: {reason}>")) for call in found.calls
         ]
-        return appending.placed(ground, at, payloads)[0], len(payloads)
+        return appending.placed(tables, at, payloads)[0], len(payloads)
 
-    return ground.change(session, decide, lease=lease)
+    return tables.change(session, decide, lease=lease)
 
 
 def resume(
-    ground: Ground,
+    tables: LogTables,
     session: str,
     execute: Callable[[Call], Any],
     *,
-    lease: LeaseGiven = UNFENCED,
+    lease: LeaseGiven = None,
 ) -> list[int]:
-    """Execute the calls that wait, one after the other; the numbers of their results.
+    """Execute the pending calls in order; returns the numbers of their results.
 
-    Each result is appended as soon as it is there, so after a crash only the rest is left. What
-    ``execute`` raises becomes the result's text: a call must have one.
+    Each result is appended as soon as it exists, so after a crash only the other calls are pending.
+    An exception raised by ``execute`` becomes the text of the result: every call needs one.
     """
-    # Called, it would fail, and every call that waits would have that as its result.
-    check_callable(execute, "what executes calls")
+    # Check it first: otherwise the TypeError would be stored as the result of every call.
+    check_callable(execute, "execute")
     numbers: list[int] = []
-    while (found := pending(ground, session)) is not None:
+    while (found := pending(tables, session)) is not None:
         call = found.calls[0]
         try:
             content = execute(call)
         except Exception as exc:
-            # A tool is anybody's code and may raise anything. Nothing is hidden: the model is told,
-            # and so is every reader of the log. What ends the process (Ctrl-C) passes through, and
-            # the call goes on waiting.
+            # A tool may raise anything. The error is stored as the result, so the model and every
+            # reader of the log see it. KeyboardInterrupt and SystemExit propagate, and the call
+            # stays pending.
             content = f"Error on resume: {exc}"
-        numbers += appending.append(ground, session, [_result(call, found, content)], lease=lease)
+        numbers += appending.append(tables, session, [_result(call, found, content)], lease=lease)
     return numbers
 
 
-def set_waiting(ground: Ground, session: str, waiting: Any) -> None:
-    """Say which calls wait: ids of some that do, or None; or a dict, in a form of one's own."""
+def set_waiting(tables: LogTables, session: str, waiting: Any) -> None:
+    """Set the pending calls: ids of pending calls, None, or a dict in the caller's own format."""
     ids: list[str] = []
     if waiting is not None and type(waiting) is not dict:
-        ids = list_of(waiting, "ids of calls that wait")
+        ids = list_of(waiting, "waiting")
         for one in ids:
-            check_text(one, "the id of a call")
+            check_text(one, "an id in waiting")
 
-    def decide(at: At) -> tuple[Change | None, None]:
+    def decide(at: At) -> tuple[LogChange | None, None]:
         state = at.state._replace(given=None)
         if waiting is None:
             state = state._replace(calling=0, calls=())
@@ -121,6 +120,36 @@ def set_waiting(ground: Ground, session: str, waiting: Any) -> None:
         else:
             left = [one for one in at.state.calls if one in ids]
             state = state._replace(calling=state.calling if left else 0, calls=tuple(left))
-        return (None if state == at.state else Change(state)), None
+        return (None if state == at.state else LogChange(state)), None
 
-    ground.change(session, decide)
+    tables.change(session, decide)
+
+
+# --- sends and their rounds -----------------------------------------------------------------------
+
+
+def send(tables: LogTables, session: str, message: NewMessage, *, lease: LeaseGiven = None) -> int:
+    """Append a message that starts a new send; PendingCallsError while calls are pending."""
+    payload = payload_of(message)
+
+    def decide(at: At) -> tuple[LogChange, int]:
+        found = waiting(tables, at)
+        if found is not None:
+            raise PendingCallsError(session, found.number, found.calls)
+        change, numbers = appending.placed(tables, at, [payload])
+        begun = change.state._replace(send=change.state.send + 1, round=0)
+        return change._replace(state=begun), numbers[0]
+
+    return tables.change(session, decide, lease=lease)
+
+
+def start_round(tables: LogTables, session: str, number: int, *, new_send: bool) -> None:
+    """Record the current round of a send."""
+    check_number(number, "round")
+    check_flag(new_send, "new_send")
+
+    def decide(at: At) -> tuple[LogChange | None, None]:
+        state = at.state._replace(round=number, send=at.state.send + new_send)
+        return (None if state == at.state else LogChange(state)), None
+
+    tables.change(session, decide)

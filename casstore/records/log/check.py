@@ -1,22 +1,26 @@
-"""Session logs: numbers of messages against the graph, sessions below sessions, usage."""
+"""The check of session logs: message numbers, the tree of sessions, and the totals of usage.
+
+The schemas check the rest: every row decodes and agrees with its indexes and parents.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from casstore.engine.protocol import Row, RowKey
+from casstore.engine.protocol import RowKey
 from casstore.errors import CorruptionError, NotALogError
 from casstore.format.manifest import NOTHING
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
-from casstore.records.log import folding, tree
-from casstore.records.log.data import UsageTotals
-from casstore.records.log.ground import At, Ground, digits
+from casstore.records.log import tree
+from casstore.records.log.layout import LogSessionRow, TotalsRow
 from casstore.records.log.reading import Numbered, numbered
 from casstore.records.log.state import state_fault
-from casstore.records.log.usage import decode as decode_usage
+from casstore.records.log.tables import At, LogTables
+from casstore.records.schema import RowTable, number_text
+from casstore.records.schema_check import RowCheck, judges
 from casstore.session import keys
 from casstore.session.attempts import read_again
 from casstore.session.records import Record, Table
@@ -26,7 +30,7 @@ LOG_NUMBERS_WRONG: Final = "log_numbers_wrong"
 LOG_GAP: Final = "log_gap"
 LOG_TREE_WRONG: Final = "log_tree_wrong"
 
-#: What only the check of session logs finds.
+#: Findings that only this check reports.
 CODES: Final = {
     LOG_NUMBERS_WRONG: Meaning(
         ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
@@ -45,112 +49,84 @@ CODES: Final = {
 
 
 class LogCheck:
-    """Judges the records of session logs; ``whole``: every message, not only how many."""
+    """Checks the records of session logs; ``whole``: every message, not only their count."""
 
     def __init__(self, store: Store, facts: Facts, *, whole: bool) -> None:
-        self._ground = Ground(store)
+        self._store = store
+        self._tables = LogTables(store)
         self._facts = facts
         self._whole = whole
 
     def judges(self) -> Judges:
         """For each table, the function that checks a record of it."""
-        ground = self._ground
-        return {
-            ground.sessions: self._session,
-            ground.children: self._child,
-            ground.totals: self._totals,
-            ground.usage: self._usage,
+        tables = self._tables
+        own = [table for table in vars(tables).values() if isinstance(table, RowTable)]
+        checks: dict[Table, RowCheck] = {
+            tables.sessions: self._session,
+            tables.totals: self._totals,
         }
+        return judges(self._store, self._facts, own, checks)
 
-    # --- sessions below sessions ------------------------------------------------------------------
+    # --- child sessions ---------------------------------------------------------------------------
 
-    def _session(self, record: Record) -> None:
-        row, ground, session = tree.decode(record), self._ground, record.key[0]
+    def _session(self, record: Record, row: LogSessionRow) -> None:
         tree.check_row(row)
-        key, own = keys.session_key(session), ground.sessions.place(session)
+        tables, session = self._tables, row.session
+        key, own = keys.session_key(session), tables.sessions.place(session)
         head = RowKey("heads", key)
 
         def judge_there(values: Sequence[bytes | None]) -> str | None:
             found, there, deleted = values
-            # One that its store has deleted stays until the log closes it.
+            # A session deleted by the store keeps its row until the log closes it.
             if found != record.row or there is not None or deleted is not None:
                 return None
-            return f"the log knows session {session!r}, which is not there"
+            return f"the log has a row of session {session!r}, which does not exist"
 
-        where = where_is(ground.sessions, [session], session)
+        where = where_is(tables.sessions, [session], session)
         places = [own, head, RowKey("tombstones", key)]
         self._facts.ask(codes.RECORD_ORPHANED, where, places, judge_there)
         if row.parent is not None:
             self._below(record, row, row.parent)
         self._facts.count(head, lambda _: self._look(session))
 
-    def _below(self, record: Record, row: tree.Row, parent: str) -> None:
-        ground, session = self._ground, record.key[0]
-        places = [
-            ground.sessions.place(session),
-            ground.sessions.place(parent),
-            ground.children.place(parent, digits(row.place)),
-        ]
+    def _below(self, record: Record, row: LogSessionRow, parent: str) -> None:
+        sessions = self._tables.sessions
+        places = [sessions.place(row.session), sessions.place(parent)]
 
         def judge(values: Sequence[bytes | None]) -> str | None:
-            own, above, entry = values
+            own, above = values
             if own != record.row:
                 return None
-            title = f"session {session!r} stands below {parent!r}"
+            title = f"session {row.session!r} has the parent {parent!r}"
             if above is None:
-                return f"{title}, which the log does not know"
-            told = tree.decode(self._record(ground.sessions, (parent,), above))
-            if told.depth + 1 != row.depth or told.children < row.place:
-                return f"{title} at depth {row.depth} and place {row.place}, unlike that one says"
-            if entry is None or self._child_of(parent, row.place, entry) != session:
-                return f"{title}, and is not found there"
+                return f"{title}, of which the log has no row"
+            found = sessions.row_of((parent,), above)
+            if found.depth + 1 != row.depth or found.children < row.place:
+                return f"{title}, depth {row.depth} and place {row.place}; the parent disagrees"
             return None
 
-        where = where_is(ground.sessions, [session], session)
-        self._facts.ask(LOG_TREE_WRONG, where, places, judge)
-
-    def _record(self, table: Table, key: tuple[str, ...], row: bytes) -> Record:
-        return table.record_of(Row(table.keys.key(key), row))
-
-    def _child_of(self, parent: str, place: int, entry: bytes) -> object:
-        return self._record(self._ground.children, (parent, digits(place)), entry).value
-
-    def _child(self, record: Record) -> None:
-        ground, (parent, place), session = self._ground, record.key, record.value
-        places = [ground.children.place(parent, place), ground.sessions.place(session)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            own, child = values
-            if own != record.row:
-                return None
-            if child is not None:
-                told = tree.decode(self._record(ground.sessions, (session,), child))
-                if (told.parent, told.place) == (parent, int(place)):
-                    return None
-            return f"session {parent!r} has {session!r} below it, which does not stand there"
-
-        where = where_is(ground.children, [parent, place], parent)
+        where = where_is(sessions, [row.session], row.session)
         self._facts.ask(LOG_TREE_WRONG, where, places, judge)
 
     # --- messages ---------------------------------------------------------------------------------
 
     def _look(self, session: str) -> Iterator[Wrong]:
         where = Where(session)
-        ground = self._ground
-        state = read_again(lambda: ground.runtime.get(session))
+        tables = self._tables
+        state = read_again(lambda: tables.runtime.get(session))
         try:
-            if not ground.states.read(session, state).whole:
-                return  # an import that was not finished says so itself
-            at = ground.at(session)
+            if not tables.states.read(session, state).whole:
+                return  # using it raises an error that says its import is unfinished
+            at = tables.at(session)
         except (NotALogError, CorruptionError) as exc:
             yield Wrong(LOG_NUMBERS_WRONG, f"session {session!r}: {exc}", where)
             return
         what = state_fault(at.state, at.last) or self._fold_fault(at)
-        nodes = numbered(ground, at, payloads=False)
+        nodes = numbered(tables, at, payloads=False)
         if what is None:
             what = self._count_fault(at, nodes)
         if what is None and at.revision.manifest.tips.data != NOTHING.data:
-            what = f"has messages beside those up to its last, {at.last}: its leaf was moved back"
+            what = f"has messages after its last, {at.last}: its leaf was moved back"
         if what is None and self._whole:
             what = self._order_fault(at, nodes)
         if what is not None:
@@ -163,9 +139,10 @@ class LogCheck:
             yield Wrong(LOG_GAP, says, where)
 
     def _fold_fault(self, at: At) -> str | None:
-        folds = self._ground.folds.scan(at.session, before=digits(at.state.folds + 1))
+        tables = self._tables
+        folds = tables.folds.scan(at.session, before=number_text(at.state.folds + 1))
         for row in folds:
-            fold = folding.decode(row)
+            fold = tables.folds.decode(row).public()
             if not fold.last < fold.note <= at.last:
                 return f"has fold {fold.number}, of messages that it does not have"
         return None
@@ -186,47 +163,32 @@ class LogCheck:
 
     # --- usage ------------------------------------------------------------------------------------
 
-    def _totals(self, record: Record) -> None:
-        UsageTotals(*record.value)
-        table, session = self._ground.totals, record.key[0]
+    def _totals(self, record: Record, row: TotalsRow) -> None:
+        table = self._tables.totals
         self._facts.count(
-            table.place(session),
-            lambda row: self._look_at_usage(session, self._record(table, (session,), row)),
+            table.place(*record.key),
+            lambda found: self._look_at_usage(table.row_of(record.key, found)),
         )
 
-    def _look_at_usage(self, session: str, record: Record) -> Iterator[Wrong]:
-        """Rounds may be pruned, and totals stay: they come to no less than what is there."""
-        told = UsageTotals(*record.value)
+    def _look_at_usage(self, row: TotalsRow) -> Iterator[Wrong]:
+        """Compare totals with the rounds. Totals may be greater, because rounds may be pruned."""
         summed = [0, 0, 0, 0]
-        for row in self._ground.usage.scan(session):
-            tokens = decode_usage(row).tokens
+        for record in self._tables.usage.scan(row.session):
+            tokens = self._tables.usage.decode(record).tokens
             summed[0] += 1
             for at, number in enumerate(tokens[:3], 1):
                 summed[at] += number or 0
-        if any(less < more for less, more in zip(told, summed, strict=True)):
+        if any(less < more for less, more in zip(row[1:], summed, strict=True)):
             says = (
-                f"the usage of session {session!r} comes to {tuple(told)}, and its rounds alone "
+                f"the usage of session {row.session!r} comes to {row[1:]}, and its rounds alone "
                 f"to {tuple(summed)}"
             )
-            where = where_is(self._ground.totals, [session], session)
+            where = where_is(self._tables.totals, [row.session], row.session)
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
-
-    def _usage(self, record: Record) -> None:
-        decode_usage(record)
-        ground, session = self._ground, record.key[0]
-        places = [ground.usage.place(*record.key), ground.totals.place(session)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            if values[0] != record.row or values[1] is not None:
-                return None
-            return f"session {session!r} has used something, and its totals are lost"
-
-        where = where_is(ground.usage, record.key, session)
-        self._facts.ask(codes.RECORD_COUNT_WRONG, where, places, judge)
 
 
 def _missing(at: At, nodes: Numbered) -> int:
-    """How many of the messages that are shown are not there: hidden one by one, or lost."""
+    """How many shown messages do not exist: hidden one by one, or lost."""
     if len(nodes.nodes) == at.last:
         return 0
     return sum(

@@ -1,4 +1,4 @@
-"""What goes into a session log and what comes out: plain data, no behaviour.
+"""The data types that a session log accepts and returns.
 
 The examples use ``log`` as those of ``SessionLog`` do.
 """
@@ -12,11 +12,11 @@ ROOT: Final = "root"
 SUBAGENT: Final = "subagent"
 KINDS: Final = (ROOT, SUBAGENT)
 
-#: Goes when it has completed, or with its parent.
+#: Deleted when it has completed, or with its parent.
 EPHEMERAL: Final = "ephemeral"
-#: Stays, and goes with its parent.
+#: Kept after completion, deleted with its parent.
 LINKED: Final = "linked"
-#: Stays, whatever becomes of its parent.
+#: Kept even if its parent is deleted.
 DETACHED: Final = "detached"
 LIFECYCLES: Final = (EPHEMERAL, LINKED, DETACHED)
 
@@ -25,10 +25,10 @@ ACTIVE: Final = "active"
 ARCHIVED: Final = "archived"
 FOLDED: Final = "compacted_out"
 
-#: With this status an ephemeral session has done its work.
+#: The status of an ephemeral session that is done.
 COMPLETED: Final = "completed"
 
-#: A note stands for the messages that were folded into it.
+#: The role of a note, which replaces the messages folded into it.
 NOTE_ROLE: Final = "system"
 NOTE_NAME: Final = "compact_note"
 
@@ -36,7 +36,7 @@ DEPTH_LIMIT: Final = 3
 
 
 class LogSession(NamedTuple):
-    """A session and where it stands among others.
+    """A session and its position in the tree of sessions.
 
     >>> made = log.create("research", parent="chat", prompt="be brief")
     >>> made.id, made.kind, made.parent, made.depth
@@ -45,15 +45,15 @@ class LogSession(NamedTuple):
 
     id: str
     created_at_ms: int
-    #: When it, or anything in it, changed last.
+    #: The last change of the session or anything in it.
     updated_at_ms: int
     status: str
     kind: str
     lifecycle: str
     parent: str | None
-    #: How many sessions stand above it.
+    #: The number of its ancestors.
     depth: int
-    #: The tool call by which its parent began it.
+    #: The tool call with which its parent created it.
     spawn_call: str | None
     prompt: str | None
     model: str | None
@@ -62,7 +62,7 @@ class LogSession(NamedTuple):
 
 
 class NewMessage(NamedTuple):
-    """A message on its way in. ``content`` may be any value, and comes back as it was.
+    """A message to append. ``content`` may be any value and is returned unchanged.
 
     >>> log.append("chat", NewMessage("user", [{"type": "text", "text": "why left?"}]))
     3
@@ -82,7 +82,7 @@ class NewMessage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message as it comes out. Numbers count from 1 on, without a gap, in order of arrival.
+    """A stored message. Numbers count from 1, without gaps, in order of arrival.
 
     >>> message = log.message("chat", 2)
     >>> message.role, message.content, message.state
@@ -103,7 +103,7 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Messages that a note stands for: their exact set, as runs from first to last.
+    """The messages that a note replaces: their exact set, as runs from first to last.
 
     >>> fold = log.fold("chat", [1, 2], "they chose the way")
     >>> fold.note, fold.runs
@@ -147,7 +147,7 @@ class Fold(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Tool calls without a result, whole, as their message has them.
+    """Tool calls without a result, in full, as in their message.
 
     >>> call = {"id": "c1", "name": "read"}
     >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
@@ -162,7 +162,7 @@ class Pending(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What one round has used.
+    """The tokens that one round used.
 
     >>> answer = NewMessage("assistant", "it is shorter", round=0)
     >>> number = log.append("chat", answer, tokens=Tokens(prompt=12, completion=4, total=16))
@@ -177,7 +177,7 @@ class Tokens(NamedTuple):
 
 
 class RoundUsage(NamedTuple):
-    """What a round of a send has used, and when that was written down.
+    """The tokens that one round of a send used, and when they were recorded.
 
     >>> log.record_usage("chat", Tokens(total=12), round=1)
     >>> [(used.send, used.round, used.tokens.total) for used in log.usage("chat")]
@@ -191,7 +191,7 @@ class RoundUsage(NamedTuple):
 
 
 class UsageTotals(NamedTuple):
-    """What a session has used so far, also in rounds that were pruned since.
+    """The tokens that a session has used, including rounds that were pruned since.
 
     >>> log.record_usage("chat", Tokens(prompt=10, completion=2, total=12))
     >>> totals = log.totals("chat")
@@ -206,7 +206,7 @@ class UsageTotals(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Where a session stands.
+    """The counters of a session.
 
     >>> fold = log.fold("chat", [1, 2], "they chose the way")
     >>> counters = log.counters("chat")

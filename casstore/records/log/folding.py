@@ -1,9 +1,7 @@
-"""Messages folded into a note: the exact set, in one commit, and the originals stay.
+"""Folds: a note replaces an exact set of messages, in one commit; the messages stay.
 
-    log.folds   session, number → [note, [first, last …], before, after, round, written at]
-
-The row is for whoever wants to know what became of a message; what is shown follows from the
-state of the session alone.
+The row of a fold records its messages. The messages that are shown follow from the state of the
+session alone. ``prune`` hides folded messages permanently, and vacuum reclaims their space.
 """
 
 from __future__ import annotations
@@ -13,17 +11,22 @@ from typing import Any
 
 from casstore.errors import InvalidInputError
 from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage
-from casstore.records.log.ground import At, Change, Ground, LeaseGiven, digits
+from casstore.records.log.layout import FoldRow
 from casstore.records.log.messages import check_number, payload_of
+from casstore.records.log.reading import opened
 from casstore.records.log.state import LogState
+from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
 from casstore.records.log.view import runs_of
-from casstore.session.arguments import check_flag, list_of
-from casstore.session.data import UNFENCED, NodeDraft
-from casstore.session.records import Draft, Record
+from casstore.records.schema import number_text
+from casstore.session import tombstones
+from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.attempts import read_again
+from casstore.session.data import NodeDraft
+from casstore.session.records import Draft
 
 
 def fold(
-    ground: Ground,
+    tables: LogTables,
     session: str,
     messages: Iterable[int],
     note: Any,
@@ -33,27 +36,27 @@ def fold(
     round_index: int | None,
     meta: dict[str, Any],
     keep_notes: bool,
-    lease: LeaseGiven = UNFENCED,
+    lease: LeaseGiven = None,
 ) -> Fold:
-    """Let a note stand for messages, where the first of them stands."""
+    """Replace messages by a note, at the position of the first of them."""
     given = list_of(messages, "messages")
     for number in given:
-        check_number(number, "a message")
+        check_number(number, "a message number")
     numbers = sorted(set(given))
-    check_flag(keep_notes, "whether notes are kept")
+    check_flag(keep_notes, "keep_notes")
     for count in (before_tokens, after_tokens):
         if count is not None:
-            check_number(count, "a number of tokens")
+            check_number(count, "before_tokens and after_tokens")
 
-    def decide(at: At) -> tuple[Change, Fold]:
-        return _folded(ground, at, numbers, note, counts, round_index, meta, keep_notes)
+    def decide(at: At) -> tuple[LogChange, Fold]:
+        return _folded(tables, at, numbers, note, counts, round_index, meta, keep_notes)
 
     counts = (before_tokens, after_tokens)
-    return ground.change(session, decide, lease=lease)
+    return tables.change(session, decide, lease=lease)
 
 
 def _folded(
-    ground: Ground,
+    tables: LogTables,
     at: At,
     numbers: list[int],
     note: Any,
@@ -61,23 +64,23 @@ def _folded(
     round_index: int | None,
     meta: dict[str, Any],
     keep_notes: bool,
-) -> tuple[Change, Fold]:
+) -> tuple[LogChange, Fold]:
     state, number = at.state, at.last + 1
     view = state.view.folded(numbers, number)
     left = tuple(each for each in state.notes if view.shows(each))
     if left and not keep_notes:
         raise InvalidInputError(
             f"message {left[0]} is a note, and a session has one: fold it as well, and let the "
-            "new note tell what it told"
+            "new note include its content"
         )
     if state.calling in numbers:
         raise InvalidInputError(
             f"message {state.calling} waits for the results of its tool calls: resume or abort "
             "them before it is folded"
         )
-    now_ms = ground.now_ms()
+    now_ms = tables.now_ms()
     made = Fold(state.folds + 1, number, tuple(runs_of(numbers)), *counts, round_index, now_ms)
-    told = {
+    note_meta = {
         **meta,
         "compacted_at_round": round_index,
         "from_seq": made.first,
@@ -85,29 +88,57 @@ def _folded(
         "original_tokens": counts[0],
         "summary_tokens": counts[1],
     }
-    payload = payload_of(NewMessage(NOTE_ROLE, note, NOTE_NAME, round=round_index, meta=told))
-    draft = Draft(ground.store)
-    runs = [each for run in made.runs for each in run]
-    key = (at.session, digits(made.number))
-    draft.put(ground.folds, key, [number, runs, *counts, round_index, now_ms])
+    payload = payload_of(NewMessage(NOTE_ROLE, note, NOTE_NAME, round=round_index, meta=note_meta))
+    draft = Draft(tables.store)
+    tables.folds.put(draft, FoldRow(at.session, *made))
     changed = state._replace(folds=made.number, view=view, notes=(*left, number))
     drafts = [NodeDraft(str(number), payload, time=now_ms)]
-    return Change(changed, drafts, draft.as_write()), made
+    return LogChange(changed, drafts, draft.as_write()), made
 
 
-def folds(ground: Ground, session: str) -> Iterator[Fold]:
+def folds(tables: LogTables, session: str) -> Iterator[Fold]:
     """Every fold of a session, oldest first."""
-    return folds_of(ground, session, ground.at(session).state)
+    return folds_of(tables, session, tables.at(session).state)
 
 
-def folds_of(ground: Ground, session: str, state: LogState) -> Iterator[Fold]:
-    """Those that there were when the session was in this state."""
-    rows = ground.folds.scan(session, before=digits(state.folds + 1))
-    return ground.folds.read_each(rows, decode)
+def folds_of(tables: LogTables, session: str, state: LogState) -> Iterator[Fold]:
+    """The folds that existed when the session was in this state."""
+    rows = tables.folds.scan(session, before=number_text(state.folds + 1))
+    return tables.folds.read_each(rows, lambda row: tables.folds.decode(row).public())
 
 
-def decode(row: Record) -> Fold:
-    """A fold as its row has it."""
-    note, flat, *rest = row.value
-    runs = tuple(zip(flat[::2], flat[1::2], strict=True))
-    return Fold(int(row.key[1]), note, runs, *rest)
+# --- pruning --------------------------------------------------------------------------------------
+
+
+def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
+    """Remove folded messages except the newest or recent ones; returns how many.
+
+    This cannot be undone. A folded message stays folded, so no shown message can be removed.
+    """
+    check_count(keep_recent, "keep_recent")
+    if older_than_ms is not None:
+        check_count(older_than_ms, "older_than_ms")
+    going = read_again(lambda: _going(tables, session, keep_recent, older_than_ms))
+    if not going:
+        return 0
+    done = read_again(lambda: tombstones.hide(tables.runtime, session, going))
+    return len(done.hidden)
+
+
+def _going(
+    tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None
+) -> list[str]:
+    """The nodes of the folded messages to remove."""
+    at, nodes = opened(tables, session, payloads=False)
+    limit_ms = None if older_than_ms is None else tables.now_ms() - older_than_ms
+    shown = at.state.view.shown(at.last)
+    folded: list[str] = []
+    ascending = sorted(shown)
+    start = 1
+    for first, last in [*ascending, (at.last + 1, at.last + 1)]:
+        for node in nodes.between(start, first - 1) if start < first else ():
+            young = limit_ms is not None and (type(node.time) is not int or node.time > limit_ms)
+            folded.append("" if young else node.id)
+        start = last + 1
+    kept = folded[: max(0, len(folded) - keep_recent)]
+    return [node_id for node_id in kept if node_id]

@@ -1,4 +1,4 @@
-"""The session log: sessions of numbered messages, below one another, on a store."""
+"""``SessionLog``: a tree of sessions with numbered messages, in a store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from casstore.records.log import (
     calls,
     folding,
     inbox,
-    pruning,
     reading,
-    sending,
     transfer,
     tree,
     usage,
@@ -34,19 +32,20 @@ from casstore.records.log.data import (
     Tokens,
     UsageTotals,
 )
-from casstore.records.log.ground import Ground, LeaseGiven
+from casstore.records.log.layout import LogSessionRow
+from casstore.records.log.tables import LeaseGiven, LogTables
 from casstore.session import leases
 from casstore.session.arguments import check_count, dict_of
-from casstore.session.data import UNFENCED, Lease
+from casstore.session.data import Lease
 from casstore.store import Store
 
 
 class SessionLog:
-    """Sessions of messages. Every call is one transaction, safe beside others anywhere.
+    """Sessions of messages. Every call is one transaction, safe for concurrent processes.
 
     A session of the log is a session of the store with the same id, and its messages are the
-    nodes: ``store.session(id)`` reads, forks and exports it. ``lease`` is needed
-    only while somebody holds the session's. Calls on an unknown session raise
+    nodes: ``store.session(id)`` reads, forks and exports it. ``lease`` is required only while the
+    session is leased. Calls on an unknown session raise
     SessionNotFoundError, on a closed one SessionDeletedError.
 
     The examples use ``log``, with the session ``chat``: a question and an answer. ``store`` is its
@@ -59,8 +58,8 @@ class SessionLog:
     """
 
     def __init__(self, store: Store, *, depth_limit: int = DEPTH_LIMIT) -> None:
-        check_count(depth_limit, "a depth limit")
-        self._ground = Ground(store)
+        check_count(depth_limit, "depth_limit")
+        self._tables = LogTables(store)
         self.store = store
         self.depth_limit = depth_limit
 
@@ -79,20 +78,20 @@ class SessionLog:
         config: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> LogSession:
-        """Make a session, below ``parent`` if one is given: then its kind is "subagent".
+        """Create a session, as a child of ``parent`` if given: then its kind is "subagent".
 
-        SessionNotFoundError without such a parent, SpawnDepthError if it would stand too
-        deep, SessionExistsError if the id is taken.
+        SessionNotFoundError if the parent does not exist, SpawnDepthError if the session would be
+        too deep, SessionExistsError if the id is taken.
 
         >>> log.create("research", parent="chat", lifecycle="linked").kind
         'subagent'
         """
         name = tree.new_id() if session is None else session
-        row = tree.Row(
-            0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
+        row = LogSessionRow(
+            name, 0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
             dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
         )  # fmt: skip
-        return tree.create(self._ground, name, row, self.depth_limit)
+        return tree.create(self._tables, row, self.depth_limit)
 
     def adopt(
         self,
@@ -105,9 +104,9 @@ class SessionLog:
         config: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> LogSession:
-        """Let a fork of a session, or one that came in a bundle, be a session of the log.
+        """Add a forked session, or one imported from a bundle, to the log.
 
-        It has the messages already, and their state. Errors as for ``create``.
+        It already has its messages and their state. Errors as for ``create``.
 
         >>> head = store.fork("chat", "another way")
         >>> log.adopt("another way", metadata={"user": "anna"}).id
@@ -115,22 +114,22 @@ class SessionLog:
         >>> log.append("another way", NewMessage("assistant", "right"))
         3
         """
-        row = tree.Row(
-            0, 0, ACTIVE, ROOT, lifecycle, parent, 0, 0, None, prompt, model,
+        row = LogSessionRow(
+            session, 0, 0, ACTIVE, ROOT, lifecycle, parent, 0, 0, None, prompt, model,
             dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
         )  # fmt: skip
-        return tree.adopt(self._ground, session, row, self.depth_limit)
+        return tree.adopt(self._tables, row, self.depth_limit)
 
     def find(self, session: str) -> LogSession | None:
-        """A session; None if it is not there.
+        """A session, or None if it does not exist.
 
         >>> log.find("chat").status, log.find("nowhere")
         ('active', None)
         """
-        return tree.find(self._ground, session)
+        return tree.find(self._tables, session)
 
     def get(self, session: str) -> LogSession:
-        """A session; SessionNotFoundError if it is not there.
+        """A session; SessionNotFoundError if it does not exist.
 
         >>> log.get("nowhere")
         Traceback (most recent call last):
@@ -144,23 +143,23 @@ class SessionLog:
     def sessions(
         self, *, after: str | None = None, limit: int | None = None
     ) -> Iterator[LogSession]:
-        """All sessions in order of id, from behind ``after`` on; read a page at a time.
+        """All sessions in order of id, starting after ``after``; read a page at a time.
 
         >>> made = log.create("another")
         >>> [session.id for session in log.sessions()]
         ['another', 'chat']
         """
-        return tree.listed(self._ground, after, limit)
+        return tree.listed(self._tables, after, limit)
 
     def children(self, session: str) -> list[LogSession]:
-        """The sessions right below one, in the order in which they were made.
+        """The direct children of a session, in order of creation.
 
         >>> for name in ("research", "critic"):
         ...     made = log.create(name, parent="chat")
         >>> [child.id for child in log.children("chat")]
         ['research', 'critic']
         """
-        return tree.children(self._ground, session)
+        return tree.children(self._tables, session)
 
     def update(self, /, session: str, **changes: Any) -> LogSession:
         """Change ``prompt``, ``model``, ``config`` or ``metadata``.
@@ -168,38 +167,38 @@ class SessionLog:
         >>> log.update("chat", model="model-2", metadata={"user": "anna"}).model
         'model-2'
         """
-        return tree.update_known(self._ground, session, changes)
+        return tree.update_known(self._tables, session, changes)
 
     def archive(self, session: str) -> LogSession:
-        """Mark a session as archived. It stays as it is, and still takes messages.
+        """Mark a session as archived. Nothing else changes; messages can still be appended.
 
         >>> log.archive("chat").status
         'archived'
         """
-        return tree.update(self._ground, session, {"status": ARCHIVED})
+        return tree.update(self._tables, session, {"status": ARCHIVED})
 
     def finish(self, session: str, status: str) -> bool:
-        """Tell how a session below another ended; True if it went, being ephemeral.
+        """Report how a child session ended; True if it was deleted, because it is ephemeral.
 
-        It goes only with the status "completed".
+        It is deleted only with the status "completed".
 
         >>> made = log.create("research", parent="chat")
         >>> log.finish("research", "failed"), log.finish("research", "completed")
         (False, True)
         """
-        return tree.finish(self._ground, session, status)
+        return tree.finish(self._tables, session, status)
 
     def close(self, session: str, *, cascade: bool = True) -> int:
-        """Take a session away for good, and those below it that are not detached.
+        """Delete a session and its descendants that are not detached. This cannot be undone.
 
-        What is detached becomes a root, with all below it; without ``cascade`` so do all
-        children. How many sessions went; 0 if there is no such session.
+        A detached child becomes a root, with its own subtree; without ``cascade`` every child does.
+        Returns the number of deleted sessions; 0 if the session does not exist.
 
         >>> made = log.create("research", parent="chat")
         >>> log.close("chat"), log.close("chat")
         (2, 0)
         """
-        return tree.close(self._ground, session, cascade=cascade)
+        return tree.close(self._tables, session, cascade=cascade)
 
     # --- messages -------------------------------------------------------------------------
 
@@ -209,15 +208,14 @@ class SessionLog:
         message: NewMessage,
         *,
         tokens: Tokens | None = None,
-        lease: LeaseGiven = UNFENCED,
+        lease: LeaseGiven = None,
         durability: str | None = None,
     ) -> int:
-        """Put a message at the end of a session; its number.
+        """Append a message to a session; returns its number.
 
-        With ``tokens``, what its round has used is noted in the same transaction. A message
-        with tool calls lets them wait for results; a tool's result ends the waiting of its
-        call. ``durability`` is what this call waits for: ``full``, ``relaxed``, or as the store
-        was opened.
+        ``tokens`` are recorded as the usage of its round in the same transaction. The tool calls of
+        a message are pending until the results are appended. ``durability`` is what this call waits
+        for: ``full``, ``relaxed``, or by default that of the store.
 
         >>> answer = NewMessage("assistant", "because it is shorter", round=0)
         >>> log.append("chat", answer, tokens=Tokens(prompt=12, completion=4, total=16))
@@ -226,7 +224,7 @@ class SessionLog:
         16
         """
         return appending.append(
-            self._ground, session, [message], tokens, lease=lease, durability=durability
+            self._tables, session, [message], tokens, lease=lease, durability=durability
         )[0]
 
     def extend(
@@ -234,43 +232,42 @@ class SessionLog:
         session: str,
         messages: Sequence[NewMessage],
         *,
-        lease: LeaseGiven = UNFENCED,
+        lease: LeaseGiven = None,
         durability: str | None = None,
     ) -> list[int]:
-        """Put several messages at the end of a session, all or none.
+        """Append several messages to a session, all or none; returns their numbers.
 
         >>> messages = [NewMessage("user", "why left?"), NewMessage("assistant", "it is shorter")]
         >>> log.extend("chat", messages)
         [3, 4]
         """
-        return appending.append(self._ground, session, messages, lease=lease, durability=durability)
+        return appending.append(self._tables, session, messages, lease=lease, durability=durability)
 
     def active(self, session: str) -> list[Message]:
-        """The messages that an agent goes on from, in their order: notes, and not what they
-        stand for.
+        """The agent's context: messages in order, with notes in place of the folded messages.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
         >>> [message.content for message in log.active("chat")]
         ['they chose the way']
         """
-        return reading.active(self._ground, session)
+        return reading.active(self._tables, session)
 
     def messages(self, session: str, first: int = 1, last: int | None = None) -> Iterator[Message]:
-        """All messages by number, folded ones too; from ``first`` to ``last``.
+        """All messages by number from ``first`` to ``last``, including folded ones.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
         >>> [message.number for message in log.messages("chat")]
         [1, 2, 3]
         """
-        return reading.every(self._ground, session, first, last)
+        return reading.every(self._tables, session, first, last)
 
     def message(self, session: str, number: int) -> Message | None:
-        """One message; None if there is none of this number, or it was pruned.
+        """One message; None if it does not exist or was pruned.
 
         >>> log.message("chat", 2).content
         'left'
         """
-        return reading.find(self._ground, session, number)
+        return reading.find(self._tables, session, number)
 
     def fold(
         self,
@@ -283,12 +280,12 @@ class SessionLog:
         round: int | None = None,
         meta: Mapping[str, Any] | None = None,
         keep_notes: bool = False,
-        lease: LeaseGiven = UNFENCED,
+        lease: LeaseGiven = None,
     ) -> Fold:
-        """Let one note stand for these active messages, where the first of them stands.
+        """Replace these active messages by one note, at the position of the first of them.
 
-        The originals stay readable. A note that is shown must be among them, unless
-        ``keep_notes``. InvalidInputError if one is not active, or waits for results.
+        The originals stay readable. A note that is shown must be among them, unless ``keep_notes``.
+        InvalidInputError if a message is not active or has pending calls.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
         >>> fold.messages, [message.content for message in log.active("chat")]
@@ -297,7 +294,7 @@ class SessionLog:
         'which way?'
         """
         return folding.fold(
-            self._ground,
+            self._tables,
             session,
             messages,
             note,
@@ -316,13 +313,13 @@ class SessionLog:
         >>> [(fold.messages, fold.note) for fold in log.folds("chat")]
         [([1, 2], 3)]
         """
-        return list(folding.folds(self._ground, session))
+        return list(folding.folds(self._tables, session))
 
     def prune(self, session: str, *, keep_recent: int = 0, older_than_ms: int | None = None) -> int:
-        """Remove folded messages for good; how many. Those that are active stay.
+        """Remove folded messages permanently; returns how many. Active messages stay.
 
-        The ``keep_recent`` newest of them stay, and those younger than ``older_than_ms``. The
-        bytes come back with ``vacuum``.
+        The ``keep_recent`` newest of them stay, and those newer than ``older_than_ms``. ``vacuum``
+        reclaims the space.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
         >>> log.prune("chat", keep_recent=1)
@@ -330,51 +327,51 @@ class SessionLog:
         >>> [message.number for message in log.messages("chat")]
         [2, 3]
         """
-        return pruning.prune(self._ground, session, keep_recent, older_than_ms)
+        return folding.prune(self._tables, session, keep_recent, older_than_ms)
 
     # --- sends, rounds, calls ---------------------------------------------------------------
 
-    def send(self, session: str, message: NewMessage, *, lease: LeaseGiven = UNFENCED) -> int:
-        """Append what a user sends, and begin a new send; PendingCallsError while calls wait.
+    def send(self, session: str, message: NewMessage, *, lease: LeaseGiven = None) -> int:
+        """Append a user's message and start a new send; PendingCallsError while calls are pending.
 
         >>> log.send("chat", NewMessage("user", "why left?")), log.counters("chat").send
         (3, 1)
         """
-        return sending.send(self._ground, session, message, lease=lease)
+        return calls.send(self._tables, session, message, lease=lease)
 
     def start_round(self, session: str, round: int, *, new_send: bool = False) -> None:
-        """Note down which round of the send is going on.
+        """Record the current round of the send.
 
         >>> log.start_round("chat", 2)
         >>> log.counters("chat").round
         2
         """
-        sending.start_round(self._ground, session, round, new_send=new_send)
+        calls.start_round(self._tables, session, round, new_send=new_send)
 
     def counters(self, session: str) -> Counters:
-        """The number of the next message, the send, the round, and how many folds there were.
+        """The number of the next message, the send, the round, and the number of folds.
 
         >>> counters = log.counters("chat")
         >>> counters.next_number, counters.folds
         (3, 0)
         """
-        at = self._ground.at(session)
+        at = self._tables.at(session)
         return Counters(at.last + 1, at.state.send, at.state.round, at.state.folds)
 
     def pending(self, session: str) -> Pending | None:
-        """The tool calls that wait for their results, whole; None if none does.
+        """The tool calls without a result, in full, or None.
 
         >>> call = {"id": "c1", "name": "read", "arguments": {"path": "map.txt"}}
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
         >>> [waiting["name"] for waiting in log.pending("chat").calls]
         ['read']
         """
-        return calls.pending(self._ground, session)
+        return calls.pending(self._tables, session)
 
     def set_pending(self, session: str, waiting: Any) -> None:
-        """Say which calls wait, for those who know better: ids of some that do; None: none.
+        """Override the pending calls: a list of ids of pending calls, or None for no calls.
 
-        A dict is kept as it is, instead of calls that messages have made.
+        A dict is stored unchanged, in place of the calls that messages have made.
 
         >>> calls = [{"id": "c1", "name": "read"}, {"id": "c2", "name": "list"}]
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=calls))
@@ -382,27 +379,27 @@ class SessionLog:
         >>> [waiting["id"] for waiting in log.pending("chat").calls]
         ['c2']
         """
-        calls.set_waiting(self._ground, session, waiting)
+        calls.set_waiting(self._tables, session, waiting)
 
     def given_pending(self, session: str) -> Any:
-        """The dict that ``set_pending`` was given; None if there is none.
+        """The dict that was passed to ``set_pending``, or None.
 
         >>> log.set_pending("chat", {"tool": "read", "since": "noon"})
         >>> log.given_pending("chat")
         {'since': 'noon', 'tool': 'read'}
         """
-        return self._ground.at(session).state.given
+        return self._tables.at(session).state.given
 
     def resume(
         self,
         session: str,
         execute: Callable[[Mapping[str, Any]], Any],
         *,
-        lease: LeaseGiven = UNFENCED,
+        lease: LeaseGiven = None,
     ) -> list[int]:
-        """Execute the calls that wait; the numbers of their results.
+        """Execute the pending calls; returns the numbers of their results.
 
-        Each result is appended when it is there. What ``execute`` raises becomes its text.
+        Each result is appended as soon as it exists. An exception becomes the text of the result.
 
         >>> call = {"id": "c1", "name": "read"}
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
@@ -411,10 +408,10 @@ class SessionLog:
         >>> log.message("chat", 4).content
         'ran read'
         """
-        return calls.resume(self._ground, session, execute, lease=lease)
+        return calls.resume(self._tables, session, execute, lease=lease)
 
-    def abort(self, session: str, reason: str = "aborted", *, lease: LeaseGiven = UNFENCED) -> int:
-        """Give every call that waits the result ``<aborted: reason>``; how many there were.
+    def abort(self, session: str, reason: str = "aborted", *, lease: LeaseGiven = None) -> int:
+        """Append the result ``<aborted: reason>`` for every pending call; returns how many.
 
         >>> call = {"id": "c1", "name": "read"}
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
@@ -423,58 +420,58 @@ class SessionLog:
         >>> log.message("chat", 4).content
         '<aborted: the user said stop>'
         """
-        return calls.abort(self._ground, session, reason, lease=lease)
+        return calls.abort(self._tables, session, reason, lease=lease)
 
     # --- usage ------------------------------------------------------------------------------
 
     def record_usage(
         self, session: str, tokens: Tokens, *, send: int | None = None, round: int | None = None
     ) -> None:
-        """Note down what a round has used, by default the one that is going on.
+        """Record the tokens of a round, by default the current one.
 
-        Noted again it is corrected.
+        Recording a round again corrects it.
 
         >>> log.record_usage("chat", Tokens(prompt=10, completion=2, total=12))
         >>> log.record_usage("chat", Tokens(prompt=10, completion=3, total=13))
         >>> log.totals("chat").total
         13
         """
-        usage.record(self._ground, session, tokens, send, round)
+        usage.record(self._tables, session, tokens, send, round)
 
     def usage(self, session: str) -> list[RoundUsage]:
-        """What each round has used, in order of sends and rounds.
+        """The tokens of each round, in order of sends and rounds.
 
         >>> for number in (0, 1):
         ...     log.record_usage("chat", Tokens(total=12), round=number)
         >>> [(used.round, used.tokens.total) for used in log.usage("chat")]
         [(0, 12), (1, 12)]
         """
-        return list(usage.rounds(self._ground, session))
+        return list(usage.rounds(self._tables, session))
 
     def totals(self, session: str) -> UsageTotals:
-        """What a session has used in all, pruned rounds too.
+        """The tokens of a session in total, including pruned rounds.
 
         >>> for number in (0, 1):
         ...     log.record_usage("chat", Tokens(total=12), round=number)
         >>> log.totals("chat").rounds, log.totals("chat").total
         (2, 24)
         """
-        return usage.totals(self._ground, session)
+        return usage.totals(self._tables, session)
 
     def prune_usage(self, session: str, *, keep_recent: int = 0) -> int:
-        """Remove all rounds but the newest; how many went. The totals stay.
+        """Remove all rounds except the newest; returns how many. The totals stay.
 
         >>> for number in (0, 1):
         ...     log.record_usage("chat", Tokens(total=12), round=number)
         >>> log.prune_usage("chat", keep_recent=1), log.totals("chat").total
         (1, 24)
         """
-        return usage.prune(self._ground, session, keep_recent)
+        return usage.prune(self._tables, session, keep_recent)
 
     # --- leases and inbox ---------------------------------------------------------------------
 
     def claim_lease(self, session: str, owner: str, ttl_ms: int) -> Lease | None:
-        """Take the right to change a session; None while anybody has it, this owner included.
+        """Claim the exclusive lease of a session; None while it is leased, even by the same owner.
 
         >>> lease = log.claim_lease("chat", "worker-1", 30_000)
         >>> log.claim_lease("chat", "worker-2", 30_000) is None
@@ -482,11 +479,11 @@ class SessionLog:
         >>> log.append("chat", NewMessage("assistant", "right"), lease=lease)
         3
         """
-        self._ground.at(session)
+        self._tables.at(session)
         return self.store.session(session).claim_lease(owner, ttl_ms)
 
     def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
-        """Hold it until ``ttl_ms`` from now; LeaseLostError unless it is current and live.
+        """Extend a lease to ``ttl_ms`` from now; LeaseLostError unless it is current and live.
 
         >>> lease = log.claim_lease("chat", "worker-1", 30_000)
         >>> lease = log.renew_lease(lease, 60_000)
@@ -497,7 +494,7 @@ class SessionLog:
         return self.store.session(lease.session).renew_lease(lease, ttl_ms)
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give it back; False if it is no longer the current one.
+        """Release a lease; False if it is not the current one.
 
         >>> lease = log.claim_lease("chat", "worker-1", 30_000)
         >>> log.release_lease(lease), log.release_lease(lease)
@@ -507,16 +504,16 @@ class SessionLog:
         return self.store.session(lease.session).release_lease(lease)
 
     def put_inbox(self, session: str, item: str, message: NewMessage) -> bool:
-        """Let a message wait to be delivered; False if the item waits, or was ever delivered.
+        """Queue a message for delivery; False if the item is queued or was delivered before.
 
         >>> mail = NewMessage("user", "a mail")
         >>> log.put_inbox("chat", "mail-1", mail), log.put_inbox("chat", "mail-1", mail)
         (True, False)
         """
-        return inbox.put(self._ground, session, item, message)
+        return inbox.put(self._tables, session, item, message)
 
     def deliver_inbox(self, session: str, lease: Lease, *, limit: int = 32) -> list[int]:
-        """Append what waits, in order, and take it out of the inbox; the messages' numbers.
+        """Append the queued messages in order and dequeue them; returns their numbers.
 
         >>> waits = log.put_inbox("chat", "mail-1", NewMessage("user", "a mail"))
         >>> log.deliver_inbox("chat", log.claim_lease("chat", "worker-1", 30_000))
@@ -524,27 +521,27 @@ class SessionLog:
         >>> log.message("chat", 3).content
         'a mail'
         """
-        return inbox.deliver(self._ground, session, lease, limit)
+        return inbox.deliver(self._tables, session, lease, limit)
 
     # --- moving -------------------------------------------------------------------------------
 
     def export(self, session: str) -> Iterator[dict[str, Any]]:
-        """Everything of a session, entry by entry, for ``import_session``.
+        """The entries of a session in full, for ``import_session``.
 
         >>> copy = SessionLog(other).import_session(log.export("chat"))
         >>> [message.content for message in SessionLog(other).active(copy.id)]
         ['which way?', 'left']
         """
-        return transfer.export(self._ground, session)
+        return transfer.export(self._tables, session)
 
     def import_session(
         self, entries: Iterable[Mapping[str, Any]], session: str | None = None
     ) -> LogSession:
-        """Make a session of an export: a root under a new id, or the one given.
+        """Create a session from an export: a root, under a new id or the given one.
 
-        Sessions of more than a thousand messages come in in steps, and are seen when the last
-        is done. FormatError if the export is of a newer version, SessionExistsError if the id
-        is taken, InvalidInputError if it is damaged.
+        More than a thousand messages are imported in several commits, and the session is visible
+        after the last. FormatError if the export is of a newer version, SessionExistsError if the
+        id is taken, InvalidInputError if the export is damaged.
 
         >>> log.import_session(log.export("chat"), "a copy").id
         'a copy'
@@ -552,5 +549,5 @@ class SessionLog:
         ['which way?', 'left']
         """
         name = tree.new_id() if session is None else session
-        transfer.bring_in(self._ground, entries, name)
+        transfer.bring_in(self._tables, entries, name)
         return self.get(name)

@@ -1,7 +1,7 @@
-"""Messages into the payloads of nodes, and back; and what one does to the calls that wait.
+"""Converts messages to node payloads and back, and tracks pending calls.
 
-A payload has the fields of the message that are not None, so what a picker of sessions shows, a
-search and a comparison find in it is what they find in any other session.
+A payload has the fields of the message that are not None, so search, diff and previews treat it
+like the payloads of other sessions.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LISTS: Final = (list, tuple)
 
 
 def payload_of(message: NewMessage) -> dict[str, Any]:
-    """What a node holds of a message; InvalidInputError if it is none."""
+    """The payload of a message; InvalidInputError if it is invalid."""
     if not isinstance(message, NewMessage):
-        raise InvalidInputError(f"a message is a NewMessage, not {type(message).__name__}")
+        raise InvalidInputError(f"message must be a NewMessage, got {type(message).__name__}")
     role, content, name, tool_calls, tool_call_id, round_index, meta = message
     if type(role) is not str or not role:
-        raise InvalidInputError(f"a message has a role, not {role!r}")
+        raise InvalidInputError(f"role must be a str that is not empty, got {role!r}")
     payload: dict[str, Any] = {"role": role}
     if content is not None:
         payload["content"] = content
@@ -35,40 +35,44 @@ def payload_of(message: NewMessage) -> dict[str, Any]:
         payload["tool_call_id"] = tool_call_id
     for field in _TEXTS:
         if type(payload.get(field, "")) is not str:
-            raise InvalidInputError(f"{field} of a message is a str or None")
+            raise InvalidInputError(f"{field} of a message must be a str or None")
     if tool_calls is not None:
         if type(tool_calls) not in _LISTS or any(type(one) is not dict for one in tool_calls):
-            raise InvalidInputError(f"tool calls are a list of dicts, not {tool_calls!r:.80}")
+            raise InvalidInputError(f"tool_calls must be a list of dicts, got {tool_calls!r:.80}")
         if tool_calls:
             payload["tool_calls"] = tool_calls
     if round_index is not None:
-        check_number(round_index, "a round")
+        check_number(round_index, "round")
         payload["round"] = round_index
     if meta is not None:
         if type(meta) is not dict:
-            raise InvalidInputError(f"the meta of a message is a dict, not {type(meta).__name__}")
+            raise InvalidInputError(f"meta must be a dict, got {type(meta).__name__}")
         if meta:
             payload["meta"] = meta
     return payload
 
 
 def check_payload(payload: object) -> None:
-    """Refuse what ``payload_of`` would not make."""
+    """Refuse a payload that ``payload_of`` would not produce."""
     if type(payload) is not dict:
-        raise InvalidInputError(f"a message is a map, not {type(payload).__name__}")
+        raise InvalidInputError(f"a message must be a map, got {type(payload).__name__}")
     known = {name: value for name, value in payload.items() if name in NewMessage._fields}
     if payload_of(NewMessage(**{"role": "", **known})) != payload:
-        raise InvalidInputError("a message has a role, and what else a NewMessage has")
+        raise InvalidInputError(
+            "a message must have a role, and otherwise only fields of NewMessage"
+        )
 
 
 def check_number(number: object, what: str, *, least: int = 0) -> None:
-    """Refuse what no counter has ever had."""
+    """Refuse a number that is not a valid counter."""
     if type(number) is not int or not least <= number < 1 << 53:
-        raise InvalidInputError(f"{what} is a whole number from {least} on, not {number!r}")
+        raise InvalidInputError(
+            f"{what} must be a whole number of at least {least}, got {number!r}"
+        )
 
 
 def message_of(node: Node, view: View) -> Message:
-    """The message that a node holds."""
+    """The message in a node."""
     payload = node.payload
     try:
         number = int(node.id)
@@ -85,21 +89,21 @@ def message_of(node: Node, view: View) -> Message:
             node.time if type(node.time) is int else 0,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as exc:
-        raise CorruptionError(f"node {node.id!r} stands for a message, but is none") from exc
+        raise CorruptionError(f"node {node.id!r} does not hold a valid message") from exc
 
 
 def new_of(message: Message) -> NewMessage:
-    """What a message was before it came in."""
+    """A stored message as a NewMessage."""
     return NewMessage(*message[1:7], message.meta)
 
 
 def call_ids(tool_calls: Any) -> tuple[str, ...]:
-    """The ids of tool calls; one without an id cannot be waited for."""
+    """The ids of tool calls; a call without an id cannot be pending."""
     return tuple(str(one["id"]) for one in tool_calls or () if one.get("id"))
 
 
 def after(state: LogState, number: int, payload: dict[str, Any]) -> LogState:
-    """The state when this message has arrived: calls begin to wait, or one has its result."""
+    """The state after this message: its calls become pending, or a pending call has its result."""
     tool_calls = payload.get("tool_calls")
     if tool_calls:
         ids = call_ids(tool_calls)
@@ -109,5 +113,5 @@ def after(state: LogState, number: int, payload: dict[str, Any]) -> LogState:
         return state
     left = list(state.calls)
     left.remove(answered)
-    # What was given beside cannot be kept in step by anybody but its giver.
+    # Drop the dict of ``set_pending``: only its caller could keep it up to date.
     return state._replace(calling=state.calling if left else 0, calls=tuple(left), given=None)

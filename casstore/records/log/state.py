@@ -1,15 +1,15 @@
-"""What a log knows of a session beside its messages, kept in the checkpoint of each revision.
+"""The state of a log session apart from its messages, stored in each revision's checkpoint.
 
-    log       2 if the session is not whole yet (it is being imported), else 1
-    send      how often somebody has sent something
-    round     of the last send
-    folds     how many there were
+    log       2 while the session is being imported, else 1
+    send      the number of sends
+    round     the current round of the last send
+    folds     the number of folds
     view      [first, last …], and ``upto``: see ``view``
     notes     the numbers of the notes that are shown
     pending   [number of the message that makes the calls, ids of those without result …]
-    given     what a caller has given as pending in a form of their own
+    given     the dict that the caller passed to ``set_pending``
 
-What is 0 or nothing is left out. A fork or a rewind takes all of it along with the graph.
+Entries that are 0 or empty are omitted. A fork or a rewind takes the state along with the graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEPT: Final = 256
 
 
 class LogState(NamedTuple):
-    """Where a session stands."""
+    """The state of a session apart from its messages."""
 
     send: int = 0
     round: int = 0
@@ -47,7 +47,7 @@ class LogState(NamedTuple):
 
 
 def pack(state: LogState) -> dict[str, Any]:
-    """As it is stored."""
+    """The stored form of a state."""
     packed: dict[str, Any] = {_MARK: _WHOLE if state.whole else _UNFINISHED}
     runs = [number for run in state.view.runs for number in run]
     for name, value in (
@@ -67,7 +67,7 @@ def pack(state: LogState) -> dict[str, Any]:
 
 
 def unpack(session: str, packed: Any) -> LogState:
-    """What ``pack`` made; NotALogError if that is something else."""
+    """Decode the result of ``pack``; NotALogError if it is something else."""
     if type(packed) is not dict or _MARK not in packed:
         raise NotALogError(session, "it was not created by a log; create or import one")
     if packed[_MARK] not in (_WHOLE, _UNFINISHED):
@@ -91,13 +91,13 @@ def unpack(session: str, packed: Any) -> LogState:
 
 
 def is_of_later(state: LogState, last: int) -> bool:
-    """Does a state know of messages behind ``last``, which its session does not have then?"""
+    """Does a state refer to messages after ``last``, which its session does not have?"""
     named = [state.view.upto, state.calling, *state.notes]
     return any(type(number) is int and number > last for number in named)
 
 
 def state_fault(state: LogState, last: int) -> str | None:
-    """What is wrong with a state of a session whose last message is ``last``; None: nothing."""
+    """What is wrong with a state whose session ends at message ``last``, or None."""
     named = [number for run in state.view.runs for number in run]
     named += [state.view.upto, state.calling, *state.notes]
     if any(type(number) is not int or not 0 <= number <= last for number in named):
@@ -113,7 +113,7 @@ def state_fault(state: LogState, last: int) -> str | None:
 
 
 class States:
-    """Reads states, and keeps those seen last: most commits leave the state as it is."""
+    """Reads states and caches the latest: most commits do not change the state."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -132,13 +132,13 @@ class States:
         return known
 
     def _load(self, state: State) -> Any:
-        return objects.load_spelled(
+        return objects.load_encoded(
             self._runtime.reader(), (component(state.manifest, "turn_state"),)
         )[0]
 
     def checkpoint(self, state: State | None, changed: LogState) -> Checkpoint:
-        """The checkpoint of a revision with another state of the log in it."""
-        beside = Checkpoint()
+        """The checkpoint of a revision, with a changed state of the log."""
+        checkpoint = Checkpoint()
         if state is not None:
-            beside = read_checkpoint(self._runtime.reader(), state.manifest, hydrate=False)
-        return beside._replace(turn_state=pack(changed))
+            checkpoint = read_checkpoint(self._runtime.reader(), state.manifest, hydrate=False)
+        return checkpoint._replace(turn_state=pack(changed))

@@ -1,9 +1,9 @@
 """The session log as a record system: what it stores, its check, and rows of deleted sessions.
 
-A store deletes the graph of a session and does not know the log. Until the log's rows about a
-deleted session are gone they hold what was to be deleted: the prompt, the metadata, the usage.
-Sessions below a deleted one stay, as roots. A fork that was not adopted has no row of its own, but
-usage, folds and the inbox stand under its name as well.
+The store deletes the graph of a session without knowing the log. Until the log's rows of a deleted
+session are removed, they still hold its prompt, metadata and usage. Children of a deleted session
+stay, as roots. A fork that was not adopted has no session row, but may have rows for usage, folds
+and the inbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from casstore.maintenance.consistency import Facts, Judges
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
 from casstore.records.log import tree
 from casstore.records.log.check import CODES, LogCheck
-from casstore.records.log.ground import Ground
+from casstore.records.log.layout import SCHEMAS
+from casstore.records.log.tables import LogTables
+from casstore.records.schema import tables_of
 from casstore.session import keys
 from casstore.session.heads import decode_head, head_key
 from casstore.session.records import Draft, Table
@@ -27,15 +29,15 @@ _PAGE: Final = 256
 
 
 def forget(store: Store, session: str) -> bool:
-    """Remove the rows about a session if the store has deleted it; were there any?"""
-    ground = Ground(store)
-    if not _are_deleted(ground, [session])[0]:
+    """Remove the rows of a session if the store has deleted it; returns whether there were any."""
+    tables = LogTables(store)
+    if not _are_deleted(tables, [session])[0]:
         return False
-    if tree.close(ground, session, cascade=False):
+    if tree.close(tables, session, cascade=False):
         return True
     # No writer adds rows about a session that was deleted for good, so no condition is needed.
     draft = Draft(store)
-    rows = [(table, row) for table in _below(ground) for row in table.scan(session)]
+    rows = [(table, row) for table in _below(tables) for row in table.scan(session)]
     for table, row in rows:
         draft.delete(table, row.key)
     draft.commit()
@@ -43,28 +45,28 @@ def forget(store: Store, session: str) -> bool:
 
 
 def sweep(store: Store, pulse: Callable[[int], None]) -> int:
-    """Remove the rows about all sessions that the store has deleted; of how many sessions."""
-    ground = Ground(store)
+    """Remove the rows of all sessions that the store has deleted; returns how many sessions."""
+    tables = LogTables(store)
     seen = forgotten = 0
-    # A session that has usage has totals, too.
-    for table in (ground.sessions, ground.totals, ground.folds, ground.inbox):
+    # Every session with usage also has a totals row.
+    for table in (tables.sessions, tables.totals, tables.folds, tables.inbox):
         names = (session for session, _ in groupby(table.scan(), lambda record: record.key[0]))
         while page := list(islice(names, _PAGE)):
-            for session, is_deleted in zip(page, _are_deleted(ground, page), strict=True):
+            for session, is_deleted in zip(page, _are_deleted(tables, page), strict=True):
                 forgotten += is_deleted and forget(store, session)
                 seen += 1
                 pulse(seen)
     return forgotten
 
 
-def _below(ground: Ground) -> tuple[Table, ...]:
+def _below(tables: LogTables) -> tuple[Table, ...]:
     """The tables keyed by session, other than that of sessions."""
-    return ground.totals, ground.folds, ground.usage, ground.inbox
+    return tables.totals, tables.folds, tables.usage, tables.inbox
 
 
-def _are_deleted(ground: Ground, sessions: list[str]) -> list[bool]:
+def _are_deleted(tables: LogTables, sessions: list[str]) -> list[bool]:
     places = [tombstone_key(keys.session_key(session)) for session in sessions]
-    return [row is not None for row in ground.store.engine.get_rows(places)]
+    return [row is not None for row in tables.store.engine.get_rows(places)]
 
 
 class LogSystem(RecordSystem):
@@ -73,32 +75,24 @@ class LogSystem(RecordSystem):
     name = "log"
     version = 1
     title = "Session log"
-    tables = (
-        "log.children",
-        "log.folds",
-        "log.inbox",
-        "log.sessions",
-        "log.totals",
-        "log.usage",
-    )
+    tables = tables_of(*SCHEMAS)
     codes = CODES
 
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
-        """Sessions that the log has a row of, by id."""
-        ground = Ground(store)
+        """Sessions that have a row in the log, by id."""
+        tables = LogTables(store)
         found: list[SystemEntry] = []
-        for (session,) in entry_keys(ground.sessions, 1, after=after, limit=limit):
-            record = ground.sessions.find(session)
-            if record is None:
+        for (session,) in entry_keys(tables.sessions, 1, after=after, limit=limit):
+            row = tables.sessions.get(session)
+            if row is None:
                 continue
-            row = tree.decode(record)
             [head] = store.engine.get_rows([head_key(keys.session_key(session))])
             if head is not None:
                 row = row.as_of(decode_head(head))
             size_bytes = sum(
-                [table.size_bytes(session) for table in (ground.sessions, *_below(ground))]
+                [table.size_bytes(session) for table in (tables.sessions, *_below(tables))]
             )
             title = f"{row.kind}, {row.status}"
             found.append(SystemEntry(session, title, row.updated_at_ms, size_bytes))
@@ -114,8 +108,8 @@ class LogSystem(RecordSystem):
 
     def rows_of_session(self, store: Store, session: str) -> Iterator[bytes]:
         """The keys of the rows about a session."""
-        ground = Ground(store)
-        for table in (ground.sessions, *_below(ground)):
+        tables = LogTables(store)
+        for table in (tables.sessions, *_below(tables)):
             for record in table.scan(session):
                 yield table.keys.key(record.key)
 

@@ -1,4 +1,4 @@
-"""A session as a sequence of plain entries, and a session made of such a sequence.
+"""Exports a session as a sequence of plain entries, and imports such a sequence.
 
     {"log": 1, "session": {…}, "state": {…}}
     {"message": [number, payload, created at]}           in order of arrival
@@ -7,8 +7,8 @@
     {"totals": [rounds, prompt, completion, total]}
     {"end": how many entries came before}
 
-Entries are values: what messages hold decides whether they are JSON. Who brings one in gets an
-independent root: where it stood among others is not carried.
+Entries are values; whether they can be written as JSON depends on the messages. An imported session
+is a root: its parent is not exported.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, Final
 from casstore.errors import CorruptionError, FormatError, InvalidInputError
 from casstore.records.log import folding, tree, usage
 from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
-from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest
+from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.messages import check_number, check_payload
 from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
-from casstore.records.log.tree import Row
+from casstore.records.log.tables import LogTables
 from casstore.session.attempts import read_again
 from casstore.session.records import Draft
 
 VERSION: Final = 1
-# How many messages one commit takes in; a session of fewer comes in at once.
+# Messages per commit of an import; a shorter session is imported in one commit.
 _BATCH: Final = 1000
 _CARRIED: Final = (
     "created_at_ms", "updated_at_ms", "status", "lifecycle", "spawn_call", "prompt", "model",
@@ -37,15 +37,15 @@ _CARRIED: Final = (
 )  # fmt: skip
 
 
-def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
-    """Everything of a session, entry by entry, its messages as of now."""
-    at, nodes = opened(ground, session)
-    row = read_again(lambda: tree.get_row(ground, session), (CorruptionError,))
-    return _entries(ground, session, row.as_of(at.revision.head), at.state, nodes)
+def export(tables: LogTables, session: str) -> Iterator[dict[str, Any]]:
+    """All entries of a session; its messages are those of the current revision."""
+    at, nodes = opened(tables, session)
+    row = read_again(lambda: tree.get_row(tables, session), (CorruptionError,))
+    return _entries(tables, session, row.as_of(at.revision.head), at.state, nodes)
 
 
 def _entries(
-    ground: Ground, session: str, row: Row, state: LogState, numbered: Numbered
+    tables: LogTables, session: str, row: LogSessionRow, state: LogState, numbered: Numbered
 ) -> Iterator[dict[str, Any]]:
     known = {name: getattr(row, name) for name in _CARRIED}
     yield {"log": VERSION, "session": known, "state": pack(state)}
@@ -53,11 +53,11 @@ def _entries(
     for node in numbered.nodes:
         yield {"message": [int(node.id), node.payload, node.time]}
         count += 1
-    for fold in folding.folds_of(ground, session, state):
+    for fold in folding.folds_of(tables, session, state):
         flat = [each for run in fold.runs for each in run]
         yield {"fold": [fold.number, fold.note, flat, *fold[3:]]}
         count += 1
-    rounds, totals = usage.both(ground, session)
+    rounds, totals = usage.both(tables, session)
     for used in rounds:
         yield {"usage": [used.send, used.round, *used.tokens, used.created_at_ms]}
         count += 1
@@ -65,16 +65,18 @@ def _entries(
     yield {"end": count + 1}
 
 
-def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
-    """Make a session of what ``export`` gave; InvalidInputError if that is cut short or wrong.
+def bring_in(tables: LogTables, entries: Iterable[Any], session: str) -> None:
+    """Create a session from the entries of ``export``; InvalidInputError if they are invalid.
 
     FormatError if it is of a newer version, SessionExistsError if the id is taken.
     """
     if not isinstance(entries, Iterable):
-        raise InvalidInputError(f"an export is its entries, not {type(entries).__name__}")
+        raise InvalidInputError(
+            f"entries must be the entries of an export, got {type(entries).__name__}"
+        )
     source = iter(entries)
     row, state = _opened(session, next(source, None))
-    intake = Intake(ground, session)
+    intake = Intake(tables, session)
     waiting: list[Arrived] = []
     folds: list[Fold] = []
     used: list[RoundUsage] = []
@@ -84,7 +86,7 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
         kind, body = _parted(entry, count)
         try:
             if ended:
-                raise ValueError("there is something behind the end")
+                raise ValueError("an entry follows the end entry")
             if kind == "message":
                 waiting.append(_arrived(*body))
                 if len(waiting) > _BATCH:
@@ -109,21 +111,21 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
     if not ended:
         raise InvalidInputError(f"the export is cut short, or lacks entries: {count} were read")
     intake.require_none_behind(waiting[-1].number if waiting else 0)
-    intake.finish(waiting, Rest(row, state, folds, used, totals), Draft(ground.store))
+    intake.finish(waiting, Rest(row, state, folds, used, totals), Draft(tables.store))
 
 
 def _parted(entry: Any, count: int) -> tuple[str, Any]:
     if type(entry) is not dict or len(entry) != 1:
-        raise InvalidInputError(f"entry {count} of the export is none: {entry!r:.80}")
+        raise InvalidInputError(f"entry {count} of the export is not a valid entry: {entry!r:.80}")
     [(kind, body)] = entry.items()
     if kind != "end" and type(body) is not list:
         raise InvalidInputError(f"entry {count} of the export holds no list: {entry!r:.80}")
     return kind, body
 
 
-def _opened(session: str, first: Any) -> tuple[Row, LogState]:
+def _opened(session: str, first: Any) -> tuple[LogSessionRow, LogState]:
     if type(first) is not dict or type(first.get("log")) is not int:
-        raise InvalidInputError("this is no export of a session log")
+        raise InvalidInputError("the entries are not an export of a session log")
     if first["log"] != VERSION:
         raise FormatError(
             f"the export has version {first['log']}, this release reads {VERSION}: upgrade casstore"
@@ -135,11 +137,14 @@ def _opened(session: str, first: Any) -> tuple[Row, LogState]:
         raise InvalidInputError("the export's first entry is damaged") from exc
     if not state.whole:
         raise InvalidInputError("the session was exported before it was whole")
-    return Row(kind=ROOT, parent=None, place=0, depth=0, children=0, **known), state
+    row = LogSessionRow(
+        session=session, kind=ROOT, parent=None, place=0, depth=0, children=0, **known
+    )
+    return row, state
 
 
 def _arrived(number: Any, payload: Any, created_at_ms: Any) -> Arrived:
-    check_number(number, "the number of a message", least=1)
+    check_number(number, "a message number", least=1)
     check_payload(payload)
     return Arrived(number, payload, created_at_ms)
 

@@ -1,17 +1,14 @@
-"""Sessions below sessions: how they are made, what is known of them, and how they go.
+"""The tree of sessions: creates, reads, updates and closes sessions.
 
-    log.sessions   session → what is known of it, and how many children it ever had
-    log.children   parent, place → session
-
-A session goes in one write with all that go with it. Children that stay become roots, with their
-own subtrees, and stand accordingly less deep.
+One write closes a session with all descendants that are deleted with it. Children that stay become
+roots with their subtrees, and their depths change accordingly.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from casstore.engine.protocol import RowIs, RowStarts, Write
 from casstore.errors import (
@@ -34,14 +31,15 @@ from casstore.records.log.data import (
     SUBAGENT,
     LogSession,
 )
-from casstore.records.log.ground import At, Ground, digits
+from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.state import LogState, pack
+from casstore.records.log.tables import At, LogTables
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.catalogue import KnownSession
-from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
-from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.data import Checkpoint, Commit, SessionMeta
+from casstore.session.heads import decode_head, head_key
 from casstore.session.records import Draft, Record
 from casstore.session.state import meta_key, tombstone_key
 
@@ -50,173 +48,118 @@ _PREFIX: Final = "sess_"
 _CHANGEABLE: Final = ("prompt", "model", "config", "metadata")
 
 
-class Row(NamedTuple):
-    """A session's row."""
-
-    created_at_ms: int
-    updated_at_ms: int
-    status: str
-    kind: str
-    lifecycle: str
-    parent: str | None
-    #: Where it stands among its parent's children.
-    place: int
-    depth: int
-    spawn_call: str | None
-    prompt: str | None
-    model: str | None
-    config: Any
-    metadata: Any
-    #: How many children it ever had.
-    children: int
-    #: The revision with which it was brought in from elsewhere: no change of the session. 0: none.
-    brought_in: int = 0
-
-    def packed(self) -> list[Any]:
-        """As it is stored. Without the last field if it is 0, as in rows of older releases."""
-        return list(self) if self.brought_in else list(self[:-1])
-
-    def as_of(self, head: HeadRow) -> Row:
-        """The row with the time of the session's last commit, if that is later and a change."""
-        if head.revision <= self.brought_in:
-            return self
-        return self._replace(updated_at_ms=max(self.updated_at_ms, head.committed_at_ms))
-
-    def public(self, session: str) -> LogSession:
-        """As callers see it."""
-        return LogSession(
-            session,
-            self.created_at_ms,
-            self.updated_at_ms,
-            self.status,
-            self.kind,
-            self.lifecycle,
-            self.parent,
-            self.depth,
-            self.spawn_call,
-            self.prompt,
-            self.model,
-            self.config,
-            self.metadata,
-        )
-
-
 def new_id() -> str:
-    """An id that nobody else will give."""
+    """A unique random id."""
     return _PREFIX + secrets.token_hex(_ID_BYTES)
 
 
-def decode(record: Record) -> Row:
-    """A session's row as it was found; CorruptionError if it is none."""
-    try:
-        return Row(*record.value)
-    except TypeError as exc:
-        raise CorruptionError(f"the log's row of session {record.key[0]!r} is damaged") from exc
-
-
-def check_row(row: Row) -> None:
-    """Refuse what a session cannot be."""
+def check_row(row: LogSessionRow) -> None:
+    """Refuse an invalid session row."""
     if row.kind not in KINDS or row.lifecycle not in LIFECYCLES:
         raise InvalidInputError(
             f"a session is of kind {' or '.join(KINDS)} and {', '.join(LIFECYCLES)}, not "
             f"{row.kind!r} and {row.lifecycle!r}"
         )
     if row.status not in (ACTIVE, ARCHIVED):
-        raise InvalidInputError(f"a session is {ACTIVE} or {ARCHIVED}, not {row.status!r}")
+        raise InvalidInputError(f"status must be {ACTIVE!r} or {ARCHIVED!r}, got {row.status!r}")
     for text in (row.spawn_call, row.prompt, row.model):
         if text is not None and type(text) is not str:
-            raise InvalidInputError(f"prompt, model and spawn call are texts, not {text!r:.80}")
+            raise InvalidInputError(
+                f"prompt, model and spawn_call must be str or None, got {text!r:.80}"
+            )
     for known in (row.config, row.metadata):
         if type(known) is not dict:
-            raise InvalidInputError(f"config and metadata are dicts, not {known!r:.80}")
+            raise InvalidInputError(f"config and metadata must be dicts, got {known!r:.80}")
 
 
-# --- making -------------------------------------------------------------------------------
+# --- creating -----------------------------------------------------------------------------
 
 
-def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSession:
-    """Make a session, below its parent if it has one.
+def create(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession:
+    """Create a session, as a child of its parent if it has one.
 
-    SessionNotFoundError if the parent is not there, SpawnDepthError if it stands too deep,
-    SessionExistsError if the id is taken; then nothing was made.
+    SessionNotFoundError if the parent does not exist, SpawnDepthError if the session would be too
+    deep, SessionExistsError if the id is taken. After an error nothing was created.
     """
     check_row(row)
+    session = row.session
 
-    def prepared() -> tuple[Row, Write]:
-        draft = Draft(ground.store)
-        placed = below_parent(ground, draft, session, row, depth_limit)
-        return placed, born(ground, draft, session, placed)
+    def prepared() -> tuple[LogSessionRow, Write]:
+        draft = Draft(tables.store)
+        placed = below_parent(tables, draft, row, depth_limit)
+        return placed, born(tables, draft, placed)
 
     attempts = Attempts(f"the parent of session {session!r}")
     while True:
         attempts.begin()
-        placed, beside = read_again(prepared, (CorruptionError,))
+        placed, also = read_again(prepared, (CorruptionError,))
         try:
             commit.commit(
-                ground.runtime,
+                tables.runtime,
                 session,
                 Commit(
                     checkpoint=Checkpoint(turn_state=pack(LogState())),
                     expected=0,
-                    lease=UNFENCED,
-                    beside=beside,
+                    also=also,
                 ),
             )
         except HeadConflictError as exc:
             raise SessionExistsError(session) from exc
         except ConditionFailedError:
-            if _is_taken(ground, session):
+            if _is_taken(tables, session):
                 raise SessionExistsError(session) from None
             continue
-        return placed.public(session)
+        return placed.public()
 
 
-def _is_taken(ground: Ground, session: str) -> bool:
+def _is_taken(tables: LogTables, session: str) -> bool:
     place = meta_key(keys.session_key(session))
     return (
-        ground.sessions.find(session) is not None
-        or ground.store.engine.get_rows([place])[0] is not None
+        tables.sessions.find(session) is not None
+        or tables.store.engine.get_rows([place])[0] is not None
     )
 
 
-def below_parent(ground: Ground, draft: Draft, session: str, row: Row, depth_limit: int) -> Row:
-    """The row of a session with its place below its parent, which the write notes as well."""
-    now_ms = ground.now_ms()
+def below_parent(
+    tables: LogTables, draft: Draft, row: LogSessionRow, depth_limit: int
+) -> LogSessionRow:
+    """The row of a session with its position below its parent; also updates the parent."""
+    now_ms = tables.now_ms()
     row = row._replace(created_at_ms=row.created_at_ms or now_ms)
     row = row._replace(updated_at_ms=row.updated_at_ms or row.created_at_ms)
     if row.parent is None:
         return row._replace(depth=0)
-    found = ground.sessions.find(row.parent)
+    found = tables.sessions.find(row.parent)
     if found is None:
         raise SessionNotFoundError(row.parent)
     parent_key = keys.session_key(row.parent)
-    if ground.store.engine.get_rows([head_key(parent_key)])[0] is None:
+    if tables.store.engine.get_rows([head_key(parent_key)])[0] is None:
         raise SessionNotFoundError(row.parent)
-    parent = decode(found)
+    parent = tables.sessions.decode(found)
     if parent.depth + 1 > depth_limit:
         raise SpawnDepthError(row.parent, parent.depth + 1, depth_limit)
     place = parent.children + 1
-    draft.expect(ground.sessions, (row.parent,), found)
+    draft.expect(tables.sessions, (row.parent,), found)
     draft.also(Write(conditions=[RowStarts(*head_key(parent_key), b"")]))
-    draft.put(ground.sessions, (row.parent,), parent._replace(children=place).packed())
-    draft.put(ground.children, (row.parent, digits(place)), session)
+    tables.sessions.put(draft, parent._replace(children=place), parent)
     return row._replace(kind=SUBAGENT, depth=parent.depth + 1, place=place)
 
 
-def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSession:
-    """Let a session that has messages of the log, but no row, be one of the log's.
+def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession:
+    """Add a session that has messages of the log, but no row, to the log.
 
-    As ``create``; SessionNotFoundError if there is no such session.
+    As ``create``; SessionNotFoundError if the session does not exist.
     """
     check_row(row)
+    session = row.session
 
-    def prepared() -> tuple[At, Row, Draft]:
-        at = ground.at(session)
+    def prepared() -> tuple[At, LogSessionRow, Draft]:
+        at = tables.at(session)
         known = row._replace(created_at_ms=at.revision.head.created_at_ms)
-        draft = Draft(ground.store)
-        placed = below_parent(ground, draft, session, known, depth_limit)
-        draft.expect(ground.sessions, (session,), None)
-        draft.put(ground.sessions, (session,), placed.packed())
+        draft = Draft(tables.store)
+        placed = below_parent(tables, draft, known, depth_limit)
+        draft.expect(tables.sessions, (session,), None)
+        tables.sessions.put(draft, placed)
         there = RowStarts(*head_key(keys.session_key(session)), b"")
         draft.also(Write(conditions=[there]))
         return at, placed, draft
@@ -228,59 +171,60 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
         try:
             draft.commit()
         except ConditionFailedError:
-            if ground.sessions.find(session) is not None:
+            if tables.sessions.find(session) is not None:
                 raise SessionExistsError(session) from None
             continue
-        return placed.as_of(at.revision.head).public(session)
+        return placed.as_of(at.revision.head).public()
 
 
-def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:
-    """The rows by which there is a session; for the commit that makes its graph."""
-    draft.expect(ground.sessions, (session,), None)
-    draft.put(ground.sessions, (session,), row.packed())
+def born(tables: LogTables, draft: Draft, row: LogSessionRow) -> Write:
+    """The rows of a new session, for the commit that creates its graph."""
+    session = row.session
+    draft.expect(tables.sessions, (session,), None)
+    tables.sessions.put(draft, row)
     meta = SessionMeta(session, session, row.created_at_ms, row.model or None, None, row.parent)
     free = RowIs(*meta_key(keys.session_key(session)), None)
     draft.also(Write(conditions=[free], rows=[catalogue.put_meta(meta)]))
     return draft.as_write()
 
 
-# --- looking ------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------
 
 
-def find(ground: Ground, session: str) -> LogSession | None:
-    """What is known of a session; None if it is not there."""
+def find(tables: LogTables, session: str) -> LogSession | None:
+    """A session, or None if it does not exist."""
 
     def read() -> LogSession | None:
-        record = ground.sessions.find(session)
-        return None if record is None else _public(ground, record)
+        record = tables.sessions.find(session)
+        return None if record is None else _public(tables, record)
 
     return read_again(read, (CorruptionError,))
 
 
-def get_row(ground: Ground, session: str) -> Row:
-    """What is stored of a session; SessionNotFoundError if it is not there."""
-    record = ground.sessions.find(session)
+def get_row(tables: LogTables, session: str) -> LogSessionRow:
+    """The row of a session; SessionNotFoundError if it does not exist."""
+    record = tables.sessions.find(session)
     if record is None:
         raise SessionNotFoundError(session)
-    return decode(record)
+    return tables.sessions.decode(record)
 
 
-def _public(ground: Ground, record: Record) -> LogSession | None:
+def _public(tables: LogTables, record: Record) -> LogSession | None:
     session = record.key[0]
-    head = ground.store.engine.get_rows([head_key(keys.session_key(session))])[0]
+    head = tables.store.engine.get_rows([head_key(keys.session_key(session))])[0]
     if head is None:
-        # Deleted by its store, and not yet closed here.
+        # The store deleted the session, and the log has not closed it yet.
         return None
-    return decode(record).as_of(decode_head(head)).public(session)
+    return tables.sessions.decode(record).as_of(decode_head(head)).public()
 
 
-def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[LogSession]:
+def listed(tables: LogTables, after: str | None, limit: int | None) -> Iterator[LogSession]:
     """All sessions in order of id, a page at a time."""
     if limit is not None:
-        check_count(limit, "a limit")
+        check_count(limit, "limit")
     left = -1 if limit is None else limit
-    records = ground.sessions.scan_starting("", after=after) if left else ()
-    for found in ground.sessions.read_each(records, lambda record: _public(ground, record)):
+    records = tables.sessions.scan_starting("", after=after) if left else ()
+    for found in tables.sessions.read_each(records, lambda record: _public(tables, record)):
         if found is not None:
             yield found
             left -= 1
@@ -288,67 +232,68 @@ def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[Log
                 return
 
 
-def children(ground: Ground, session: str) -> list[LogSession]:
-    """The sessions right below one, in the order in which they were made."""
-    ids = [(row.value,) for row in ground.children.scan(session)]
-    rows = [row for row in ground.sessions.find_many(ids) if row is not None]
-    found = ground.sessions.read_each(rows, lambda record: _public(ground, record))
+def children(tables: LogTables, session: str) -> list[LogSession]:
+    """The direct children of a session, in order of creation."""
+    ids = [tables.children.leads_to(row) for row in tables.children.scan(session)]
+    rows = [row for row in tables.sessions.find_many(ids) if row is not None]
+    found = tables.sessions.read_each(rows, lambda record: _public(tables, record))
     return [each for each in found if each is not None]
 
 
-# --- changing -----------------------------------------------------------------------------
+# --- updating -----------------------------------------------------------------------------
 
 
-def update_known(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
-    """Change what callers may change."""
+def update_known(tables: LogTables, session: str, changes: dict[str, Any]) -> LogSession:
+    """Change the fields that callers may change."""
     for name in changes:
         if name not in _CHANGEABLE:
-            raise InvalidInputError(f"{', '.join(_CHANGEABLE)} can change, not {name!r}")
-    return update(ground, session, changes)
+            raise InvalidInputError(f"changes may name {', '.join(_CHANGEABLE)}, got {name!r}")
+    return update(tables, session, changes)
 
 
-def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
-    """Change what is known of a session."""
+def update(tables: LogTables, session: str, changes: dict[str, Any]) -> LogSession:
+    """Change fields of a session."""
 
     def attempt() -> LogSession:
-        record = ground.sessions.find(session)
-        shown = None if record is None else _public(ground, record)
+        record = tables.sessions.find(session)
+        shown = None if record is None else _public(tables, record)
         if record is None or shown is None:
             raise SessionNotFoundError(session)
-        row = decode(record)._replace(**changes, updated_at_ms=ground.now_ms())
+        before = tables.sessions.decode(record)
+        row = before._replace(**changes, updated_at_ms=tables.now_ms())
         check_row(row)
-        draft = Draft(ground.store)
-        draft.expect(ground.sessions, (session,), record)
-        draft.put(ground.sessions, (session,), row.packed())
+        draft = Draft(tables.store)
+        draft.expect(tables.sessions, (session,), record)
+        tables.sessions.put(draft, row, before)
         draft.commit()
         updated_at_ms = max(row.updated_at_ms, shown.updated_at_ms)
-        return row._replace(updated_at_ms=updated_at_ms).public(session)
+        return row._replace(updated_at_ms=updated_at_ms).public()
 
     return transact(f"session {session!r}", attempt)
 
 
-# --- going --------------------------------------------------------------------------------
+# --- deleting -----------------------------------------------------------------------------
 
 
-def finish(ground: Ground, session: str, status: str) -> bool:
-    """Take an ephemeral session below another away if it has completed; did it go?
+def finish(tables: LogTables, session: str, status: str) -> bool:
+    """Delete an ephemeral child session if it has completed; returns whether it was deleted.
 
-    One that ended otherwise stays to be looked at, until its parent goes.
+    A session with another status stays for inspection until its parent is deleted.
     """
-    check_text(status, "the status of a session that ended")
-    row = read_again(lambda: get_row(ground, session), (CorruptionError,))
+    check_text(status, "status")
+    row = read_again(lambda: get_row(tables, session), (CorruptionError,))
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
-    return close(ground, session, cascade=True) > 0
+    return close(tables, session, cascade=True) > 0
 
 
-def close(ground: Ground, session: str, *, cascade: bool) -> int:
-    """Take a session away for good with those that go with it; how many went."""
+def close(tables: LogTables, session: str, *, cascade: bool) -> int:
+    """Delete a session and its descendants that are not kept; returns how many."""
     check_flag(cascade, "cascade")
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
-        going = read_again(lambda: _gathered(ground, session, cascade=cascade), (CorruptionError,))
+        going = read_again(lambda: _gathered(tables, session, cascade=cascade), (CorruptionError,))
         if going is None:
             return 0
         try:
@@ -356,77 +301,74 @@ def close(ground: Ground, session: str, *, cascade: bool) -> int:
         except ConditionFailedError:
             continue
         for name in going.sessions:
-            catalogue.clear(ground.runtime, name, keys.session_key(name))
+            catalogue.clear(tables.runtime, name, keys.session_key(name))
         return len(going.sessions)
 
 
-def _gathered(ground: Ground, session: str, *, cascade: bool) -> _Going | None:
-    """What closing a session takes away; None if there is no such session."""
-    going = _Going(ground)
+def _gathered(tables: LogTables, session: str, *, cascade: bool) -> _Going | None:
+    """The changes that close a session, or None if it does not exist."""
+    going = _Going(tables)
     return going if going.gather(session, cascade=cascade) else None
 
 
 class _Going:
-    """What one closing takes away, and what it changes."""
+    """The changes that close a session: deletions and updates."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self.draft = Draft(ground.store)
+    def __init__(self, tables: LogTables) -> None:
+        self._tables = tables
+        self.draft = Draft(tables.store)
         self.sessions: list[str] = []
 
     def gather(self, session: str, *, cascade: bool) -> bool:
-        """List everything; False if there is no such session."""
-        ground = self._ground
-        top = ground.sessions.find(session)
+        """Collect all changes; False if the session does not exist."""
+        top = self._tables.sessions.find(session)
         if top is None:
             return False
-        row = decode(top)
-        if row.parent is not None:
-            self.draft.delete(ground.children, (row.parent, digits(row.place)))
         going = [top]
         while going:
             record = going.pop()
             self._take(record)
             for child in self._children(record.key[0]):
-                self.draft.delete(ground.children, (record.key[0], digits(decode(child).place)))
-                if cascade and decode(child).lifecycle != DETACHED:
+                row = self._tables.sessions.decode(child)
+                if cascade and row.lifecycle != DETACHED:
                     going.append(child)
                 else:
                     self._let_stay(child)
         return True
 
     def _children(self, session: str) -> list[Record]:
-        ids = [(row.value,) for row in self._ground.children.scan(session)]
-        return [row for row in self._ground.sessions.find_many(ids) if row is not None]
+        index = self._tables.children
+        ids = [index.leads_to(row) for row in index.scan(session)]
+        return [row for row in self._tables.sessions.find_many(ids) if row is not None]
 
     def _take(self, record: Record) -> None:
-        ground, draft, session = self._ground, self.draft, record.key[0]
-        # Children change this row when they are made, usage the totals, all else the head.
-        draft.expect(ground.sessions, record.key, record)
-        draft.expect(ground.totals, record.key, ground.totals.find(session))
-        draft.delete(ground.sessions, record.key)
-        draft.delete(ground.totals, record.key)
-        for table in (ground.folds, ground.usage, ground.inbox):
+        tables, draft, session = self._tables, self.draft, record.key[0]
+        # A new child changes this row, usage the totals row, and everything else the head.
+        draft.expect(tables.sessions, record.key, record)
+        draft.expect(tables.totals, record.key, tables.totals.find(session))
+        tables.sessions.remove(draft, tables.sessions.decode(record))
+        draft.delete(tables.totals, record.key)
+        for table in (tables.folds, tables.usage, tables.inbox):
             for row in table.scan(session):
                 draft.delete(table, row.key)
         key = keys.session_key(session)
         wanted = [tombstone_key(key), head_key(key), meta_key(key)]
-        gone, head, meta = ground.store.engine.get_rows(wanted)
+        gone, head, meta = tables.store.engine.get_rows(wanted)
         if gone is None:
-            draft.also(catalogue.whole_burial(ground.runtime, KnownSession(key, head, meta)))
+            draft.also(catalogue.whole_burial(tables.runtime, KnownSession(key, head, meta)))
         self.sessions.append(session)
 
     def _let_stay(self, top: Record) -> None:
-        """Make a child a root; what is below it stands less deep by as much."""
-        ground = self._ground
-        up = decode(top).depth
+        """Make a child a root, and reduce the depths of its descendants accordingly."""
+        sessions = self._tables.sessions
+        up = sessions.decode(top).depth
         rising = [top]
         while rising:
             record = rising.pop()
-            row = decode(record)
-            row = row._replace(depth=row.depth - up)
+            before = sessions.decode(record)
+            row = before._replace(depth=before.depth - up)
             if record is top:
                 row = row._replace(parent=None, place=0)
-            self.draft.expect(ground.sessions, record.key, record)
-            self.draft.put(ground.sessions, record.key, row.packed())
+            self.draft.expect(sessions, record.key, record)
+            sessions.put(self.draft, row, before)
             rising += self._children(record.key[0])

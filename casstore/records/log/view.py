@@ -1,8 +1,8 @@
-"""Which messages a session shows, in which order, after some were folded into notes.
+"""``View``: which messages a session shows, and in which order, after folds.
 
-Messages stand in order of arrival until the first fold. A note arrives last and is shown where
-the fold began; so the order is kept as runs of numbers, up to the last fold, and whatever
-arrives later follows in order of arrival.
+Before the first fold, messages are shown in order of arrival. A note arrives last but is shown
+where its fold began. So the order up to the last fold is stored as runs of numbers; later messages
+follow in order of arrival.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class View(NamedTuple):
         return (*self.runs, (self.upto + 1, last))
 
     def shows(self, number: int) -> bool:
-        """Is this message shown, if there is one?"""
+        """Whether a message with this number is shown."""
         return number > self.upto or any(first <= number <= last for first, last in self.runs)
 
     def folded(self, numbers: Iterable[int], note: int) -> View:
-        """The order after these messages were folded into the note, which arrives now.
+        """The order after these messages are folded into the note, which is the newest message.
 
-        InvalidInputError unless all of them are shown.
+        InvalidInputError if one of them is not shown.
         """
         left = set(numbers)
         if not left:
-            raise InvalidInputError("a note stands for one message at least")
+            raise InvalidInputError("messages is empty; a fold needs at least one")
         order: list[int] = []
         placed = False
         for number in _numbers(self.shown(note - 1)):
@@ -53,13 +53,13 @@ class View(NamedTuple):
                 placed = True
         if left:
             raise InvalidInputError(
-                f"message {min(left)} cannot be folded: it is not there, or folded already"
+                f"message {min(left)} cannot be folded: it does not exist, or is folded already"
             )
         return View(tuple(runs_of(order)), note)
 
 
 def runs_of(numbers: Sequence[int]) -> Iterator[Run]:
-    """Numbers in order, neighbours that count up joined to runs."""
+    """The numbers in the given order; neighbours that count up are joined to runs."""
     first: int | None = None
     last = 0
     for number in numbers:

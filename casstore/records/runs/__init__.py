@@ -1,6 +1,6 @@
 """Threads of agents and their runs: states, events, approvals, recovery, artifacts.
 
-``Runs(store)`` is the door; ``steps`` says what can be done together, in one write.
+``Runs(store)`` is the entry point; ``steps`` has the operations that one write can combine.
 """
 
 from casstore.records.runs.data import (

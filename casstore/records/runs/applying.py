@@ -1,4 +1,4 @@
-"""Steps on a thread: what each of them requires, and what it changes."""
+"""The steps on a thread: what each requires, and which rows it changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from casstore.errors import (
     RecordNotFoundError,
 )
 from casstore.format.digest import Digest
-from casstore.records.runs import layout, steps
+from casstore.records.runs import steps
 from casstore.records.runs.data import (
     EXPIRED,
     KEEP,
@@ -30,10 +30,24 @@ from casstore.records.runs.data import (
     RunRequest,
     SessionCheckpoint,
 )
-from casstore.records.runs.layout import ApprovalRow, RunRow, Tables
-from casstore.records.runs.names import check_id, check_number, check_path, number_text
-from casstore.records.runs.values import same_value, value_digest
-from casstore.records.runs.working import Ground, Place, Working
+from casstore.records.runs.layout import (
+    APPROVALS,
+    ApprovalRow,
+    ArtifactRow,
+    EventRow,
+    MessageRow,
+    RunRow,
+    RunTables,
+)
+from casstore.records.runs.names import (
+    check_id,
+    check_number,
+    check_path,
+    same_value,
+    value_digest,
+)
+from casstore.records.runs.working import Working
+from casstore.records.schema import RowPlace, number_text
 from casstore.session.arguments import check_flag
 from casstore.session.records import Draft
 
@@ -41,31 +55,31 @@ from casstore.session.records import Draft
 class Applied(NamedTuple):
     """Steps ready to be written."""
 
-    #: What each of them gives.
+    #: The result of each step.
     results: tuple[Any, ...]
-    #: None: there is nothing to change.
+    #: None: the steps change nothing.
     draft: Draft | None
 
 
 def apply(
-    ground: Ground,
+    tables: RunTables,
     thread: str,
     todo: Sequence[steps.Step],
     committed: SessionCheckpoint | None = None,
 ) -> Applied:
-    """Take steps on a thread as it is now, up to the write."""
+    """Apply steps to a thread as it is now; writes nothing yet."""
     check_id(thread, "a thread")
     for step in todo:
         if type(step) not in _HANDLERS:
-            raise InvalidInputError(f"{step!r} is no step")
-    work = Working(ground, thread, _places(ground.tables, todo), committed)
+            raise InvalidInputError(f"a step must be of a class in steps, got {step!r:.80}")
+    work = Working(tables, thread, _places(tables, todo), committed)
     results = tuple([_HANDLERS[type(step)](work, step) for step in todo])
     return Applied(results, work.finish() if work.is_changed else None)
 
 
-def _places(tables: Tables, todo: Sequence[steps.Step]) -> list[Place]:
-    """The rows that the steps are about, to be read at once."""
-    places: dict[tuple[bytes, str], Place] = {}
+def _places(tables: RunTables, todo: Sequence[steps.Step]) -> list[RowPlace]:
+    """The rows that the steps need, to be read in one transaction."""
+    places: dict[tuple[bytes, str], RowPlace] = {}
 
     def want(table: Any, name: str, what: str) -> None:
         places[table.keys.start, name] = (table, (check_id(name, what),))
@@ -116,7 +130,7 @@ def _create_run(work: Working, step: steps.CreateRun) -> Run:
         0,
     )
     key = number_text(work.numbers.take())
-    work.put_run(RunRow(run, key, work.numbers.take(), None))
+    work.put_run(RunRow(run, key, work.key, work.numbers.take()))
     work.change_thread(runs=run.number)
     _mirror(work, run)
     return run
@@ -146,8 +160,8 @@ def _renew_protection(work: Working, step: steps.RenewProtection) -> Run:
 
 
 def _mirror(work: Working, run: Run) -> None:
-    """Let the thread show how its latest run stands; an older one only shows that it moved."""
-    # A caller may give an earlier time than the thread has.
+    """Copy the state of the latest run into the thread; of an older run, only the time."""
+    # A caller may give a time before the last change of the thread.
     updated_at_ms = max(work.thread.updated_at_ms, run.updated_at_ms)
     if run.number < work.latest:
         work.change_thread(moves=True, updated_at_ms=updated_at_ms)
@@ -161,16 +175,16 @@ def _mirror(work: Working, run: Run) -> None:
         )
 
 
-# --- what happened and what was said ------------------------------------------------------------
+# --- events and messages ------------------------------------------------------------------------
 
 
 def _append_event(work: Working, step: steps.AppendEvent) -> Event:
     row = work.run(step.run)
     last = row.last_sequence
     if step.sequence is None:
-        sequence = check_number(1 if last is None else last + 1, "a sequence")
+        sequence = check_number(1 if last is None else last + 1, "sequence")
     else:
-        sequence = check_number(step.sequence, "a sequence")
+        sequence = check_number(step.sequence, "sequence")
     if last is not None and sequence <= last:
         there = _find_event(work, row, sequence)
         if there is not None:
@@ -188,14 +202,13 @@ def _find_event(work: Working, row: RunRow, sequence: int) -> Event | None:
     known = work.new_events.get((row.key, sequence))
     if known is not None:
         return known
-    record = work.tables.events.find(row.key, number_text(sequence))
-    return None if record is None else layout.read_event(record, row.run)
+    found = work.tables.events.get(row.key, sequence)
+    return None if found is None else found.public(row.run)
 
 
 def put_event(work: Working, row: RunRow, event: Event) -> None:
-    """Add an event that is not there, with the time it says."""
-    place = row.key, number_text(event.sequence)
-    work.put(work.tables.events, place, layout.pack_event(event))
+    """Add an event that is not stored yet, with its own time."""
+    work.tables.events.put(work.draft, EventRow(row.key, *event[2:]))
     work.new_events[row.key, event.sequence] = event
     last = event.sequence if row.last_sequence is None else max(row.last_sequence, event.sequence)
     run = row.run._replace(events=row.run.events + 1)
@@ -215,9 +228,8 @@ def _append_message(work: Working, step: steps.AppendMessage) -> Message:
 
 
 def put_message(work: Working, message: Message) -> None:
-    """Add a message at the end, with the time it says."""
-    place = work.key, number_text(message.number)
-    work.put(work.tables.messages, place, layout.pack_message(message))
+    """Add a message at the end, with its own time."""
+    work.tables.messages.put(work.draft, MessageRow(work.key, *message[1:]))
     work.change_thread(messages=message.number)
 
 
@@ -234,9 +246,9 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
         )
     check_id(step.tool, "a tool")
     if type(step.tool_call) is not str:
-        raise InvalidInputError(f"a tool call is named by a str, not {step.tool_call!r}")
+        raise InvalidInputError(f"tool_call must be a str, got {step.tool_call!r}")
     if type(step.events) not in (list, tuple):
-        raise InvalidInputError(f"events are a list or tuple, not {type(step.events).__name__}")
+        raise InvalidInputError(f"events must be a list or tuple, got {type(step.events).__name__}")
     approval = Approval(
         step.approval,
         work.thread.id,
@@ -269,22 +281,19 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
 
 
 def put_approval(work: Working, approval: Approval) -> None:
-    """Add an approval that is not there, with the times it says."""
-    order = work.numbers.take()
-    work.put_approval(ApprovalRow(approval, order))
-    work.put(work.tables.approval_order, (number_text(order),), approval.id)
-    work.put(work.tables.thread_approvals, (work.key, number_text(order)), approval.id)
-    if approval.status == PENDING:
-        work.put(work.tables.pending, (number_text(order),), approval.id)
+    """Add an approval that is not stored yet, with its own times."""
+    work.put_approval(ApprovalRow(approval, work.key, work.numbers.take()))
     work.change_thread(approvals=work.thread.approvals + 1)
 
 
 def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
     if isinstance(allowed, str) or not isinstance(allowed, Sequence) or not allowed:
-        raise InvalidInputError(f"decisions are a sequence of texts, not {allowed!r}")
+        raise InvalidInputError(f"allowed must be a sequence of str, got {allowed!r}")
     decisions = tuple([check_id(one, "a decision") for one in allowed])
     if len(set(decisions)) != len(decisions) or PENDING in decisions:
-        raise InvalidInputError(f"decisions that cannot be told apart: {decisions!r}")
+        raise InvalidInputError(
+            f"decisions must differ from each other and from {PENDING!r}, got {decisions!r}"
+        )
     return decisions
 
 
@@ -324,17 +333,16 @@ def _end_approval(
         status=status, decision=decision, resolved_at_ms=work.time_of(step.at_ms)
     )
     work.put_approval(found._replace(approval=ended))
-    work.delete(work.tables.pending, (number_text(found.order),))
     return ended
 
 
-# --- what to run and how to go on -----------------------------------------------------------------
+# --- requests and recovery intents ----------------------------------------------------------------
 
 
 def _save_request(work: Working, step: steps.SaveRequest) -> RunRequest:
     work.run(step.run)
     at_ms = work.time_of(step.at_ms)
-    request = RunRequest(work.thread.id, step.run, step.input, step.invocation, at_ms)
+    request = RunRequest(step.run, work.thread.id, step.input, step.invocation, at_ms)
     work.put_request(step.run, request)
     return request
 
@@ -350,12 +358,12 @@ def _clear_request(work: Working, step: steps.ClearRequest) -> bool:
 def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
     row = work.run(step.run)
     intent = RecoveryIntent(
-        work.thread.id,
         step.run,
+        work.thread.id,
         check_id(step.kind, "a kind"),
         step.payload,
         work.checkpoint(step.checkpoint, row.run.checkpoint),
-        check_number(step.attempts, "a number of attempts"),
+        check_number(step.attempts, "attempts"),
         work.time_of(step.at_ms),
     )
     work.put_intent(step.run, intent)
@@ -388,7 +396,7 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
     path = check_path(step.path)
     name = path if step.artifact is None else check_id(step.artifact, "an artifact")
     check_id(step.kind, "a kind")
-    check_flag(step.replace, "whether to replace")
+    check_flag(step.replace, "replace")
     is_blob = type(step.content) is bytes
     digest = Digest.of_blob(step.content) if is_blob else value_digest(step.content)
     number = row.run.artifacts + 1
@@ -405,8 +413,8 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
     )
     there = _find_artifact(work, row, path)
     if there is not None:
-        told = there._replace(created_at_ms=artifact.created_at_ms, number=number)
-        if told == artifact:
+        expected = there._replace(created_at_ms=artifact.created_at_ms, number=number)
+        if expected == artifact:
             return there
         if not step.replace:
             raise RecordConflictError("artifact", path, "is there with other content")
@@ -422,28 +430,25 @@ def _find_artifact(work: Working, row: RunRow, path: str) -> Artifact | None:
     entry = work.tables.artifact_paths.find(row.key, path)
     if entry is None:
         return None
-    number = layout.read_number(entry, "artifact")
-    record = work.tables.artifacts.find(row.key, number_text(number))
-    if record is None:
+    found = work.tables.artifacts.get(*work.tables.artifact_paths.leads_to(entry))
+    if found is None:
         raise CorruptionError(f"artifact {path!r} of run {row.run.id!r} is lost; check the store")
-    return layout.read_artifact(record, row.run)
+    return found.public(row.run)
 
 
 def put_artifact(work: Working, row: RunRow, artifact: Artifact, content: Any) -> None:
-    """Keep an artifact and its content, with the number and the time it says."""
+    """Store an artifact and its content, with its own number and time."""
     work.draft.keep_blob(content) if artifact.is_blob else work.draft.keep(content)
-    place = number_text(artifact.number)
-    work.put(work.tables.artifacts, (row.key, place), layout.pack_artifact(artifact))
-    work.put(work.tables.artifact_paths, (row.key, artifact.path), artifact.number)
+    work.tables.artifacts.put(work.draft, ArtifactRow.of(row.key, artifact))
     work.new_artifacts[row.key, artifact.path] = artifact
+    work.is_changed = True
     if artifact.number > row.run.artifacts:
         work.put_run(row._replace(run=row.run._replace(artifacts=artifact.number)))
         work.change_thread(artifacts=work.thread.artifacts + 1)
 
 
 def _plain(approval: Approval) -> list[Any]:
-    checkpoint = layout.pack_checkpoint(approval.checkpoint)
-    return list(approval._replace(checkpoint=checkpoint))
+    return list(APPROVALS.encode(ApprovalRow(approval, "", 0)))
 
 
 _HANDLERS: Final[dict[type, Callable[[Working, Any], Any]]] = {

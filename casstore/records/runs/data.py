@@ -1,4 +1,4 @@
-"""Threads, runs and what belongs to them: plain data, no behaviour.
+"""The data types of threads, runs and the records that belong to them.
 
 Everything here is a NamedTuple. Times are milliseconds since 1970, by the engine's clock or as the
 caller gave them, and end in ``_ms``. They are never compared: orders come from counters.
@@ -16,27 +16,27 @@ from casstore.format.digest import Digest
 
 Item = TypeVar("Item")
 
-#: The state of a run that begins, and of one that somebody must decide about.
+#: The state of a run that begins, and of a run that waits for a decision.
 RUNNING: Final = "running"
 WAITING: Final = "waiting_for_approval"
-#: The states in which nobody comes back to the checkpoint of a run.
+#: The states in which a run never resumes from its checkpoint.
 TERMINAL: Final = frozenset(("completed", "failed", "cancelled"))
-#: The status of an approval that nobody has resolved.
+#: The status of an approval that is not resolved.
 PENDING: Final = "pending"
 #: The status of an approval that ended without a decision.
 EXPIRED: Final = "expired"
-#: What an approval is called once it was resolved so; after other decisions it has their name.
+#: The status of an approval after these decisions; any other decision is itself the status.
 STATUS_OF: Final = {"approve": "approved", "edit": "edited", "reject": "rejected"}
-#: What a recovery intent is for, unless it is said otherwise.
+#: The default kind of a recovery intent.
 APPROVAL_DECISION: Final = "approval-decision"
 
 
 class Given(Enum):
-    """Marks for a checkpoint that None cannot stand for, because None takes it away."""
+    """Marks for a checkpoint; None removes the checkpoint."""
 
-    #: As it is.
+    #: Keep the current checkpoint.
     KEEP = "keep"
-    #: The revision that the commit makes beside which the steps happen.
+    #: The revision that the commit in the same write creates.
     COMMITTED = "committed"
 
 
@@ -57,14 +57,14 @@ class SessionCheckpoint(NamedTuple):
     revision: int
 
 
-#: Where a run can be resumed: in a session of this store, or by a name that means something
-#: to whoever keeps the checkpoints.
+#: Where a run can resume: a revision of a session of this store, or a name in another checkpoint
+#: store.
 CheckpointRef = SessionCheckpoint | str
 NewCheckpoint = SessionCheckpoint | str | Literal[Given.KEEP, Given.COMMITTED] | None
 
 
 class Thread(NamedTuple):
-    """A conversation, and how its latest run stands.
+    """A conversation, and the state of its latest run.
 
     >>> thread = runs.find_thread("t")
     >>> thread.agent, thread.latest_run, thread.runs
@@ -74,14 +74,14 @@ class Thread(NamedTuple):
     id: str
     workspace: str
     agent: str
-    #: The state of the latest run; None: it has had none.
+    #: The state of the latest run; None: no run yet.
     status: str | None
     latest_run: str | None
     created_at_ms: int
     updated_at_ms: int
     runs: int
     messages: int
-    #: Of all its runs.
+    #: The number of events of all its runs.
     events: int
     artifacts: int
     approvals: int
@@ -107,14 +107,14 @@ class Run(NamedTuple):
     state_entered_at_ms: int
     last_transition_at_ms: int
     checkpoint: CheckpointRef | None
-    #: Its place among the runs of the thread, from 1 on.
+    #: Its position among the runs of the thread, from 1.
     number: int
     events: int
     artifacts: int
 
     @property
     def resumable(self) -> bool:
-        """Does it wait for somebody's decision?
+        """True if the run waits for a decision.
 
         >>> runs.find_run("r").resumable, runs.set_state("t", "r", "waiting_for_approval").resumable
         (False, True)
@@ -123,7 +123,7 @@ class Run(NamedTuple):
 
     @property
     def protected(self) -> bool:
-        """Has it a checkpoint that somebody may come back to?
+        """True if the run has a checkpoint that it can resume from.
 
         >>> runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17").protected
         True
@@ -132,7 +132,7 @@ class Run(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened in a run.
+    """An event of a run.
 
     >>> event = runs.append_event("t", "r", {"type": "started"})
     >>> event.run, event.sequence, event.event
@@ -147,7 +147,7 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Something that was said in a thread. ``number`` counts from 1 without gaps.
+    """A message in a thread. ``number`` counts from 1 without gaps.
 
     >>> message = runs.append_message("t", "user", "Tidy up.", run="r")
     >>> message.number, message.role, message.run
@@ -163,7 +163,7 @@ class Message(NamedTuple):
 
 
 class Approval(NamedTuple):
-    """A question that a run waits with, and its answer.
+    """A decision that a run waits for, and its outcome.
 
     >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
     >>> asked.tool, asked.status, asked.decision
@@ -179,7 +179,7 @@ class Approval(NamedTuple):
     #: ``pending``, what it was resolved to, or ``expired``.
     status: str
     allowed: tuple[str, ...]
-    #: One of those allowed; None: not yet, never, or not known.
+    #: One of the allowed decisions; None: pending, expired or unknown.
     decision: str | None
     requested_at_ms: int
     resolved_at_ms: int | None
@@ -189,30 +189,30 @@ class Approval(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """What to run, for whoever takes the run up after a restart.
+    """What to run: read by the process that continues the run after a restart.
 
     >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
     >>> request.run, request.input
     ('r', {'text': 'Tidy up.'})
     """
 
-    thread: str
     run: str
+    thread: str
     input: Any
     invocation: Any
     saved_at_ms: int
 
 
 class RecoveryIntent(NamedTuple):
-    """How to go on with a run about which somebody has decided, until that has succeeded.
+    """How to resume a run after a decision; deleted when the run has resumed.
 
     >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
     >>> intent.kind, intent.payload, intent.attempts
     ('approval-decision', {'decision': 'approve'}, 0)
     """
 
-    thread: str
     run: str
+    thread: str
     kind: str
     payload: Any
     checkpoint: CheckpointRef | None
@@ -221,7 +221,7 @@ class RecoveryIntent(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """Something that a run has made. ``digest`` names its content, which is read by itself.
+    """A result of a run. ``digest`` names its content, which is read separately.
 
     >>> made = runs.put_artifact("t", "r", "map.png", b"pixels", "image")
     >>> store.get_blob(made.digest)
@@ -234,15 +234,15 @@ class Artifact(NamedTuple):
     kind: str
     path: str
     digest: Digest
-    #: Is it opaque bytes, and not a value?
+    #: True if the content is opaque bytes, not a value.
     is_blob: bool
     created_at_ms: int
-    #: Its place among the artifacts of the run, from 1 on.
+    #: Its position among the artifacts of the run, from 1.
     number: int
 
 
 class Page(NamedTuple, Generic[Item]):
-    """Some of a list, and where the rest begins; None: that was all.
+    """One page of a list, and the cursor of the next page; None: this is the last page.
 
     >>> for number in range(3):
     ...     event = runs.append_event("t", "r", number)

@@ -1,4 +1,4 @@
-"""Names of threads, runs and artifacts: what may be one, and numbers that sort as texts."""
+"""Arguments of runs, checked: ids, paths, times and numbers; and values compared as stored."""
 
 from __future__ import annotations
 
@@ -6,61 +6,69 @@ from typing import Any, Final
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import InvalidInputError
+from casstore.format import splitting
+from casstore.format.digest import Digest
+from casstore.format.hashing import digest_of
+from casstore.records.schema import MAX_NUMBER
 from casstore.session import keys
 
 _MAX_ID_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
-# As many digits as 2**63 has.
-_DIGITS: Final = 19
-MAX_NUMBER: Final = (1 << 63) - 1
 
 
 def check_id(text: Any, what: str) -> str:
-    """A text that can name something, or InvalidInputError."""
-    spelled = keys.id_bytes(text, what)
-    if len(spelled) > _MAX_ID_BYTES:
-        raise InvalidInputError(f"{what} has at most {_MAX_ID_BYTES} bytes, not {len(spelled)}")
+    """The id, if it is a text of at most 1,024 bytes; else InvalidInputError."""
+    encoded = keys.id_bytes(text, what)
+    if len(encoded) > _MAX_ID_BYTES:
+        raise InvalidInputError(
+            f"{what} must have at most {_MAX_ID_BYTES} bytes, got {len(encoded)}"
+        )
     return str(text)
 
 
 def check_path(path: Any) -> str:
-    """A relative path that leads nowhere but down, with one spelling; else InvalidInputError.
+    """The path, if it is relative, canonical and stays below its root; else InvalidInputError.
 
-    It names something in a store. But somebody will write it to a disk one day.
+    The store only uses it as a name, but callers write artifacts to disk under it.
     """
     check_id(path, "a path")
     for part in path.split("/"):
         if part in ("", ".", ".."):
             raise InvalidInputError(
-                f"a path is relative and has no empty, '.' or '..' parts, unlike {path!r}"
+                f"path must be relative without empty, '.' or '..' parts, got {path!r}"
             )
         if len(part.encode()) > _MAX_PART_BYTES:
             raise InvalidInputError(f"a part of a path has at most {_MAX_PART_BYTES} bytes")
     if "\\" in path or path[1:2] == ":" or any(ord(char) < 32 or ord(char) == 127 for char in path):
         raise InvalidInputError(
-            f"a path has no backslashes, drives or control characters, unlike {path!r}"
+            f"path must not have backslashes, drives or control characters, got {path!r}"
         )
     return str(path)
 
 
 def check_time(at_ms: Any, now_ms: int) -> int:
-    """A time that a caller has given, or now if it is None; InvalidInputError if it is none."""
+    """The time that a caller has given, or now if it is None; InvalidInputError if not a time."""
     if at_ms is None:
         return now_ms
     if type(at_ms) is not int or not 0 <= at_ms <= MAX_STAMP_MS:
         raise InvalidInputError(
-            f"at_ms must be a number of milliseconds since 1970, not {at_ms!r:.80}"
+            f"at_ms must be a number of milliseconds since 1970, got {at_ms!r:.80}"
         )
     return at_ms
 
 
-def number_text(number: int) -> str:
-    """A number from 0 on as a text; texts are in order as the numbers are."""
-    return f"{number:0{_DIGITS}d}"
-
-
 def check_number(number: Any, what: str) -> int:
-    """A number that has a text, or InvalidInputError."""
+    """The number, if a key can hold it; else InvalidInputError."""
     if type(number) is not int or not 0 <= number <= MAX_NUMBER:
-        raise InvalidInputError(f"{what} is a number from 0 on, not {number!r}")
+        raise InvalidInputError(f"{what} must be a whole number of at least 0, got {number!r}")
     return number
+
+
+def value_digest(value: Any) -> Digest:
+    """The digest that a value has when it is stored; stores nothing."""
+    return Digest(splitting.split(value, lambda kind, data, children: digest_of(kind, data)))
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """True if two values are stored alike; 1, 1.0 and True are not."""
+    return value_digest(one) == value_digest(other)

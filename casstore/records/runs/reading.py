@@ -1,7 +1,7 @@
-"""Looking at threads and runs: one by name, or many in a fixed order, a page at a time.
+"""Reads of threads and runs: one by id, or many in a fixed order, in pages.
 
-Each page says where the next begins. What stands in an order of change moves to its front
-when it changes, so a reader on the way back sees it at most once.
+Each page has the cursor of the next. A row in an order of change moves to the front when it
+changes, so a reader that pages towards the back reads it at most once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from casstore.errors import CorruptionError, InvalidInputError, RecordNotFoundError
-from casstore.records.runs import layout
 from casstore.records.runs.data import (
     PENDING,
     Approval,
@@ -24,38 +23,36 @@ from casstore.records.runs.data import (
     RunRequest,
     Thread,
 )
-from casstore.records.runs.layout import RunRow, ThreadRow
-from casstore.records.runs.names import check_id, check_number, check_path, number_text
-from casstore.records.runs.working import Ground, Place
+from casstore.records.runs.layout import ApprovalRow, RunRow, RunTables, ThreadRow
+from casstore.records.runs.names import check_id, check_number, check_path
+from casstore.records.schema import IndexTable, R, RowPlace, RowTable, number_text, text_number
 from casstore.session.arguments import check_text
-from casstore.session.records import Record, Table, find_records
+from casstore.session.records import Record, find_records
 
 Item = TypeVar("Item")
 Row = TypeVar("Row")
 
 _MAX_PAGE: Final = 1000
+_READ_AT_ONCE: Final = 64
 
 
 class Reading:
     """Reads the runs of a store."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._tables = ground.tables
+    def __init__(self, tables: RunTables) -> None:
+        self._tables = tables
 
-    # --- by name --------------------------------------------------------------------------
+    # --- by id ------------------------------------------------------------------------------------
 
-    def find(self, *places: Place) -> list[Record | None]:
-        """Rows of one moment; RecordsSchemaError if the store's runs are of another kind."""
-        schema = self._ground.schema
-        family, version, *found = find_records(self._ground.store, [*schema.places, *places])
-        schema.is_stamped(family, version)
+    def find(self, *places: RowPlace) -> list[Record | None]:
+        """Rows, read in one transaction; RecordsSchemaError if the runs are not of this version."""
+        stamp, *found = find_records(self._tables.store, [self._tables.stamp_place, *places])
+        self._tables.is_stamped(stamp)
         return found
 
     def require_stamp(self) -> None:
-        """RecordNotFoundError if nobody has ever kept runs in this store."""
-        schema = self._ground.schema
-        if not schema.is_stamped(*find_records(self._ground.store, schema.places)):
+        """RecordNotFoundError if this store has never held runs."""
+        if not self._tables.is_stamped(self._tables.stamp.find(*self._tables.stamp_place[1])):
             raise RecordNotFoundError("records", "runs")
 
     def thread(self, thread: str) -> ThreadRow:
@@ -63,53 +60,54 @@ class Reading:
         record = self.find((self._tables.threads, (check_id(thread, "a thread"),)))[0]
         if record is None:
             raise RecordNotFoundError("thread", thread)
-        return layout.read_thread(record)
+        return self._tables.threads.decode(record)
 
     def run(self, thread: str, run: str) -> RunRow:
         """A run of a thread, or RecordNotFoundError."""
         check_id(thread, "a thread")
         record = self.find((self._tables.runs, (check_id(run, "a run"),)))[0]
-        row = None if record is None else layout.read_run(record)
+        row = self._tables.runs.decode_found(record)
         if row is None or row.run.thread != thread:
             raise RecordNotFoundError("run", run, f"in thread {thread!r}")
         return row
 
     def find_thread(self, thread: str) -> Thread | None:
-        """A thread; None if there is none."""
-        record = self.find((self._tables.threads, (check_id(thread, "a thread"),)))[0]
-        return None if record is None else layout.read_thread(record).thread
+        """A thread, or None if it does not exist."""
+        row = self._find_row(self._tables.threads, thread, "a thread")
+        return None if row is None else row.thread
 
     def find_run(self, run: str) -> Run | None:
-        """A run; None if there is none."""
-        record = self.find((self._tables.runs, (check_id(run, "a run"),)))[0]
-        return None if record is None else layout.read_run(record).run
+        """A run, or None if it does not exist."""
+        row = self._find_row(self._tables.runs, run, "a run")
+        return None if row is None else row.run
 
     def find_approval(self, approval: str) -> Approval | None:
-        """An approval; None if there is none."""
-        record = self.find((self._tables.approvals, (check_id(approval, "an approval"),)))[0]
-        return None if record is None else layout.read_approval(record).approval
+        """An approval, or None if it does not exist."""
+        row = self._find_row(self._tables.approvals, approval, "an approval")
+        return None if row is None else row.approval
+
+    def _find_row(self, table: RowTable[R], name: str, what: str) -> R | None:
+        return table.decode_found(self.find((table, (check_id(name, what),)))[0])
 
     def find_request(self, thread: str, run: str) -> RunRequest | None:
-        """What is kept to be run; None if nothing is."""
-        record = self._below(self._tables.requests, thread, run)
-        return None if record is None else layout.read_request(record)
+        """The request of a run; None if it has none."""
+        return self._below(self._tables.requests, thread, run)
 
     def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
-        """How to go on with a run; None if nobody has decided."""
-        record = self._below(self._tables.intents, thread, run)
-        return None if record is None else layout.read_intent(record)
+        """The recovery intent of a run; None if it has none."""
+        return self._below(self._tables.intents, thread, run)
 
-    def _below(self, table: Table, thread: str, run: str) -> Record | None:
-        """A row of a run that must be there."""
+    def _below(self, table: RowTable[R], thread: str, run: str) -> R | None:
+        """A row that has the key of its run; RecordNotFoundError if there is no such run."""
         check_id(thread, "a thread")
         key = (check_id(run, "a run"),)
         owner, record = self.find((self._tables.runs, key), (table, key))
-        if owner is None or layout.read_run(owner).run.thread != thread:
+        if owner is None or self._tables.runs.decode(owner).run.thread != thread:
             raise RecordNotFoundError("run", run, f"in thread {thread!r}")
-        return record
+        return table.decode_found(record)
 
     def _still(self, before: RunRow | ThreadRow) -> None:
-        """RecordNotFoundError if what was read below this may have been deleted meanwhile."""
+        """RecordNotFoundError if rows below this one may have been deleted since it was read."""
         if isinstance(before, RunRow):
             run = before.run
             if self.run(run.thread, run.id).key != before.key:
@@ -118,30 +116,29 @@ class Reading:
             raise RecordNotFoundError("thread", before.thread.id)
 
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
-        """One event; None if there is none."""
-        check_number(sequence, "a sequence")
+        """One event, or None if it does not exist."""
+        check_number(sequence, "sequence")
         row = self.run(thread, run)
-        record = self._tables.events.find(row.key, number_text(sequence))
-        if record is None:
+        found = self._tables.events.get(row.key, sequence)
+        if found is None:
             self._still(row)
             return None
-        return layout.read_event(record, row.run)
+        return found.public(row.run)
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
-        """An artifact by its path; None if there is none."""
+        """An artifact by its path, or None if it does not exist."""
         check_path(path)
         row = self.run(thread, run)
         entry = self._tables.artifact_paths.find(row.key, path)
         if entry is None:
             self._still(row)
             return None
-        number = layout.read_number(entry, "artifact")
-        record = self._tables.artifacts.find(row.key, number_text(number))
-        if record is None:
-            # Either its run was deleted between the two readings, or a row is lost.
+        found = self._tables.artifacts.get(*self._tables.artifact_paths.leads_to(entry))
+        if found is None:
+            # Either the run was deleted between the two reads, or a row is lost.
             self._still(row)
             raise CorruptionError(f"artifact {path!r} of run {run!r} is lost; check the store")
-        return layout.read_artifact(record, row.run)
+        return found.public(row.run)
 
     # --- in order -------------------------------------------------------------------------
 
@@ -165,8 +162,6 @@ class Reading:
         rows = self._ordered(
             self._tables.thread_order,
             self._tables.threads,
-            layout.read_thread,
-            lambda row: row.order,
             cursor=cursor,
             newest_first=True,
         )
@@ -179,8 +174,6 @@ class Reading:
         rows = self._ordered(
             self._tables.run_order,
             self._tables.runs,
-            layout.read_run,
-            lambda row: row.order,
             cursor=cursor,
             newest_first=True,
         )
@@ -194,8 +187,6 @@ class Reading:
         rows = self._ordered(
             self._tables.thread_runs,
             self._tables.runs,
-            layout.read_run,
-            lambda row: row.run.number,
             owner.key,
             cursor=cursor,
             newest_first=True,
@@ -212,7 +203,7 @@ class Reading:
         limit: int,
         cursor: str | None,
     ) -> Page[Approval]:
-        """Approvals in the order in which they were asked for."""
+        """Approvals in order of request."""
         _check_wishes(status)
         tables = self._tables
         if run is not None:
@@ -227,14 +218,11 @@ class Reading:
         if owner is not None:
             order, prefix = tables.thread_approvals, (owner.key,)
 
-        def wanted(row: layout.ApprovalRow) -> bool:
+        def wanted(row: ApprovalRow) -> bool:
             approval = row.approval
             return run in (None, approval.run) and status in (None, approval.status)
 
-        rows = self._ordered(
-            order, tables.approvals, layout.read_approval, lambda row: row.order, *prefix,
-            cursor=cursor, newest_first=False,
-        )  # fmt: skip
+        rows = self._ordered(order, tables.approvals, *prefix, cursor=cursor, newest_first=False)
         page = _page(rows, limit, wanted, lambda row: row.approval)
         if owner is not None:
             self._still(owner)
@@ -247,9 +235,9 @@ class Reading:
         row = self.run(thread, run)
         start = _cursor(cursor)
         if after is not None:
-            start = max(start or "", number_text(check_number(after, "a sequence")))
+            start = max(start or "", number_text(check_number(after, "after")))
         entries = (
-            (record.key[1], layout.read_event(record, row.run))
+            (record.key[1], self._tables.events.decode(record).public(row.run))
             for record in self._tables.events.scan(row.key, after=start, page=_fetch(limit))
         )
         page = _page(entries, limit, _anything, lambda event: event)
@@ -260,9 +248,11 @@ class Reading:
         """The last messages of a thread, or the last before one, oldest first."""
         _fetch(limit)
         row = self.thread(thread)
-        stop = None if before is None else number_text(check_number(before, "a message"))
+        stop = None if before is None else number_text(check_number(before, "before"))
         records = self._tables.messages.scan(row.key, before=stop, reverse=True, page=limit)
-        found = [layout.read_message(record, thread) for record in islice(records, limit)]
+        found = [
+            self._tables.messages.decode(record).public(thread) for record in islice(records, limit)
+        ]
         self._still(row)
         return found[::-1]
 
@@ -270,7 +260,7 @@ class Reading:
         """The artifacts of a run in the order in which they were made."""
         row = self.run(thread, run)
         entries = (
-            (record.key[1], layout.read_artifact(record, row.run))
+            (record.key[1], self._tables.artifacts.decode(record).public(row.run))
             for record in self._tables.artifacts.scan(
                 row.key, after=_cursor(cursor), page=_fetch(limit)
             )
@@ -280,43 +270,39 @@ class Reading:
         return page
 
     def requests(self, limit: int, cursor: str | None) -> Page[RunRequest]:
-        """Everything that is kept to be run, by run."""
-        return self._kept(self._tables.requests, layout.read_request, limit, cursor)
+        """The requests of all runs, by run."""
+        return self._by_run(self._tables.requests, limit, cursor)
 
     def intents(self, limit: int, cursor: str | None) -> Page[RecoveryIntent]:
-        """All runs that somebody has decided about and that did not go on yet, by run."""
-        return self._kept(self._tables.intents, layout.read_intent, limit, cursor)
+        """The recovery intents of all runs, by run."""
+        return self._by_run(self._tables.intents, limit, cursor)
 
-    def _kept(
-        self, table: Table, read: Callable[[Record], Item], limit: int, cursor: str | None
-    ) -> Page[Item]:
+    def _by_run(self, table: RowTable[R], limit: int, cursor: str | None) -> Page[R]:
         self.find()
         if cursor is not None:
             check_id(cursor, "a cursor")
         records = table.scan(after=cursor, page=_fetch(limit))
-        entries = ((record.key[0], read(record)) for record in records)
+        entries = ((record.key[0], table.decode(record)) for record in records)
         return _page(entries, limit, _anything, lambda item: item)
 
     def all_runs(self) -> Iterator[Run]:
-        """Every run, by id, as its row says; CorruptionError if one cannot be read."""
+        """Every run, by id; CorruptionError if one cannot be read."""
         self.require_stamp()
         table = self._tables.runs
-        yield from table.read_each(table.scan(), lambda record: layout.read_run(record).run)
+        yield from table.read_each(table.scan(), lambda record: table.decode(record).run)
 
     def _ordered(
         self,
-        order: Table,
-        table: Table,
-        read: Callable[[Record], Row],
-        place: Callable[[Row], int],
+        order: IndexTable[R],
+        table: RowTable[R],
         *prefix: str,
         cursor: str | None,
         newest_first: bool,
-    ) -> Iterator[tuple[str, Row]]:
-        """Rows in an order, with their places in it.
+    ) -> Iterator[tuple[str, R]]:
+        """Rows in the order of an index, with the last part of their keys in it.
 
-        Order and rows are read one after the other. A row that has moved on in between is left
-        out, since it stands elsewhere now; one that is gone, too.
+        The index and the rows are read one after the other. A row that has got another key in the
+        index meanwhile, or was deleted, is left out.
         """
         self.find()
         bound = _cursor(cursor)
@@ -325,30 +311,29 @@ class Reading:
         else:
             entries = order.scan(*prefix, after=bound)
 
-        def is_at(record: Record | None, entry: Record) -> Row | None:
-            row = None if record is None else read(record)
-            return row if row is not None and number_text(place(row)) == entry.key[-1] else None
+        def row_at(record: Record | None, entry: Record) -> R | None:
+            row = table.decode_found(record)
+            return row if entry.key in order.keys_of(row) else None
 
-        while page := list(islice(entries, 64)):
-            names = [layout.read_text(entry, "order") for entry in page]
-            records = table.find_many([(name,) for name in names])
-            for entry, name, record in zip(page, names, records, strict=True):
-                row = is_at(record, entry)
+        while page := list(islice(entries, _READ_AT_ONCE)):
+            keys = [order.leads_to(entry) for entry in page]
+            for entry, key, record in zip(page, keys, table.find_many(keys), strict=True):
+                row = row_at(record, entry)
                 if row is not None:
                     yield entry.key[-1], row
                     continue
-                places: list[Place] = [(order, entry.key), (table, (name,))]
-                again, record = find_records(self._ground.store, places)
-                if again is not None and is_at(record, again) is None:
-                    # At one moment: so nobody has moved it, and a row is lost.
-                    raise CorruptionError(f"the row of {name!r} is lost; check the store")
+                places: list[RowPlace] = [(order, entry.key), (table, key)]
+                again, record = find_records(self._tables.store, places)
+                if again is not None and row_at(record, again) is None:
+                    # Both were read in one transaction, so no writer has moved the row.
+                    raise CorruptionError(f"the row of {key[0]!r} is lost; check the store")
 
 
 def _check_wishes(*wishes: str | None) -> None:
-    """Refuse what nothing can have: it would be taken for a list without anything in it."""
+    """Refuse filters that no row can match: their result would be an empty list."""
     for wish in wishes:
         if wish is not None:
-            check_text(wish, "what is looked for")
+            check_text(wish, "a filter")
 
 
 def _wanted_run(state: str | None, agent: str | None) -> Callable[[RunRow], bool]:
@@ -363,15 +348,19 @@ def _anything(item: Any) -> bool:
 def _cursor(cursor: str | None) -> str | None:
     if cursor is None:
         return None
-    if not (type(cursor) is str and cursor.isascii() and cursor.isdigit()):
-        raise InvalidInputError(f"a cursor comes from the page before, unlike {cursor!r}")
+    try:
+        text_number(cursor)
+    except (TypeError, ValueError) as exc:
+        raise InvalidInputError(
+            f"cursor must be that of the previous page, got {cursor!r:.80}"
+        ) from exc
     return cursor
 
 
 def _fetch(limit: int) -> int:
-    """How many to read for a page, and one more to know whether there is one."""
+    """The number of rows to read for a page: one more shows whether there is a next page."""
     if type(limit) is not int or not 1 <= limit <= _MAX_PAGE:
-        raise InvalidInputError(f"a page has 1 to {_MAX_PAGE} items, not {limit!r}")
+        raise InvalidInputError(f"limit must be from 1 to {_MAX_PAGE}, got {limit!r}")
     return limit + 1
 
 

@@ -1,4 +1,4 @@
-"""The face of runs: one method for everything; each that writes is one write."""
+"""``Runs``: the API of threads and runs. Each method that writes is one transaction."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
+from casstore.records.runs.layout import RunTables
 from casstore.records.runs.reading import Reading
-from casstore.records.runs.working import ground_of
 from casstore.session.attempts import read_again, transact
 from casstore.session.commit import check_commit
 from casstore.session.data import Commit, CommitResult
@@ -45,14 +45,14 @@ from casstore.store import Store
 Given = TypeVar("Given")
 
 
-# A replay looks at no conditions, and everything else fails by this one.
+# A replayed turn ignores conditions; any other commit fails on this one.
 _NEVER: Final = Write(conditions=[RowIs("records", b"runs.never", b"")])
 
 
 class Committed(NamedTuple):
-    """What a commit gave, and the steps beside it; None for these if the turn was replayed.
+    """The results of a commit and of the steps in its write; no steps if the turn was replayed.
 
-    >>> change = Commit(append=[NodeDraft("n1", "hello")], lease=UNFENCED, expected=0)
+    >>> change = Commit(append=[NodeDraft("n1", "hello")], expected=0)
     >>> done = runs.commit("work", change, "t", steps.SetState("r", "completed"))
     >>> done.result.revision, [run.state for run in done.steps]
     (1, ['completed'])
@@ -63,24 +63,25 @@ class Committed(NamedTuple):
 
 
 def _read_again(read: Callable[[], Given]) -> Given:
-    """``read_again`` for collected objects alone.
+    """``read_again`` for collected objects only.
 
-    A record that is gone is not looked for again: a new one of its name is another record.
+    A deleted record is not searched again: a new one with the same name is another record.
     """
     return read_again(read, (CorruptionError,))
 
 
 class Runs:
-    """Threads, runs and what belongs to them, in a store.
+    """Threads, runs and their records in a store.
 
-    ``find_…`` gives None for what is not there; whatever else names a thread or run that is
-    not there raises RecordNotFoundError. Safe to use from many threads and processes.
+    ``find_…`` returns None if the record that it looks for does not exist. Any other use of a
+    thread or run that does not exist raises RecordNotFoundError. Safe to use from many threads and
+    processes.
 
     A call that stores a time takes ``at_ms``, the time to store: milliseconds since 1970, or None
     for now. Orders do not depend on it.
 
     The examples use ``runs``, with the thread ``t`` of the agent ``helper``, and in it the run
-    ``r``, which goes on. ``store`` is their store.
+    ``r``, which is running. ``store`` is their store.
 
     >>> message = runs.append_message("t", "user", "Tidy up.", run="r")
     >>> run = runs.set_state("t", "r", "completed")
@@ -89,13 +90,13 @@ class Runs:
     """
 
     def __init__(self, store: Store) -> None:
-        self._ground = ground_of(store)
-        self._reading = Reading(self._ground)
+        self._tables = RunTables(store)
+        self._reading = Reading(self._tables)
 
     # --- several steps, one write ---------------------------------------------------------
 
     def apply(self, thread: str, *todo: steps.Step) -> tuple[Any, ...]:
-        """Take steps on a thread, all or none; what each of them gives, in order.
+        """Apply steps to a thread, all or none; returns the result of each step, in order.
 
         >>> said = steps.AppendMessage("assistant", "Done.", "r")
         >>> run, message = runs.apply("t", steps.SetState("r", "completed"), said)
@@ -104,7 +105,7 @@ class Runs:
         """
 
         def attempt() -> tuple[Any, ...]:
-            applied = applying.apply(self._ground, thread, todo)
+            applied = applying.apply(self._tables, thread, todo)
             if applied.draft is not None:
                 applied.draft.commit()
             return applied.results
@@ -112,36 +113,36 @@ class Runs:
         return transact(f"thread {thread!r}", attempt)
 
     def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
-        """Commit to a session and take steps on a thread in one write: both, or neither.
+        """Commit to a session and apply steps to a thread in one write: both, or neither.
 
-        A step may name the checkpoint COMMITTED: the revision that this commit makes. Then
-        the commit must say which revision it ``expected``.
+        A step may name the checkpoint COMMITTED: the revision that this commit creates. The commit
+        must then give the revision it ``expected``.
 
-        >>> change = Commit(append=[NodeDraft("n1", "may I?")], lease=UNFENCED, expected=0)
+        >>> change = Commit(append=[NodeDraft("n1", "may I?")], expected=0)
         >>> wait = steps.SetState("r", "waiting_for_approval", COMMITTED)
         >>> done = runs.commit("work", change, "t", wait)
         >>> runs.get_run("t", "r").checkpoint
         SessionCheckpoint(session='work', revision=1)
         """
         check_commit(change)
-        if change.beside is not None:
-            raise InvalidInputError("the steps go beside this commit, and nothing else can")
-        committing = self._ground.store.session(session)
+        if change.also is not None:
+            raise InvalidInputError("change.also must be None: the steps use it in this commit")
+        committing = self._tables.store.session(session)
         committed = None
         if change.expected is not None:
             committed = SessionCheckpoint(session, change.expected + 1)
 
         def attempt() -> Committed:
             try:
-                applied = applying.apply(self._ground, thread, todo, committed)
+                applied = applying.apply(self._tables, thread, todo, committed)
             except CasstoreError:
-                # Perhaps because they were taken before, with this very turn.
+                # Perhaps the steps were applied before, with the same turn.
                 replayed = _replay(committing, change)
                 if replayed is None:
                     raise
                 return Committed(replayed, None)
-            beside = None if applied.draft is None else applied.draft.as_write()
-            result = committing.commit(change._replace(beside=beside))
+            also = None if applied.draft is None else applied.draft.as_write()
+            result = committing.commit(change._replace(also=also))
             return Committed(result, None if result.replayed else applied.results)
 
         return transact(f"thread {thread!r}", attempt)
@@ -151,7 +152,7 @@ class Runs:
     def create_thread(
         self, thread: str, agent: str, *, workspace: str = "default", at_ms: int | None = None
     ) -> Thread:
-        """Begin a thread. Repeated with the same agent and workspace it gives what is there.
+        """Create a thread. Repeating it with the same agent and workspace returns the existing one.
 
         >>> made = runs.create_thread("t2", "planner", at_ms=1_700_000_000_000)
         >>> made.agent, made.created_at_ms
@@ -159,12 +160,12 @@ class Runs:
         """
         return _read_again(
             lambda: threads.create(
-                self._ground, thread, agent=agent, workspace=workspace, at_ms=at_ms
+                self._tables, thread, agent=agent, workspace=workspace, at_ms=at_ms
             )
         )
 
     def find_thread(self, thread: str) -> Thread | None:
-        """A thread; None if there is none.
+        """A thread, or None if it does not exist.
 
         >>> thread = runs.find_thread("t")
         >>> thread.agent, thread.latest_run, thread.status
@@ -194,24 +195,24 @@ class Runs:
         )
 
     def delete_thread(self, thread: str) -> bool:
-        """Take a thread away with everything in it, all or nothing; False if it is not there.
+        """Delete a thread with everything in it, all or nothing; False if it does not exist.
 
-        What only it held is garbage from then on.
+        Objects that only this thread referred to become garbage.
 
         >>> runs.delete_thread("t"), runs.find_run("r")
         (True, None)
         """
-        return threads.delete(self._ground, thread)
+        return threads.delete(self._tables, thread)
 
     def finish_deletions(self) -> int:
-        """Remove what deletions of large threads have left if they were cut short; how many.
+        """Finish interrupted deletions of large threads; returns how many.
 
         >>> runs.finish_deletions()  # none was cut short
         0
         """
-        keys = threads.unfinished(self._ground)
+        keys = threads.unfinished(self._tables)
         for key in keys:
-            threads.finish(self._ground, key)
+            threads.finish(self._tables, key)
         return len(keys)
 
     # --- runs -----------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class Runs:
         adapter: str | None = None,
         at_ms: int | None = None,
     ) -> Run:
-        """Begin a run; it is the thread's latest from then on.
+        """Create a run; it becomes the latest run of the thread.
 
         >>> runs.create_run("t", "r2", "helper", "stream").state
         'running'
@@ -244,9 +245,9 @@ class Runs:
         checkpoint: NewCheckpoint = KEEP,
         at_ms: int | None = None,
     ) -> Run:
-        """Move a run to a state; its checkpoint stays, goes (None or "") or is another.
+        """Set the state of a run; its checkpoint is kept, removed (None or "") or replaced.
 
-        A revision of a session that it names is protected until the run comes to its end.
+        If the checkpoint is a revision of a session, it is protected until the run ends.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> run.resumable, run.checkpoint
@@ -255,7 +256,7 @@ class Runs:
         return self._one(thread, steps.SetState(run, state, checkpoint, at_ms), Run)
 
     def find_run(self, run: str) -> Run | None:
-        """A run; None if there is none.
+        """A run, or None if it does not exist.
 
         >>> runs.find_run("r").thread, runs.find_run("nothing")
         ('t', None)
@@ -299,10 +300,10 @@ class Runs:
         return _read_again(lambda: self._reading.thread_runs(thread, limit, cursor, state))
 
     def protected_runs(self) -> Iterator[Run]:
-        """The runs with a checkpoint that somebody may come back to, by id.
+        """The runs with a checkpoint that they can resume from, by id.
 
-        RecordNotFoundError if no runs were ever kept here, CorruptionError if one cannot be
-        read: that is not the same as none.
+        RecordNotFoundError if the store has never held runs, CorruptionError if a run cannot be
+        read; neither means that no run is protected.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> [(run.id, run.checkpoint) for run in runs.protected_runs()]
@@ -311,9 +312,9 @@ class Runs:
         return (run for run in self._reading.all_runs() if run.protected)
 
     def protected_threads(self) -> frozenset[str]:
-        """The threads whose checkpoints a sweep elsewhere must leave alone.
+        """The threads whose checkpoints another store must not remove.
 
-        Fails like ``protected_runs``: then nothing may be swept.
+        Raises the same errors as ``protected_runs``; after one, remove no checkpoint.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> sorted(runs.protected_threads())
@@ -322,9 +323,9 @@ class Runs:
         return frozenset([run.thread for run in self.protected_runs()])
 
     def renew_protections(self) -> list[Run]:
-        """Protect again what runs may come back to; those whose checkpoint is gone.
+        """Protect again the revisions that runs resume from; returns runs whose checkpoint is gone.
 
-        For a store that has lost its protections, as one that was salvaged.
+        For a store that has lost its protections, for example after salvage.
 
         >>> start = SessionCheckpoint("s", 1)
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint=start)
@@ -342,7 +343,7 @@ class Runs:
                 except (SessionNotFoundError, SessionDeletedError, RevisionNotFoundError):
                     gone.append(run)
                 except RecordNotFoundError:
-                    continue  # it was deleted meanwhile, and its protection with it
+                    continue  # deleted meanwhile, together with its protection
         return gone
 
     # --- events and messages ----------------------------------------------------------------
@@ -356,9 +357,9 @@ class Runs:
         sequence: int | None = None,
         at_ms: int | None = None,
     ) -> Event:
-        """Write down an event, as the next one or under its own number.
+        """Append an event, as the next one or with a given sequence number.
 
-        A number that is taken by the same event gives that; by another, RecordConflictError.
+        If the number is taken: by the same event, it is returned; by another, RecordConflictError.
 
         >>> event = runs.append_event("t", "r", {"type": "tool", "name": "shell"})
         >>> event.sequence
@@ -367,7 +368,7 @@ class Runs:
         return self._one(thread, steps.AppendEvent(run, event, sequence, at_ms), Event)
 
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
-        """One event; None if there is none.
+        """One event, or None if it does not exist.
 
         >>> event = runs.append_event("t", "r", {"type": "started"})
         >>> runs.find_event("t", "r", 1).event
@@ -384,7 +385,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Event]:
-        """The events of a run in order of their numbers, from behind ``after`` on.
+        """The events of a run in order of their numbers, starting after ``after``.
 
         >>> for kind in ("started", "tool", "ended"):
         ...     event = runs.append_event("t", "r", {"type": kind})
@@ -402,7 +403,7 @@ class Runs:
         run: str | None = None,
         at_ms: int | None = None,
     ) -> Message:
-        """Add to what was said in a thread.
+        """Append a message to a thread.
 
         >>> runs.append_message("t", "user", "Tidy up.", run="r").number
         1
@@ -436,7 +437,7 @@ class Runs:
         events: Sequence[Any] = (),
         at_ms: int | None = None,
     ) -> Approval:
-        """Ask for a decision. The checkpoint to resume from is the run's unless it is given.
+        """Request a decision. The run's checkpoint is used unless ``checkpoint`` is given.
 
         With None or "" the approval has no checkpoint. InvalidInputError if ``checkpoint`` is left
         out and the run has none.
@@ -461,9 +462,9 @@ class Runs:
         intent: steps.SaveIntent | None = None,
         at_ms: int | None = None,
     ) -> Approval:
-        """Decide, and keep in the same write how to go on, if that is given.
+        """Decide, and store the recovery intent, if given, in the same write.
 
-        ApprovalResolvedError if somebody has; DecisionNotAllowedError if it is not allowed.
+        ApprovalResolvedError if it is resolved already; DecisionNotAllowedError if not allowed.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> intent = steps.SaveIntent("r", {"decision": "approve"}, checkpoint="checkpoints/17")
@@ -475,9 +476,9 @@ class Runs:
         todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision, at_ms)]
         if intent is not None:
             if not isinstance(intent, steps.SaveIntent):
-                raise InvalidInputError(f"an intent is a SaveIntent, not {type(intent).__name__}")
+                raise InvalidInputError(f"intent must be a SaveIntent, got {type(intent).__name__}")
             if intent.run != run:
-                raise InvalidInputError(f"an intent of run {intent.run!r}, not of {run!r}")
+                raise InvalidInputError(f"intent must be of run {run!r}, got one of {intent.run!r}")
             todo.append(intent)
         resolved: Approval = self.apply(thread, *todo)[0]
         return resolved
@@ -498,7 +499,7 @@ class Runs:
         return self._one(thread, steps.ExpireApproval(run, approval, at_ms), Approval)
 
     def find_approval(self, approval: str) -> Approval | None:
-        """An approval; None if there is none.
+        """An approval, or None if it does not exist.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> runs.find_approval("a1").tool
@@ -515,7 +516,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Approval]:
-        """Approvals in the order in which they were asked for.
+        """Approvals in order of request.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> [(one.id, one.tool) for one in runs.approvals(status="pending").items]
@@ -523,7 +524,7 @@ class Runs:
         """
         return _read_again(lambda: self._reading.approvals(thread, run, status, limit, cursor))
 
-    # --- what to run, and how to go on --------------------------------------------------------
+    # --- requests and recovery intents --------------------------------------------------------
 
     def save_request(
         self,
@@ -534,7 +535,7 @@ class Runs:
         invocation: Any = None,
         at_ms: int | None = None,
     ) -> RunRequest:
-        """Keep what to run, until it is cleared.
+        """Store the request of a run until it is cleared.
 
         >>> runs.save_request("t", "r", {"text": "Tidy up."}).input
         {'text': 'Tidy up.'}
@@ -542,7 +543,7 @@ class Runs:
         return self._one(thread, steps.SaveRequest(run, input, invocation, at_ms), RunRequest)
 
     def find_request(self, thread: str, run: str) -> RunRequest | None:
-        """What is kept to be run; None if nothing is.
+        """The stored request of a run, or None.
 
         >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
         >>> runs.find_request("t", "r").input
@@ -551,7 +552,7 @@ class Runs:
         return _read_again(lambda: self._reading.find_request(thread, run))
 
     def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
-        """Everything that is kept to be run, by run.
+        """All stored requests, by run.
 
         >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
         >>> [request.run for request in runs.requests().items]  # to be done after a restart
@@ -560,7 +561,7 @@ class Runs:
         return _read_again(lambda: self._reading.requests(limit, cursor))
 
     def clear_request(self, thread: str, run: str) -> bool:
-        """Forget what to run; False if nothing was kept.
+        """Delete the request of a run; False if it has none.
 
         >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
         >>> runs.clear_request("t", "r"), runs.clear_request("t", "r")
@@ -579,7 +580,7 @@ class Runs:
         attempts: int = 0,
         at_ms: int | None = None,
     ) -> RecoveryIntent:
-        """Keep how to go on with a run, until it has gone on: from its checkpoint, or another.
+        """Store how to resume a run, from its checkpoint or another, until it has resumed.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
@@ -590,7 +591,7 @@ class Runs:
         return self._one(thread, intent, RecoveryIntent)
 
     def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
-        """How to go on with a run; None if nothing is kept.
+        """The recovery intent of a run, or None.
 
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
         >>> runs.find_intent("t", "r").payload
@@ -599,7 +600,7 @@ class Runs:
         return _read_again(lambda: self._reading.find_intent(thread, run))
 
     def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
-        """What is kept of how to go on, by run: what to do first after a restart.
+        """All recovery intents, by run: the first work after a restart.
 
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
         >>> [(intent.run, intent.attempts) for intent in runs.intents().items]
@@ -608,7 +609,7 @@ class Runs:
         return _read_again(lambda: self._reading.intents(limit, cursor))
 
     def begin_attempt(self, thread: str, run: str) -> RecoveryIntent:
-        """Count an attempt to go on before it is made; how to go on.
+        """Count an attempt to resume before it starts; returns the intent.
 
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
         >>> runs.begin_attempt("t", "r").attempts
@@ -617,7 +618,7 @@ class Runs:
         return self._one(thread, steps.BeginAttempt(run), RecoveryIntent)
 
     def clear_intent(self, thread: str, run: str) -> bool:
-        """Forget how to go on, once that has succeeded; False if nothing was kept.
+        """Delete the recovery intent after the run has resumed; False if it has none.
 
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
         >>> runs.clear_intent("t", "r"), runs.clear_intent("t", "r")
@@ -639,10 +640,10 @@ class Runs:
         replace: bool = False,
         at_ms: int | None = None,
     ) -> Artifact:
-        """Keep something that a run has made: bytes as a blob, anything else as a value.
+        """Store an artifact of a run: bytes as a blob, anything else as a value.
 
-        The path is relative and leads nowhere but down. Other content under the same path is
-        refused with RecordConflictError, unless it may ``replace`` what is there.
+        The path is relative and stays below its root. Other content under the same path raises
+        RecordConflictError, unless ``replace`` is set.
 
         >>> made = runs.put_artifact("t", "r", "reports/summary.json", {"removed": 12}, "report")
         >>> made.path, made.is_blob
@@ -652,7 +653,7 @@ class Runs:
         return self._one(thread, made, Artifact)
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
-        """An artifact without its content; None if there is none.
+        """An artifact without its content, or None if it does not exist.
 
         >>> made = runs.put_artifact("t", "r", "map.png", b"pixels", "image")
         >>> runs.find_artifact("t", "r", "map.png").kind
@@ -669,7 +670,7 @@ class Runs:
         >>> runs.read_artifact("t", "r", "map.png")
         b'pixels'
         """
-        store = self._ground.store
+        store = self._tables.store
 
         def read() -> Any:
             found = self._reading.find_artifact(thread, run, path)
@@ -686,7 +687,7 @@ class Runs:
     def artifacts(
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
     ) -> Page[Artifact]:
-        """What a run has made, in order, without the contents.
+        """The artifacts of a run, in order, without their contents.
 
         >>> for path in ("map.png", "reports/summary.json"):
         ...     made = runs.put_artifact("t", "r", path, b"content", "file")
@@ -696,7 +697,7 @@ class Runs:
         return _read_again(lambda: self._reading.artifacts(thread, run, limit, cursor))
 
     def _one(self, thread: str, step: steps.Step, kind: type[Given]) -> Given:
-        """Take one step, which gives something of a kind."""
+        """Apply one step whose result is of type ``kind``."""
         given = self.apply(thread, step)[0]
         assert isinstance(given, kind)
         return given
@@ -707,6 +708,6 @@ def _replay(session: Session, change: Commit) -> CommitResult | None:
     if change.turn is None:
         return None
     try:
-        return session.commit(change._replace(beside=_NEVER))
+        return session.commit(change._replace(also=_NEVER))
     except ConditionFailedError:
         return None

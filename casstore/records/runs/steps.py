@@ -1,6 +1,6 @@
-"""What can be done to a thread, as plain data: any number of steps are one write.
+"""The steps on a thread, as plain data; any number of steps is one write.
 
-Each step sees what those before it did. One that is refused ends all of them.
+Each step sees the changes of the steps before it. If one is refused, none is applied.
 
 The examples use ``runs`` as those of ``Runs`` do.
 """
@@ -16,12 +16,12 @@ from casstore.records.runs.data import (
     NewCheckpoint,
 )
 
-#: What may be decided about an approval, unless it is said otherwise.
+#: The default decisions of an approval.
 DECISIONS: Final = ("approve", "edit", "reject")
 
 
 class CreateRun(NamedTuple):
-    """Begin a run. Repeated with the same agent, mode and adapter it gives what is there.
+    """Create a run. Repeating it with the same agent, mode and adapter returns the existing run.
 
     >>> [run] = runs.apply("t", CreateRun("r2", "helper", "stream"))
     >>> run.id, run.state
@@ -31,14 +31,14 @@ class CreateRun(NamedTuple):
     run: str
     agent: str
     mode: str
-    #: As the mode, if it is not given.
+    #: The mode by default.
     adapter: str | None = None
     #: When it happened, in milliseconds since 1970; None: now.
     at_ms: int | None = None
 
 
 class SetState(NamedTuple):
-    """Move a run on; its thread follows if it is the latest run.
+    """Set the state of a run; the thread shows it if this is the latest run.
 
     >>> [run] = runs.apply("t", SetState("r", "completed"))
     >>> run.state, run.previous_state
@@ -47,14 +47,14 @@ class SetState(NamedTuple):
 
     run: str
     state: str
-    #: KEEP: as it is; None or "": none from now on.
+    #: KEEP: unchanged; None or "": removed.
     checkpoint: NewCheckpoint = KEEP
     #: When it happened, in milliseconds since 1970; None: now.
     at_ms: int | None = None
 
 
 class RenewProtection(NamedTuple):
-    """Protect the checkpoint of a run again, as it should be, whether or not it is.
+    """Protect the checkpoint of a run again, if it needs protection.
 
     >>> [run] = runs.apply("t", RenewProtection("r"))
     >>> run.id
@@ -65,7 +65,9 @@ class RenewProtection(NamedTuple):
 
 
 class AppendEvent(NamedTuple):
-    """Write down an event. Repeated with the same content it counts once; with other, never.
+    """Append an event.
+
+    If the ``sequence`` is taken, the same content has no effect, and other content is refused.
 
     >>> [event] = runs.apply("t", AppendEvent("r", {"type": "started"}))
     >>> event.sequence
@@ -74,14 +76,14 @@ class AppendEvent(NamedTuple):
 
     run: str
     event: Any
-    #: None: the next one.
+    #: None: the next number.
     sequence: int | None = None
     #: When it happened, in milliseconds since 1970; None: now.
     at_ms: int | None = None
 
 
 class AppendMessage(NamedTuple):
-    """Add to what was said in the thread.
+    """Append a message to the thread.
 
     >>> [message] = runs.apply("t", AppendMessage("user", "Tidy up.", "r"))
     >>> message.number, message.content
@@ -96,7 +98,7 @@ class AppendMessage(NamedTuple):
 
 
 class RequestApproval(NamedTuple):
-    """Ask for a decision. Repeated with the same content it gives what is there.
+    """Request a decision. Repeating it with the same content returns the existing approval.
 
     >>> run, asked = runs.apply(
     ...     "t",
@@ -114,7 +116,7 @@ class RequestApproval(NamedTuple):
     checkpoint: NewCheckpoint = KEEP
     allowed: Sequence[str] = DECISIONS
     preview: Any = None
-    #: As the approval, if it is not given.
+    #: The name of the approval by default.
     action: str | None = None
     tool_call: str = ""
     events: Sequence[Any] = ()
@@ -123,7 +125,7 @@ class RequestApproval(NamedTuple):
 
 
 class ResolveApproval(NamedTuple):
-    """Decide. Only one decision ever counts, whoever comes first.
+    """Decide an approval. The first decision counts; later ones are refused.
 
     >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
     >>> [answer] = runs.apply("t", ResolveApproval("r", "a1", "approve"))
@@ -154,7 +156,7 @@ class ExpireApproval(NamedTuple):
 
 
 class SaveRequest(NamedTuple):
-    """Keep what to run, in place of what was kept for this run before.
+    """Store the request of a run, replacing an earlier one.
 
     >>> run, request = runs.apply(
     ...     "t", CreateRun("r2", "helper", "stream"), SaveRequest("r2", {"text": "Tidy up."})
@@ -171,7 +173,7 @@ class SaveRequest(NamedTuple):
 
 
 class ClearRequest(NamedTuple):
-    """Forget what to run; it need not be there.
+    """Delete the request of a run, if it has one.
 
     >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
     >>> run, cleared = runs.apply("t", SetState("r", "completed"), ClearRequest("r"))
@@ -183,7 +185,7 @@ class ClearRequest(NamedTuple):
 
 
 class SaveIntent(NamedTuple):
-    """Keep how to go on, in place of what was kept for this run before.
+    """Store the recovery intent of a run, replacing an earlier one.
 
     >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
     >>> answer, intent = runs.apply(
@@ -204,7 +206,7 @@ class SaveIntent(NamedTuple):
 
 
 class BeginAttempt(NamedTuple):
-    """Count an attempt to go on, before it is made.
+    """Count an attempt to resume, before it starts.
 
     >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
     >>> [intent] = runs.apply("t", BeginAttempt("r"))
@@ -216,7 +218,7 @@ class BeginAttempt(NamedTuple):
 
 
 class ClearIntent(NamedTuple):
-    """Forget how to go on, once that has succeeded; it need not be there.
+    """Delete the recovery intent of a run, if it has one.
 
     >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
     >>> run, cleared = runs.apply("t", SetState("r", "running"), ClearIntent("r"))
@@ -228,10 +230,10 @@ class ClearIntent(NamedTuple):
 
 
 class PutArtifact(NamedTuple):
-    """Keep what a run has made, under a relative path; bytes as a blob, else as a value.
+    """Store an artifact of a run under a relative path; bytes as a blob, else as a value.
 
-    Repeated with the same content it gives what is there; other content is refused
-    unless it may ``replace`` what is there.
+    Repeating it with the same content returns the existing artifact; other content is refused
+    unless ``replace`` is set.
 
     >>> run, made = runs.apply(
     ...     "t", SetState("r", "completed"), PutArtifact("r", "map.png", b"pixels", "image")
@@ -244,7 +246,7 @@ class PutArtifact(NamedTuple):
     path: str
     content: Any
     kind: str
-    #: As the path, if it is not given.
+    #: The path by default.
     artifact: str | None = None
     replace: bool = False
     #: When it happened, in milliseconds since 1970; None: now.

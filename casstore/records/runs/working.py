@@ -1,20 +1,19 @@
-"""A thread at work: its rows as they were read, and as steps have changed them, into one write.
+"""One thread during a write: its rows as they were read, and as the steps change them.
 
-The thread's row is expected to be as it was read, and that stands for everything below it
-(``layout``). What threads share is expected by itself: the stamp, and the counter of numbers by
-whoever takes one. All new threads, runs and approvals do; so nobody else has given their
-names meanwhile, in whatever thread.
+The write makes the row of the thread a condition, which covers every row below the thread
+(``layout``). Rows that threads share are conditions of their own: the stamp, and the counter when
+the write takes a number. Every new thread, run and approval takes one, so no other writer can have
+used their ids meanwhile, in any thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from casstore.engine.protocol import Write
 from casstore.errors import InvalidInputError, RecordNotFoundError
-from casstore.records.runs import layout
 from casstore.records.runs.data import (
     COMMITTED,
     KEEP,
@@ -28,98 +27,77 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
-from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, Tables
-from casstore.records.runs.names import check_id, check_number, check_time, number_text
-from casstore.records.runs.schema import Schema
+from casstore.records.runs.layout import NEXT, ApprovalRow, CounterRow, RunRow, RunTables
+from casstore.records.runs.names import check_id, check_number, check_time
+from casstore.records.schema import RowPlace
 from casstore.session import protection
 from casstore.session.attempts import read_again
-from casstore.session.records import Draft, Record, Table, find_records
-from casstore.session.state import Runtime
-from casstore.store import Store
-
-Place = tuple[Table, tuple[str, ...]]
-
-
-class Ground(NamedTuple):
-    """What all operations on the runs of a store stand on."""
-
-    store: Store
-    tables: Tables
-    schema: Schema
-    runtime: Runtime
-
-
-def ground_of(store: Store) -> Ground:
-    """The ground in a store; nothing is read or written yet."""
-    tables = Tables(store)
-    return Ground(store, tables, Schema(store, tables), Runtime(store))
+from casstore.session.records import Draft, Record, find_records
 
 
 class Numbers:
-    """Numbers that are given once, and rise; written back with the draft that uses them."""
+    """Ascending numbers, each given once; stored by the draft that uses them."""
 
-    def __init__(self, tables: Tables, record: Record | None) -> None:
+    def __init__(self, tables: RunTables, record: Record | None) -> None:
         self._tables = tables
         self._record = record
-        self._first = 1 if record is None else layout.read_number(record, "counter")
+        self._first = 1 if record is None else tables.counter.decode(record).next
         self._next = self._first
 
     def take(self) -> int:
-        """A number that nobody else gets, higher than all before."""
+        """A number that no other writer gets, higher than all before."""
         self._next += 1
         return self._next - 1
 
     def finish(self, draft: Draft) -> None:
-        """Let the write fail if others have taken numbers since, and keep what was taken."""
+        """Store the numbers taken, under the condition that no other writer has taken any."""
         if self._next != self._first:
-            draft.expect(self._tables.counter, COUNTER, self._record)
-            draft.put(self._tables.counter, COUNTER, self._next)
+            draft.expect(self._tables.counter, (NEXT,), self._record)
+            self._tables.counter.put(draft, CounterRow(NEXT, self._next))
 
 
 class Working:
-    """The rows of one thread, of one moment, and what becomes of them."""
+    """The rows of one thread, read in one transaction, and what the steps make of them."""
 
     def __init__(
         self,
-        ground: Ground,
+        tables: RunTables,
         thread: str,
-        places: Sequence[Place],
+        places: Sequence[RowPlace],
         committed: SessionCheckpoint | None = None,
     ) -> None:
-        self.ground = ground
-        self.tables = ground.tables
-        self.draft = Draft(ground.store)
-        self.now_ms = ground.store.engine.now_ms()
-        #: The revision that the commit will make which this goes beside.
+        self.tables = tables
+        self.draft = Draft(tables.store)
+        self.now_ms = tables.store.engine.now_ms()
+        #: The revision that the commit in the same write creates.
         self._committed = committed
-        schema = ground.schema
-        own = (ground.tables.threads, (thread,))
-        wanted = [*schema.places, (ground.tables.counter, COUNTER), own, *places]
-        family, version, counter, record, *found = find_records(ground.store, wanted)
-        schema.is_stamped(family, version)
+        own: RowPlace = (tables.threads, (thread,))
+        wanted = [tables.stamp_place, (tables.counter, (NEXT,)), own, *places]
+        stamp, counter, record, *found = find_records(tables.store, wanted)
+        tables.is_stamped(stamp)
         if record is None:
             raise RecordNotFoundError("thread", thread)
-        self._stamp = family, version
+        self._stamp = stamp
         self._record = record
         self._found = {
             (table.keys.start, key): each for (table, key), each in zip(places, found, strict=True)
         }
-        self.numbers = Numbers(self.tables, counter)
-        self._before = self._row = layout.read_thread(record)
+        self.numbers = Numbers(tables, counter)
+        self._before = self._row = tables.threads.decode(record)
         self._runs_before: dict[str, RunRow] = {}
         self._runs: dict[str, RunRow] = {}
         self._approvals: dict[str, ApprovalRow | None] = {}
         self._intents: dict[str, RecoveryIntent | None] = {}
         self._requests: dict[str, bool] = {}
         self._renewed: set[str] = set()
-        #: What was added here, and cannot be read yet: events by run key and sequence, artifacts
+        #: Rows of this write, which cannot be read yet: events by run key and sequence, artifacts
         #: by run key and path.
         self.new_events: dict[tuple[str, int], Event] = {}
         self.new_artifacts: dict[tuple[str, str], Artifact] = {}
-        #: Has anything changed?
+        #: True once a step has changed anything.
         self.is_changed = False
 
-    # --- as it is after the steps so far ------------------------------------------------------
+    # --- the rows after the steps so far --------------------------------------------------------
 
     @property
     def thread(self) -> Thread:
@@ -128,7 +106,7 @@ class Working:
 
     @property
     def key(self) -> str:
-        """Under which the thread's messages and orders lie."""
+        """The key of the thread: the start of the keys of its messages and index rows."""
         return self._row.key
 
     @property
@@ -144,37 +122,37 @@ class Working:
         return row
 
     def find_run(self, run: str) -> RunRow | None:
-        """A run, also of another thread; None if there is none."""
+        """A run, also of another thread, or None."""
         if run not in self._runs:
             record = self._found[self.tables.runs.keys.start, (run,)]
             if record is None:
                 return None
-            self._runs[run] = self._runs_before[run] = layout.read_run(record)
+            self._runs[run] = self._runs_before[run] = self.tables.runs.decode(record)
         return self._runs[run]
 
     def find_approval(self, approval: str) -> ApprovalRow | None:
-        """An approval, also of another thread; None if there is none."""
+        """An approval, also of another thread, or None."""
         if approval not in self._approvals:
             record = self._found[self.tables.approvals.keys.start, (approval,)]
-            self._approvals[approval] = None if record is None else layout.read_approval(record)
+            self._approvals[approval] = self.tables.approvals.decode_found(record)
         return self._approvals[approval]
 
     def find_intent(self, run: str) -> RecoveryIntent | None:
-        """The intent of a run; None if there is none."""
+        """The intent of a run, or None."""
         if run not in self._intents:
             record = self._found[self.tables.intents.keys.start, (run,)]
-            self._intents[run] = None if record is None else layout.read_intent(record)
+            self._intents[run] = self.tables.intents.decode_found(record)
         return self._intents[run]
 
     def has_request(self, run: str) -> bool:
-        """Is it kept what to run?"""
+        """True if the run has a request."""
         if run not in self._requests:
             record = self._found[self.tables.requests.keys.start, (run,)]
             self._requests[run] = record is not None
         return self._requests[run]
 
     def checkpoint(self, new: NewCheckpoint, current: CheckpointRef | None) -> CheckpointRef | None:
-        """What a reference is from now on."""
+        """The reference that replaces ``current`` when a step gives ``new``."""
         if new is KEEP:
             return current
         if new is COMMITTED and self._committed is not None:
@@ -185,7 +163,7 @@ class Working:
             )
         if isinstance(new, SessionCheckpoint):
             check_id(new.session, "a session")
-            check_number(new.revision, "a revision")
+            check_number(new.revision, "revision")
         elif new == "":
             return None
         elif new is not None:
@@ -198,18 +176,8 @@ class Working:
 
     # --- changing -----------------------------------------------------------------------
 
-    def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
-        """Write a row."""
-        self.draft.put(table, key, value)
-        self.is_changed = True
-
-    def delete(self, table: Table, key: tuple[str, ...]) -> None:
-        """Remove a row."""
-        self.draft.delete(table, key)
-        self.is_changed = True
-
     def change_thread(self, *, latest: int | None = None, moves: bool = False, **to: Any) -> None:
-        """Change fields of the thread; if it ``moves``, it is the one that changed last."""
+        """Change fields of the thread; if it ``moves``, it becomes the first in order of change."""
         order = self.numbers.take() if moves else self._row.order
         number = self._row.latest if latest is None else latest
         thread = self._row.thread._replace(**to)
@@ -217,70 +185,61 @@ class Working:
         self.is_changed = True
 
     def put_run(self, row: RunRow) -> None:
-        """Let this be how a run is."""
+        """Replace a run, or add one."""
         self._runs[row.run.id] = row
         self.is_changed = True
 
     def renew_protection(self, run: str) -> None:
-        """Let the checkpoint of a run be protected again, if it should be."""
+        """Protect the checkpoint of a run again, if it needs protection."""
         self._renewed.add(run)
         self.is_changed = True
 
     def put_approval(self, row: ApprovalRow) -> None:
-        """Let this be how an approval is."""
+        """Replace an approval, or add one."""
+        before = self._approvals.get(row.approval.id)
         self._approvals[row.approval.id] = row
-        self.put(self.tables.approvals, (row.approval.id,), layout.pack_approval(row))
+        self.tables.approvals.put(self.draft, row, before)
+        self.is_changed = True
 
     def put_intent(self, run: str, intent: RecoveryIntent | None) -> None:
-        """Let this be how to go on with a run."""
+        """Replace the intent of a run; None: delete it."""
         self._intents[run] = intent
         if intent is None:
-            self.delete(self.tables.intents, (run,))
+            self.draft.delete(self.tables.intents, (run,))
         else:
-            self.put(self.tables.intents, (run,), layout.pack_intent(intent))
+            self.tables.intents.put(self.draft, intent)
+        self.is_changed = True
 
     def put_request(self, run: str, request: RunRequest | None) -> None:
-        """Let this be what to run."""
+        """Replace the request of a run; None: delete it."""
         self._requests[run] = request is not None
         if request is None:
-            self.delete(self.tables.requests, (run,))
+            self.draft.delete(self.tables.requests, (run,))
         else:
-            self.put(self.tables.requests, (run,), layout.pack_request(request))
+            self.tables.requests.put(self.draft, request)
+        self.is_changed = True
 
-    # --- into the write -------------------------------------------------------------------
+    # --- the write --------------------------------------------------------------------------------
 
     def finish(self) -> Draft:
-        """Everything as one write."""
+        """All changes as one draft."""
         draft, tables = self.draft, self.tables
-        self.ground.schema.expect(draft, *self._stamp)
+        tables.expect_stamp(draft, self._stamp)
         draft.expect(tables.threads, self._record.key, self._record)
         for run, row in self._runs.items():
             old = self._runs_before.get(run)
             if row != old:
-                self._finish_run(old, row)
+                tables.runs.put(draft, row, old)
+                self._protect(None if old is None else old.run, row.run)
             if run in self._renewed:
                 self._protect(None, row.run)
-        if self._row.order != self._before.order:
-            draft.delete(tables.thread_order, (number_text(self._before.order),))
-            draft.put(tables.thread_order, (number_text(self._row.order),), self.thread.id)
         thread = self._row._replace(revision=self._before.revision + 1)
-        draft.put(tables.threads, self._record.key, layout.pack_thread(thread))
+        tables.threads.put(draft, thread, self._before)
         self.numbers.finish(draft)
         return draft
 
-    def _finish_run(self, old: RunRow | None, row: RunRow) -> None:
-        draft, tables, run = self.draft, self.tables, row.run
-        if old is None:
-            draft.put(tables.thread_runs, (self.key, number_text(run.number)), run.id)
-        if old is None or old.order != row.order:
-            if old is not None:
-                draft.delete(tables.run_order, (number_text(old.order),))
-            draft.put(tables.run_order, (number_text(row.order),), run.id)
-        draft.put(tables.runs, (run.id,), layout.pack_run(row))
-        self._protect(None if old is None else old.run, run)
-
     def _protect(self, old: Run | None, new: Run) -> None:
-        """Let the checkpoint that a run may come back to stay, and no other."""
+        """Protect the checkpoint that a run can resume from, and release the one before."""
         before = None if old is None else protected_revision(old)
         after = protected_revision(new)
         if before == after:
@@ -293,13 +252,13 @@ class Working:
             self.draft.also(Write(rows=protection.changes(after.session, after.revision, by=by)))
         elif after is not None:
             _, write = read_again(
-                partial(protection.plan, self.ground.runtime, after.session, after.revision, by=by)
+                partial(protection.plan, self.tables.runtime, after.session, after.revision, by=by)
             )
             self.draft.also(write)
 
 
 def protector(run: str) -> str:
-    """By which name a run protects its checkpoint."""
+    """The name under which a run protects its checkpoint."""
     return f"run {run}"
 
 

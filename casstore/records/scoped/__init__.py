@@ -1,13 +1,13 @@
-"""Scoped state: what a host keeps for its runners, by conversation, actor, subject and runner."""
+"""Scoped state: what a host stores for its runners, by conversation, actor, subject and runner."""
 
 from casstore.records.scoped.contents import MAX_KEY_CHARACTERS, MAX_VALUE_BYTES
 from casstore.records.scoped.erasure import ActorErasure
 from casstore.records.scoped.generations import Generation
+from casstore.records.scoped.layout import RunGrant
 from casstore.records.scoped.places import Located
 from casstore.records.scoped.policy import Outcome, Policy, Quota, Reason
 from casstore.records.scoped.removal import Erased
-from casstore.records.scoped.runs import Run
-from casstore.records.scoped.scope import Entry, Page, Scope, Usage
+from casstore.records.scoped.scope import Entry, KeyPage, Scope, Usage
 from casstore.records.scoped.scope_keys import SCOPES, Context, binding_identity, scope_key
 from casstore.records.scoped.states import RunState, ScopedState
 
@@ -20,13 +20,13 @@ __all__ = [
     "Entry",
     "Erased",
     "Generation",
+    "KeyPage",
     "Located",
     "Outcome",
-    "Page",
     "Policy",
     "Quota",
     "Reason",
-    "Run",
+    "RunGrant",
     "RunState",
     "Scope",
     "ScopedState",

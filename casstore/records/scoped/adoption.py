@@ -1,4 +1,4 @@
-"""Values and resets that come from elsewhere, with the times and contexts that they had there."""
+"""Imports values and resets with their original times and contexts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from typing import Any, NamedTuple
 from casstore.errors import ConditionFailedError, ConflictError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.scoped.changes import changed, put_head, put_leads
+from casstore.records.schema import number_text
+from casstore.records.scoped.changes import changed, put_leads, put_scope
 from casstore.records.scoped.contents import Content
 from casstore.records.scoped.layout import (
     LATEST,
-    Head,
-    Stored,
-    Tables,
+    ScopedTables,
+    ScopeRow,
+    ValueRow,
     charged_bytes,
     context_in_row,
-    decode_head,
-    decode_reset,
-    decode_value,
-    latest_number,
-    new_head,
-    number_text,
+    new_scope,
     value_in_row,
 )
 from casstore.records.scoped.scope import get_linked
@@ -34,12 +30,12 @@ from casstore.store import Store
 
 
 class Arrival(NamedTuple):
-    """A value from elsewhere."""
+    """A value to import."""
 
     context: Context
     scope: str
     scope_key: str
-    #: As it is stored: no alias.
+    #: The stored key, not an alias.
     key: str
     content: Content
     created_ms: int
@@ -48,12 +44,12 @@ class Arrival(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it belongs."""
+        """The key of the row of its scope: the scope's key and the generation."""
         return (self.scope_key, number_text(self.generation))
 
 
 class ArrivedReset(NamedTuple):
-    """A reset from elsewhere: the first of its conversation."""
+    """A reset to import: the first of its conversation."""
 
     workspace_id: str | None
     bot_id: str | None
@@ -68,29 +64,29 @@ class ArrivedReset(NamedTuple):
 
 
 class Adoption:
-    """Takes values and resets over; what is there already, and the same, stays."""
+    """Imports values and resets; identical ones that exist already stay."""
 
     def __init__(self, store: Store) -> None:
-        self._tables = Tables(store)
+        self._tables = ScopedTables(store)
 
     # --- values -------------------------------------------------------------------------
 
     def has_values(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """Which of these are there; ConflictError if one is there and is not the same."""
+        """Which of these exist; ConflictError if one exists and is not the same."""
         tables = self._tables
         rows = tables.values.find_many([(*one.place, one.key) for one in arrivals])
-        found = [None if row is None else decode_value(row) for row in rows]
+        found = [tables.values.decode_found(row) for row in rows]
         links = [
-            told
+            part
             for one in found
             if one is not None
-            for told in (one.value, one.context)
-            if type(told) is Link
+            for part in (one.value, one.context)
+            if type(part) is Link
         ]
         linked = iter(get_linked(tables.store, links))
 
-        def whole(told: Any) -> Any:
-            return next(linked) if type(told) is Link else told
+        def whole(part: Any) -> Any:
+            return next(linked) if type(part) is Link else part
 
         there: list[bool] = []
         for arrival, stored in zip(arrivals, found, strict=True):
@@ -105,7 +101,7 @@ class Adoption:
         return there
 
     def put_values(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these over in one write; ConflictError if one of them is there meanwhile."""
+        """Import these in one write; ConflictError if one was written meanwhile."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
         attempts = Attempts("the scopes of an import")
@@ -132,37 +128,38 @@ class Adoption:
     ) -> None:
         tables = self._tables
         draft.expect(tables.scopes, place, record)
-        head = _first_head(come[0]) if record is None else decode_head(record)
+        before = tables.scopes.decode_found(record)
+        head = before or _first_scope(come[0])
         for one in come:
             size_bytes = one.content.size_bytes
             head = changed(head, come_bytes=charged_bytes(one.key, size_bytes))
-            writer = one.context.actor
-            draft.put(
-                tables.values,
-                (*place, one.key),
-                [
-                    head.version,
-                    head.version,
-                    one.created_ms,
-                    one.updated_ms,
-                    None,
-                    size_bytes,
-                    None if writer is None else list(writer),
-                    context_in_row(draft, one.context),
-                    value_in_row(draft, one.content.stored, size_bytes),
-                ],
+            value = ValueRow(
+                one.scope_key,
+                one.generation,
+                one.key,
+                head.version,
+                head.version,
+                one.created_ms,
+                one.updated_ms,
+                None,
+                size_bytes,
+                one.context.actor,
+                context_in_row(draft, one.context),
+                value_in_row(draft, one.content.stored, size_bytes),
             )
-            put_leads(tables, draft, one.scope, one.context, (*place, one.key), head.version)
-        put_head(tables, draft, place, head, first=record is None)
+            tables.values.put(draft, value)
+            put_leads(tables, draft, one.scope, one.context, value)
+        put_scope(tables, draft, head, before)
 
     # --- resets -------------------------------------------------------------------------
 
     def has_resets(self, arrivals: Sequence[ArrivedReset]) -> list[bool]:
-        """Which of these are there; ConflictError if the first of a conversation is another."""
+        """Which of these exist; ConflictError if the conversation's first reset is another."""
         first = number_text(1)
-        rows = self._tables.resets.find_many([(one.key, first) for one in arrivals])
+        tables = self._tables
+        rows = tables.resets.find_many([(one.key, first) for one in arrivals])
         for arrival, row in zip(arrivals, rows, strict=True):
-            if row is not None and decode_reset(row)[1:3] != (arrival.id, arrival.at_ms):
+            if row is not None and tables.resets.decode(row)[3:5] != (arrival.id, arrival.at_ms):
                 raise ConflictError(
                     f"conversation {arrival.conversation_id!r} was reset in the store, not as "
                     "in the source"
@@ -170,20 +167,18 @@ class Adoption:
         return [row is not None for row in rows]
 
     def put_resets(self, arrivals: Sequence[ArrivedReset]) -> None:
-        """Take these over in one write."""
+        """Import these in one write."""
         tables = self._tables
         attempts = Attempts("the resets of an import")
         while True:
             attempts.begin()
             latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
-            if any(latest_number(one) for one in latest):
+            if any(tables.latest_number(one) for one in latest):
                 raise ConflictError("some of the conversations were reset in the store meanwhile")
             draft = Draft(tables.store)
             for one in arrivals:
-                row = [1, one.id, one.at_ms, None]
                 draft.expect(tables.resets, (one.key, LATEST), None)
-                draft.put(tables.resets, (one.key, LATEST), row)
-                draft.put(tables.resets, (one.key, number_text(1)), row)
+                tables.put_reset(draft, one.key, 1, one.id, one.at_ms, None)
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -191,16 +186,17 @@ class Adoption:
             return
 
 
-def _first_head(arrival: Arrival) -> Head:
-    context = arrival.context
-    if arrival.scope != "conversation":
-        return new_head(None)
-    return new_head(conversation_key(context.workspace_id, context.bot_id, context.conversation_id))
+def _first_scope(arrival: Arrival) -> ScopeRow:
+    context, conversation = arrival.context, None
+    if arrival.scope == "conversation":
+        place = (context.workspace_id, context.bot_id, context.conversation_id)
+        conversation = conversation_key(*place)
+    return new_scope(arrival.scope_key, arrival.generation, conversation)
 
 
-def _is_same(arrival: Arrival, stored: Stored, value: Any, context: Context) -> bool:
+def _is_same(arrival: Arrival, stored: ValueRow, value: Any, context: Context) -> bool:
     return (
-        # As JSON says it: 1 is not 1.0, nor true.
+        # Compare as JSON: 1 differs from 1.0 and from true.
         json.dumps(value, sort_keys=True) == json.dumps(arrival.content.value, sort_keys=True)
         and context == arrival.context
         and (stored.created_ms, stored.updated_ms) == (arrival.created_ms, arrival.updated_ms)

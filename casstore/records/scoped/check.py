@@ -1,75 +1,50 @@
-"""Scoped state: the counts of a scope, versions, the ways from people to values, resets."""
+"""The check of scoped state: the counts of a scope, versions, and the numbers of resets.
+
+The schemas check the rest: every row decodes and agrees with its indexes and parents.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from casstore.engine.protocol import Row
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
-from casstore.records.scoped.layout import (
-    LATEST,
-    Head,
-    Stored,
-    Tables,
-    decode_head,
-    decode_person,
-    decode_reset,
-    decode_value,
-    number_text,
-)
-from casstore.records.scoped.runs import decode_run
-from casstore.session.records import Record
+from casstore.records.schema import RowTable, number_text
+from casstore.records.schema_check import RowCheck, judges
+from casstore.records.scoped.layout import LATEST, ResetRow, ScopedTables, ScopeRow, ValueRow
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 
 class ScopedCheck:
-    """Judges the records of scoped state."""
+    """Checks the records of scoped state."""
 
     def __init__(self, store: Store, facts: Facts) -> None:
-        self._tables = Tables(store)
+        self._store = store
+        self._tables = ScopedTables(store)
         self._facts = facts
 
     def judges(self) -> Judges:
         """For each table, the function that checks a record of it."""
         tables = self._tables
-        return {
-            tables.scopes: self._scope,
-            tables.values: self._value,
-            tables.conversations: self._conversation,
-            tables.resets: self._reset,
-            tables.runs: self._run,
-            tables.run_actors: self._run_actor,
-        }
+        # Index rows by person may point to removed values; expiry deletes them.
+        own = [table for table in vars(tables).values() if isinstance(table, RowTable)]
+        checks: dict[Table, RowCheck] = {tables.scopes: self._scope, tables.resets: self._reset}
+        return judges(self._store, self._facts, own, checks)
 
-    # --- scopes ---------------------------------------------------------------------------------
-
-    def _scope(self, record: Record) -> None:
-        head, tables = decode_head(record), self._tables
-        own = tables.scopes.place(*record.key)
-        self._facts.count(own, lambda row: self._look(record.key, self._head(record.key, row)))
-        if head.conversation is None:
-            return
-        places = [own, tables.conversations.place(head.conversation, *record.key)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            if values[0] != record.row or values[1] is not None:
-                return None
-            return f"scope {record.key[0]} is not found by its conversation"
-
-        where = where_is(tables.scopes, record.key)
-        self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
-
-    def _head(self, key: tuple[str, ...], row: bytes) -> Head:
+    def _scope(self, record: Record, row: ScopeRow) -> None:
         table = self._tables.scopes
-        return decode_head(table.record_of(Row(table.keys.key(key), row)))
+        self._facts.count(
+            table.place(*record.key),
+            lambda found: self._look(record.key, table.row_of(record.key, found)),
+        )
 
-    def _look(self, key: tuple[str, ...], head: Head) -> Iterator[Wrong]:
+    def _look(self, key: tuple[str, ...], head: ScopeRow) -> Iterator[Wrong]:
         keys = size_bytes = 0
         soonest_ms: int | None = None
-        strange: Stored | None = None
+        strange: ValueRow | None = None
         for record in self._tables.values.scan(*key):
-            stored = decode_value(record)
+            stored = self._tables.values.decode(record)
             keys += 1
             size_bytes += stored.charged_bytes
             if stored.expires_ms is not None:
@@ -93,58 +68,9 @@ class ScopedCheck:
             )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
-    def _value(self, record: Record) -> None:
-        stored, tables = decode_value(record), self._tables
-        own = tables.values.place(*record.key)
-        places = [own, tables.scopes.place(*record.key[:2])]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            if values[0] != record.row or values[1] is not None:
-                return None
-            return f"value {stored.key!r} is of scope {record.key[0]}, which is not there"
-
-        self._facts.ask(codes.RECORD_ORPHANED, where_is(tables.values, record.key), places, judge)
-        if stored.writer is not None:
-            self._writer(record, stored, stored.writer)
-
-    def _writer(self, record: Record, stored: Stored, writer: tuple[str, str]) -> None:
-        tables, lead = self._tables, (*writer, *record.key)
-        places = [tables.values.place(*record.key), tables.people.place(*lead)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            own, found = values
-            if own != record.row:
-                return None
-            if found is not None:
-                row = Row(tables.people.keys.key(lead), found)
-                if decode_person(tables.people.record_of(row)).origin == stored.origin:
-                    return None
-            return f"value {stored.key!r} of scope {record.key[0]} is not found by who wrote it"
-
-        self._facts.ask(
-            codes.RECORD_INDEX_WRONG, where_is(tables.values, record.key), places, judge
-        )
-
-    def _conversation(self, record: Record) -> None:
-        tables, (conversation, *place) = self._tables, record.key
-        places = [tables.conversations.place(*record.key), tables.scopes.place(*place)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            own, scope = values
-            if own != record.row:
-                return None
-            if scope is not None and self._head(tuple(place), scope).conversation == conversation:
-                return None
-            return f"a conversation leads to scope {place[0]}, which is not one of it"
-
-        where = where_is(tables.conversations, record.key)
-        self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
-
-    # --- resets and runs --------------------------------------------------------------------------
-
-    def _reset(self, record: Record) -> None:
-        """Numbers have no gap, and the latest stands once more under no number."""
-        reset, table = decode_reset(record), self._tables.resets
+    def _reset(self, record: Record, reset: ResetRow) -> None:
+        """Check that numbers have no gap, and that the latest reset is under LATEST too."""
+        table = self._tables.resets
         conversation, number = record.key
         before = number_text(reset.number - 1)
         places = [table.place(*record.key), table.place(conversation, LATEST)]
@@ -160,49 +86,17 @@ class ScopedCheck:
             if number != LATEST and number != number_text(reset.number):
                 return f"reset {reset.number} of a conversation stands under {number}"
             if latest is None:
-                return f"reset {reset.number} of a conversation has no latest one beside it"
+                return f"reset {reset.number} of a conversation has no row for the latest reset"
             if number == LATEST:
                 return None if other == [own] else "the latest reset of a conversation is lost"
-            row = Row(table.keys.key((conversation, LATEST)), latest)
-            if decode_reset(table.record_of(row)).number < reset.number:
+            if table.row_of((conversation, LATEST), latest).number < reset.number:
                 return f"reset {reset.number} of a conversation is not known to the latest"
             return f"reset {reset.number - 1} of a conversation is lost" if None in other else None
 
         self._facts.ask(codes.RECORD_COUNT_WRONG, where_is(table, record.key), places, judge)
 
-    def _run(self, record: Record) -> None:
-        run, tables = decode_run(record), self._tables
-        actor = run.context.actor
-        if actor is None:
-            return
-        places = [tables.runs.place(*record.key), tables.run_actors.place(*actor, *record.key)]
 
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            if values[0] != record.row or values[1] is not None:
-                return None
-            return f"run {record.key[0]!r} of scoped state is not found by who acts in it"
-
-        self._facts.ask(codes.RECORD_INDEX_WRONG, where_is(tables.runs, record.key), places, judge)
-
-    def _run_actor(self, record: Record) -> None:
-        tables, (*actor, run) = self._tables, record.key
-        places = [tables.run_actors.place(*record.key), tables.runs.place(run)]
-
-        def judge(values: Sequence[bytes | None]) -> str | None:
-            own, found = values
-            if own != record.row:
-                return None
-            if found is not None:
-                row = Row(tables.runs.keys.key((run,)), found)
-                if decode_run(tables.runs.record_of(row)).context.actor == tuple(actor):
-                    return None
-            return f"an actor leads to run {run!r} of scoped state, which is not one of theirs"
-
-        where = where_is(tables.run_actors, record.key)
-        self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
-
-
-def _was_given(version: str, head: Head) -> bool:
-    """Can a scope have given this version before its latest change?"""
+def _was_given(version: str, head: ScopeRow) -> bool:
+    """Whether a scope can have issued this version, up to its latest change."""
     birth, _, number = version.rpartition("-")
     return birth == head.birth and 0 < int(number) <= head.changes

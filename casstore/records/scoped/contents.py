@@ -1,4 +1,4 @@
-"""Values and keys of state, checked: what JSON can say, and not too much of it."""
+"""Checks values and keys of scoped state: valid JSON within the size limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from casstore.records.json_values import storable
 from casstore.records.scoped.policy import Reason, refuse
 from casstore.records.scoped.scope_keys import real_key
 
-#: The UTF-8 of a value's JSON has at most so many bytes.
+#: The most bytes of a value's JSON, in UTF-8.
 MAX_VALUE_BYTES: Final = 262_144
-#: A key has at most so many characters.
+#: The most characters of a key.
 MAX_KEY_CHARACTERS: Final = 255
 
 
 class Content(NamedTuple):
-    """A value of JSON: as it will be read, as it is stored, and how long its JSON is."""
+    """A JSON value as it is read, as it is stored, and the length of its JSON."""
 
     value: Any
     stored: Any
@@ -24,26 +24,26 @@ class Content(NamedTuple):
 
 
 def content_of(value: Any) -> Content:
-    """A value as JSON has it: tuples are lists, keys are texts. StateRefusedError if it cannot."""
+    """The value as JSON: tuples become lists, keys text. StateRefusedError if it is not JSON."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         size_bytes = len(text.encode())
     except RecursionError:
-        refuse(Reason.NOT_JSON, "the value is no JSON: it is nested too deeply")
+        refuse(Reason.NOT_JSON, "the value is not JSON: it is nested too deeply")
     except (TypeError, ValueError) as exc:
-        refuse(Reason.NOT_JSON, f"the value is no JSON: {exc}")
+        refuse(Reason.NOT_JSON, f"the value is not JSON: {exc}")
     if size_bytes > MAX_VALUE_BYTES:
         refuse(
             Reason.TOO_LARGE,
             f"the JSON of the value has {size_bytes} bytes, more than the {MAX_VALUE_BYTES} of "
             "scoped state: store it as a blob, and its digest here",
         )
-    told = json.loads(text)
-    return Content(told, storable(told), size_bytes)
+    plain = json.loads(text)
+    return Content(plain, storable(plain), size_bytes)
 
 
 def checked_key(key: Any) -> str:
-    """The key as it is stored, an alias replaced; StateRefusedError if it cannot be one."""
+    """The stored key, with an alias replaced; StateRefusedError if it is invalid."""
     if type(key) is not str or not 0 < len(key) <= MAX_KEY_CHARACTERS:
         refuse(
             Reason.BAD_KEY,

@@ -1,4 +1,4 @@
-"""Scoped state as a provider of erasure: what concerns a subject goes with its sessions."""
+"""Scoped state as an erasure provider: erases values of a subject together with its sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from casstore.errors import InvalidInputError
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
-from casstore.records.scoped.layout import Tables, Writer
+from casstore.records.scoped.layout import ScopedTables, Writer
 from casstore.records.scoped.removal import (
     check_place,
     checked_person,
@@ -26,10 +26,10 @@ _RUN: Final = "run"
 
 
 class ActorErasure:
-    """Finds and erases what an actor has written, or is about it, for ``maintenance.erasure``.
+    """Finds and erases values written by or about an actor, for ``maintenance.erasure``.
 
-    ``actor_of`` tells the type and id of the actor that a subject of sessions is; without,
-    its id is the subject's name. As with ``erase_actor``, the place may be given.
+    ``actor_of`` returns the type and id of the actor for a subject of sessions; by default its id
+    is the subject's name. ``workspace_id`` and ``bot_id`` as for ``erase_actor``.
 
     >>> from casstore.maintenance import erasure
     >>> entry = state.scope(context, "actor").put("language", "de")
@@ -47,7 +47,7 @@ class ActorErasure:
         bot_id: str | None = None,
     ) -> None:
         if actor_of is not None:
-            check_callable(actor_of, "what tells the actor of a subject")
+            check_callable(actor_of, "actor_of")
         check_place(workspace_id, bot_id)
         self._actor_of = actor_of or (lambda subject: (ACTOR_TYPE, subject))
         self._place = (workspace_id, bot_id)
@@ -58,47 +58,47 @@ class ActorErasure:
         return "scoped"
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
-        """What there is about a subject."""
-        tables, person = Tables(store), checked_person(self._actor_of(subject))
-        found = [_spell(_VALUE, one.key) for one in concerning(tables, person, *self._place)]
-        return found + [_spell(_RUN, one.key) for one in runs_of(tables, person, *self._place)]
+        """The values and runs of a subject."""
+        tables, person = ScopedTables(store), checked_person(self._actor_of(subject))
+        found = [_encode(_VALUE, one.key) for one in concerning(tables, person, *self._place)]
+        return found + [_encode(_RUN, one.key) for one in runs_of(tables, person, *self._place)]
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The digests that these keep alive."""
+        """The digests that these records refer to."""
         for table, key in self._places(store, found):
             record = table.find(*key)
             if record is not None:
                 yield from row_links(record.row)
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The keys of the rows that these are."""
+        """The keys of the rows of these records."""
         for table, key in self._places(store, found):
             yield table.keys.key(key)
 
     def stays(self, store: Store, found: Sequence[str]) -> Sequence[Any]:
-        """Nothing keeps any of these from going."""
+        """Always empty: scoped state has no holds or seals."""
         return ()
 
     def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
-        """Nobody was given any of these."""
+        """Always empty: scoped state does not record that third parties received it."""
         return ()
 
     def _places(
         self, store: Store, found: Sequence[str]
     ) -> Iterator[tuple[Table, tuple[str, ...]]]:
-        """Where the values and runs are that were found."""
-        tables = Tables(store)
-        for kind, key in map(_read, list_of(found, "what was found")):
+        """The rows of the values and runs found."""
+        tables = ScopedTables(store)
+        for kind, key in map(_read, list_of(found, "found")):
             yield (tables.values if kind == _VALUE else tables.runs, key[2:])
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        """Remove these; how many values and runs there were."""
-        tables, found = Tables(store), list_of(found, "what was found")
+        """Remove these; returns the number of values and runs."""
+        tables, found = ScopedTables(store), list_of(found, "found")
         erased = 0
         for start in range(0, len(found), REMOVED_AT_ONCE):
-            told = [_read(one) for one in found[start : start + REMOVED_AT_ONCE]]
-            leads = tables.people.find_many([key for kind, key in told if kind == _VALUE])
-            own = tables.run_actors.find_many([key for kind, key in told if kind == _RUN])
+            entries = [_read(one) for one in found[start : start + REMOVED_AT_ONCE]]
+            leads = tables.people.find_many([key for kind, key in entries if kind == _VALUE])
+            own = tables.run_actors.find_many([key for kind, key in entries if kind == _RUN])
             erased += sum(
                 erase_found(
                     tables,
@@ -109,7 +109,7 @@ class ActorErasure:
         return erased
 
 
-def _spell(kind: str, key: tuple[str, ...]) -> str:
+def _encode(kind: str, key: tuple[str, ...]) -> str:
     return json.dumps([kind, *key], ensure_ascii=False)
 
 

@@ -1,22 +1,21 @@
-"""Removing what nobody sees any more: values and runs whose time is up, and what led to them."""
+"""Expiry of scoped state: removes values and runs that have expired, and leads to none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from casstore.errors import ConditionFailedError
+from casstore.records.schema import Key, RowTable
 from casstore.records.scoped.changes import (
     REMOVED_AT_ONCE,
-    Place,
     changed,
     find_late,
     forget,
-    put_head,
+    put_scope,
 )
-from casstore.records.scoped.layout import Tables, decode_head, decode_person, decode_value
-from casstore.records.scoped.runs import decode_run
+from casstore.records.scoped.layout import ScopedTables
 from casstore.session.attempts import Attempts
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
@@ -27,30 +26,30 @@ class Swept(NamedTuple):
 
     values: int
     runs: int
-    #: Records that led from a person to something that is gone.
+    #: Rows that led from a person to a value or run that is gone.
     leads: int
 
 
 def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
-    """Remove what has expired, each if it is still as it was found.
+    """Remove values and runs that have expired, unless another writer changes them meanwhile.
 
     Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
     """
-    tables = Tables(store)
-    told = _Counting(pulse)
+    tables = ScopedTables(store)
+    counting = _Counting(pulse)
     now_ms = store.engine.now_ms()
     values = 0
-    for record in told.through(tables.scopes.scan()):
-        soonest_ms = decode_head(record).soonest_ms
+    for record in counting.through(tables.scopes.scan()):
+        soonest_ms = tables.scopes.decode(record).soonest_ms
         if soonest_ms is not None and soonest_ms <= now_ms:
-            values += _sweep_scope(tables, told, (record.key[0], record.key[1]), now_ms)
+            values += _sweep_scope(tables, counting, record.key, now_ms)
     known = tables.runs.read_each(
-        told.through(tables.runs.scan()), lambda record: (record, decode_run(record).expires_ms)
+        counting.through(tables.runs.scan()), lambda record: (record, tables.runs.decode(record))
     )
-    late = (record for record, expires_ms in known if expires_ms <= now_ms)
+    late = ((record, run) for record, run in known if run.expires_ms <= now_ms)
     runs = _remove(tables.runs, late, store)
-    leads = _remove(tables.people, _astray(tables, told), store)
-    leads += _remove(tables.run_actors, _runless(tables, told), store)
+    leads = _remove(tables.people, _astray(tables, counting), store)
+    leads += _remove(tables.run_actors, _runless(tables, counting), store)
     return Swept(values, runs, leads)
 
 
@@ -69,8 +68,8 @@ class _Counting:
             yield record
 
 
-def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> int:
-    """Remove the values of a scope whose time is up; how many."""
+def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: int) -> int:
+    """Remove the values of a scope that have expired; how many."""
     gone = 0
     attempts = Attempts(f"scope {place[0]}")
     while True:
@@ -80,8 +79,8 @@ def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> 
             record = tables.scopes.find(*place)
             if record is None:
                 return gone
-            head = decode_head(record)
-            late = find_late(told.through(tables.values.scan(*place)), now_ms)
+            head = tables.scopes.decode(record)
+            late = find_late(tables, counting.through(tables.values.scan(*place)), now_ms)
             if not late.gone and head.soonest_ms == late.soonest_ms:
                 return gone
             draft = Draft(tables.store)
@@ -89,7 +88,7 @@ def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> 
             for stored in late.gone:
                 forget(tables, draft, stored)
             after = changed(head, gone=late.gone)._replace(soonest_ms=late.soonest_ms)
-            put_head(tables, draft, place, after)
+            put_scope(tables, draft, after, head)
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -97,38 +96,43 @@ def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> 
             gone += len(late.gone)
 
 
-def _astray(tables: Tables, told: _Counting) -> Iterator[Record]:
-    """What leads from a person to a value that is gone, or to another of its key."""
-    leads = told.through(tables.people.scan())
+def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+    """Leads from a person to a value that is gone, or was replaced by another of its key."""
+    leads = counting.through(tables.people.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
         found = tables.values.find_many([one.key[2:] for one in some])
         for lead, record in zip(some, found, strict=True):
-            if record is None or decode_value(record).origin != decode_person(lead).origin:
-                yield lead
+            value = tables.values.decode_found(record)
+            if value is None or value.origin != tables.people.decode(lead).origin:
+                yield lead, None
 
 
-def _runless(tables: Tables, told: _Counting) -> Iterator[Record]:
-    """What leads from an actor to a run that is gone."""
-    leads = told.through(tables.run_actors.scan())
+def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+    """Index rows that lead from an actor to a run that is gone: a copy can leave such."""
+    leads = counting.through(tables.run_actors.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
         found = tables.runs.find_many([one.key[2:] for one in some])
-        yield from (lead for lead, run in zip(some, found, strict=True) if run is None)
+        yield from ((lead, None) for lead, run in zip(some, found, strict=True) if run is None)
 
 
-def _remove(table: Table, records: Iterable[Record], store: Store) -> int:
-    """Remove records that nobody changes meanwhile; how many."""
-    waiting = iter(records)
+def _remove(table: Table, found: Iterable[tuple[Record, Any]], store: Store) -> int:
+    """Delete records that no other writer changes meanwhile, with the indexes of rows; how many."""
+    waiting = iter(found)
     removed = 0
     while some := list(islice(waiting, REMOVED_AT_ONCE)):
         while some:
             draft = Draft(store)
-            for record in some:
+            # The conditions come in the order of ``some``: the error gives the position of one.
+            for record, row in some:
                 draft.expect(table, record.key, record)
-                draft.delete(table, record.key)
+                if row is not None and isinstance(table, RowTable):
+                    table.remove(draft, row)
+                else:
+                    draft.delete(table, record.key)
             try:
                 draft.commit()
             except ConditionFailedError as exc:
-                # Renewed, written again or gone just now: it is not ours any more.
+                # Renewed, written again or deleted by another writer since it was read.
                 del some[exc.index]
                 continue
             removed += len(some)

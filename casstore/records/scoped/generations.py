@@ -1,9 +1,9 @@
-"""Resets of a conversation: what was before stays, and is seen only by who asks for it.
+"""Resets of a conversation: earlier values are kept and are read only by generation.
 
-A reset is one number more. The values of the conversation's scopes lie under the number that
-was the latest when they were put, so a reset moves and deletes nothing, however much there is.
-Whoever writes expects the number to be the latest still. Numbers count up; the clock is told
-along, and decides nothing.
+A reset increments the generation. Values of the conversation's scopes are stored under the
+generation in which they were put, so a reset moves and deletes nothing.
+Every write makes the latest number a condition. The time of a reset is stored for readers and
+is never compared.
 """
 
 from __future__ import annotations
@@ -18,21 +18,17 @@ from casstore.records.json_values import restored
 from casstore.records.scoped.contents import Content, content_of
 from casstore.records.scoped.layout import (
     LATEST,
-    Reset,
-    Tables,
-    decode_reset,
-    latest_number,
-    number_text,
+    ResetRow,
+    ScopedTables,
 )
 from casstore.session.attempts import Attempts
 from casstore.session.records import Draft
 
 
 class Generation(NamedTuple):
-    """What a conversation began anew with: its number, from 1 on, and an id that is new to all.
+    """A reset of a conversation: its number, from 1 on, and a unique id.
 
-    ``note`` is what the caller wants to know later: where the history that it keeps
-    elsewhere begins to count, for one.
+    ``note`` is for the caller, for example the position in a history that is stored elsewhere.
 
     >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
     >>> generation = state.reset(**conversation, note="bored")
@@ -46,8 +42,8 @@ class Generation(NamedTuple):
     note: Any
 
 
-def reset(tables: Tables, conversation: str, note: Any) -> Generation:
-    """Begin a conversation anew."""
+def reset(tables: ScopedTables, conversation: str, note: Any) -> Generation:
+    """Reset a conversation."""
     content = content_of(note)
     attempts = Attempts("the resets of a conversation")
     while True:
@@ -61,35 +57,36 @@ def reset(tables: Tables, conversation: str, note: Any) -> Generation:
         return generation
 
 
-def prepare_reset(tables: Tables, conversation: str, note: Any) -> tuple[Generation, Write]:
-    """A reset that goes beside the commit of a session, and happens with it or not at all."""
+def prepare_reset(tables: ScopedTables, conversation: str, note: Any) -> tuple[Generation, Write]:
+    """A reset to be written in the same transaction as a commit of a session."""
     draft = Draft(tables.store)
     generation = _draft_reset(tables, draft, conversation, content_of(note))
     return generation, draft.as_write()
 
 
-def _draft_reset(tables: Tables, draft: Draft, conversation: str, note: Content) -> Generation:
+def _draft_reset(
+    tables: ScopedTables, draft: Draft, conversation: str, note: Content
+) -> Generation:
     latest = tables.resets.find(conversation, LATEST)
-    number = latest_number(latest) + 1
-    row = [number, str(uuid.uuid4()), tables.store.engine.now_ms(), note.stored]
+    number = tables.latest_number(latest) + 1
     draft.expect(tables.resets, (conversation, LATEST), latest)
-    draft.put(tables.resets, (conversation, LATEST), row)
-    draft.put(tables.resets, (conversation, number_text(number)), row)
-    return _told(Reset(*row))
+    now_ms = tables.store.engine.now_ms()
+    row = tables.put_reset(draft, conversation, number, str(uuid.uuid4()), now_ms, note.stored)
+    return _public(row)
 
 
-def latest(tables: Tables, conversation: str) -> Generation | None:
-    """The latest reset; None if there was none."""
+def latest(tables: ScopedTables, conversation: str) -> Generation | None:
+    """The latest reset, or None."""
     record = tables.resets.find(conversation, LATEST)
-    return None if record is None else _told(decode_reset(record))
+    return None if record is None else _public(tables.resets.decode(record))
 
 
-def all_of(tables: Tables, conversation: str) -> Iterator[Generation]:
+def all_of(tables: ScopedTables, conversation: str) -> Iterator[Generation]:
     """All resets, in order."""
     for record in tables.resets.scan(conversation):
         if record.key[1] != LATEST:
-            yield _told(decode_reset(record))
+            yield _public(tables.resets.decode(record))
 
 
-def _told(row: Reset) -> Generation:
+def _public(row: ResetRow) -> Generation:
     return Generation(row.number, row.id, row.at_ms, restored(row.note))

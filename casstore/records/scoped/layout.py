@@ -1,36 +1,38 @@
-"""The rows of scoped state.
+"""The schemas of scoped state.
 
-    scoped.scopes         scope key, generation        birth, changes, keys, bytes, soonest expiry,
-                                                       conversation
-    scoped.values         scope key, generation, key   version, origin, times, size, writer,
-                                                       context, value
+    scoped.scopes         scope key, generation         birth, changes, keys, bytes, soonest expiry,
+                                                        conversation
     scoped.conversations  conversation, scope key, generation
-    scoped.resets         conversation, number         the resets; "" the latest once more
+                                                        index of the scopes of a conversation
+    scoped.values         scope key, generation, key    version, origin, times, size, writer,
+                                                        context, value
     scoped.people         type, id, scope key, generation, key
-                                                       from a person to what concerns it
-    scoped.runs           run                          what a run may do, as it was frozen
-    scoped.run_actors     type, id, run                whose runs
+                                                        leads from a person to a value
+    scoped.resets         conversation, number          the resets; under "", a copy of the latest
+    scoped.runs           run                           the grant of a run, fixed when it begins
+    scoped.run_actors     type, id, run                 index of the runs of an actor
 
-Every write to a scope changes its row in ``scoped.scopes`` and expects it to be as it was read:
-that alone keeps the counts exact and each decision true. The row goes with the last value, and
-its successor has another birth, so a version (birth and number of the change) never comes again.
+Every write to a scope changes its row in ``scoped.scopes`` and makes the row that it has read a
+condition: this alone keeps the counts exact and each decision valid. The row is deleted with the
+last value. Its successor has another birth, so a version (birth and number of changes) is never
+given twice.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.canonical import Link
+from casstore.records.schema import Index, Key, Parent, RowTable, Schema, number_text
+from casstore.records.scoped.policy import Policy
 from casstore.records.scoped.scope_keys import Context
-from casstore.session.records import Draft, Record, Table
+from casstore.session.records import Draft, Record
 from casstore.store import Store
 
 LATEST: Final = ""
 _BIRTH_BYTES: Final = 6
-# Up to this size a value, or a context, stands in its row; the row stays one of short values.
+# Values and contexts up to these sizes are stored in the row.
 _VALUE_IN_ROW_BYTES: Final = 224
 _CONTEXT_IN_ROW_BYTES: Final = 128
 # A text of this length leaves any container, so that it would be fetched with the row.
@@ -38,122 +40,197 @@ _LONG_BYTES: Final = 512
 
 #: The type and id of an actor.
 Writer = tuple[str, str]
-Decoded = TypeVar("Decoded")
-
-
-class Tables:
-    """The tables of scoped state in a store."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.scopes = Table(store, "scoped.scopes", 2)
-        self.values = Table(store, "scoped.values", 3)
-        self.conversations = Table(store, "scoped.conversations", 3)
-        self.resets = Table(store, "scoped.resets", 2)
-        self.people = Table(store, "scoped.people", 5)
-        self.runs = Table(store, "scoped.runs", 1)
-        self.run_actors = Table(store, "scoped.run_actors", 3)
 
 
 class Spot(NamedTuple):
-    """Where the values of one scope are: its key, and the conversation whose resets it heeds."""
+    """A scope: its kind, its key, and the conversation whose resets apply to it."""
 
     scope: str
     key: str
     conversation: str | None
 
 
-def number_text(number: int) -> str:
-    """A generation as a part of keys: in order."""
-    return f"{number:010}"
-
-
-class Head(NamedTuple):
+class ScopeRow(NamedTuple):
     """The row of a scope."""
 
+    scope_key: str
+    generation: int
     birth: str
     changes: int
     keys: int
     size_bytes: int
-    #: No value expires before; None: none expires.
+    #: No value expires earlier than this; None: no value expires.
     soonest_ms: int | None
-    #: The conversation that the scope belongs to, if it is one's.
+    #: The conversation that the scope belongs to; None: it is a scope of another kind.
     conversation: str | None
 
     @property
     def version(self) -> str:
-        """What the latest change is called."""
+        """The version of the latest change."""
         return f"{self.birth}-{self.changes}"
 
 
-def new_head(conversation: str | None) -> Head:
-    """The row of a scope that nothing was put into yet."""
-    return Head(secrets.token_hex(_BIRTH_BYTES), 0, 0, 0, None, conversation)
+def new_scope(scope_key: str, generation: int, conversation: str | None) -> ScopeRow:
+    """The row of a scope that holds no values yet."""
+    birth = secrets.token_hex(_BIRTH_BYTES)
+    return ScopeRow(scope_key, generation, birth, 0, 0, 0, None, conversation)
 
 
-def decode_head(record: Record) -> Head:
-    """The row of a scope."""
-    return _decode(record, lambda told: Head(*told))
-
-
-class Stored(NamedTuple):
+class ValueRow(NamedTuple):
     """The row of a value."""
 
-    record: Record
+    scope_key: str
+    generation: int
+    key: str
     version: str
-    #: The version that it had when it was put first: tells it from others of the same key.
+    #: The version with which it was put first: distinguishes it from other values of this key.
     origin: str
     created_ms: int
     updated_ms: int
     expires_ms: int | None
     size_bytes: int
-    #: Who wrote it last.
-    writer: Writer | None
-    #: Where it was put first; long ones are linked to.
+    #: The actor who wrote it last.
+    writer: tuple[str, str] | None
+    #: The context in which it was put first, or a link to it.
     context: list[str | None] | Link
-    #: Long ones are linked to.
+    #: The value, or a link to it.
     value: Any
 
     @property
-    def key(self) -> str:
-        """The key within the scope."""
-        return self.record.key[2]
+    def row_key(self) -> Key:
+        """The key of the row."""
+        return self.scope_key, number_text(self.generation), self.key
 
     @property
     def charged_bytes(self) -> int:
-        """What it counts for in the quota of its scope."""
+        """The bytes counted towards the quota of its scope."""
         return charged_bytes(self.key, self.size_bytes)
 
     def is_live(self, now_ms: int) -> bool:
-        """Is it still to be seen?"""
+        """True if it has not expired."""
         return self.expires_ms is None or self.expires_ms > now_ms
 
 
 def charged_bytes(key: str, size_bytes: int) -> int:
-    """What a value of this key counts for in the quota of its scope."""
+    """The bytes that a value of this key counts towards the quota of its scope."""
     return len(key.encode()) + size_bytes
 
 
-def decode_value(record: Record) -> Stored:
-    """The row of a value, whatever it links to left where it is."""
+class PersonRow(NamedTuple):
+    """Leads from a person to a value that the person wrote, or that is about the person."""
 
-    def stored(told: Any) -> Stored:
-        version, origin, created_ms, updated_ms, expires_ms, size_bytes, writer, *rest = told
-        context, value = rest
-        return Stored(
-            record,
-            version,
-            origin,
-            created_ms,
-            updated_ms,
-            expires_ms,
-            size_bytes,
-            None if writer is None else tuple(writer),
-            context,
-            value,
+    type: str
+    id: str
+    scope_key: str
+    generation: int
+    key: str
+    #: The origin of the value: a later value of the same key has another.
+    origin: str
+    workspace_id: str | None
+    bot_id: str | None
+
+
+class ResetRow(NamedTuple):
+    """A reset of a conversation."""
+
+    conversation: str
+    #: ``number`` as a text, or LATEST.
+    slot: str
+    number: int
+    id: str
+    at_ms: int
+    note: Any
+
+
+class RunGrant(NamedTuple):
+    """What a run may do, fixed when it begins.
+
+    >>> run = state.begin_run("run-1", context, caller="me/agent")
+    >>> run.caller, run.policy.scopes
+    ('me/agent', ('conversation', 'actor'))
+    """
+
+    id: str
+    caller: str
+    capabilities: tuple[str, ...]
+    policy: Policy
+    context: Context
+    #: By scope; scopes that the context has no identity for are missing.
+    scope_keys: dict[str, str]
+    started_ms: int
+    expires_ms: int
+
+
+SCOPE_ROWS: Final = Schema(
+    "scoped.scopes",
+    ScopeRow,
+    2,
+    indexes=[
+        Index(
+            "scoped.conversations",
+            3,
+            lambda row: [] if row.conversation is None else [(row.conversation, *row[:2])],
+            ends_with_key=True,
         )
+    ],
+)
+PEOPLE: Final = Schema("scoped.people", PersonRow, 5)
+VALUES: Final = Schema(
+    "scoped.values",
+    ValueRow,
+    3,
+    parents=[
+        Parent(SCOPE_ROWS, lambda row: row[:2]),
+        Parent(
+            PEOPLE,
+            lambda row: None if row.writer is None else (*row.writer, *row[:3]),
+            lambda row, person: bool(person.origin == row.origin),
+            finds=True,
+        ),
+    ],
+)
+RESETS: Final = Schema("scoped.resets", ResetRow, 2)
+RUNS: Final = Schema(
+    "scoped.runs",
+    RunGrant,
+    1,
+    indexes=[
+        Index(
+            "scoped.run_actors",
+            3,
+            lambda row: [] if row.context.actor is None else [(*row.context.actor, row.id)],
+            ends_with_key=True,
+        )
+    ],
+)
+SCHEMAS: Final = (SCOPE_ROWS, PEOPLE, VALUES, RESETS, RUNS)
 
-    return _decode(record, stored)
+
+class ScopedTables:
+    """The tables of scoped state in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.scopes = RowTable(store, SCOPE_ROWS)
+        [self.conversations] = self.scopes.indexes
+        self.values = RowTable(store, VALUES)
+        self.people = RowTable(store, PEOPLE)
+        self.resets = RowTable(store, RESETS)
+        self.runs = RowTable(store, RUNS)
+        [self.run_actors] = self.runs.indexes
+
+    def latest_number(self, reset: Record | None) -> int:
+        """The generation of a conversation whose latest reset is this one; 0: it has none."""
+        return 0 if reset is None else self.resets.decode(reset).number
+
+    def put_reset(
+        self, draft: Draft, conversation: str, number: int, reset_id: str, at_ms: int, note: Any
+    ) -> ResetRow:
+        """Put a reset under its number, and as the latest."""
+        row = ResetRow(conversation, number_text(number), number, reset_id, at_ms, note)
+        self.resets.put(draft, row)
+        self.resets.put(draft, row._replace(slot=LATEST))
+        return row
 
 
 def value_in_row(draft: Draft, stored: Any, size_bytes: int) -> Any:
@@ -165,48 +242,7 @@ def value_in_row(draft: Draft, stored: Any, size_bytes: int) -> Any:
 
 def context_in_row(draft: Draft, context: Context) -> Any:
     """The context, or a link to it if it is long."""
-    told = list(context)
-    if sum([len(one.encode()) for one in told if one is not None]) >= _LONG_BYTES:
-        return draft.keep(told)
-    return draft.keep_long(told, least_bytes=_CONTEXT_IN_ROW_BYTES)
-
-
-class Reset(NamedTuple):
-    """The row of a reset."""
-
-    number: int
-    id: str
-    at_ms: int
-    note: Any
-
-
-def decode_reset(record: Record) -> Reset:
-    """The row of a reset."""
-    return _decode(record, lambda told: Reset(*told))
-
-
-def latest_number(record: Record | None) -> int:
-    """The generation that a conversation is in."""
-    return 0 if record is None else decode_reset(record).number
-
-
-class Person(NamedTuple):
-    """The row that leads from a person to a value."""
-
-    origin: str
-    workspace_id: str | None
-    bot_id: str | None
-
-
-def decode_person(record: Record) -> Person:
-    """The row that leads from a person to a value."""
-    return _decode(record, lambda told: Person(*told))
-
-
-def _decode(record: Record, decode: Callable[[Any], Decoded]) -> Decoded:
-    try:
-        return decode(record.value)
-    except CasstoreError:
-        raise
-    except (TypeError, ValueError) as exc:
-        raise CorruptionError(f"the record {record.key} of scoped state is damaged") from exc
+    stored = list(context)
+    if sum([len(one.encode()) for one in stored if one is not None]) >= _LONG_BYTES:
+        return draft.keep(stored)
+    return draft.keep_long(stored, least_bytes=_CONTEXT_IN_ROW_BYTES)

@@ -1,7 +1,7 @@
-"""State by where it belongs: to a runner, a binding, a bot or a workspace.
+"""Finds and deletes state by runner, binding, bot or workspace.
 
-The key of a scope is a hash of its dimensions, so these are found in the context that each value
-was put in first. Both functions read every value of the store.
+The key of a scope is a hash of its dimensions, so these are read from the context in which each
+value was first put. Both functions read every value of the store.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
-from casstore.records.scoped.layout import Tables, decode_value
+from casstore.records.scoped.layout import ScopedTables
 from casstore.records.scoped.removal import Erased, Pulse, Removal
-from casstore.records.scoped.runs import Runs, decode_run
+from casstore.records.scoped.runs import RunGrants
 from casstore.records.scoped.scope import Entry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
 from casstore.session.arguments import check_callable, check_text
@@ -33,7 +33,7 @@ class Where(NamedTuple):
     workspace_id: str | None
 
     def includes(self, context: Context) -> bool:
-        """Has a context all of them?"""
+        """Whether a context matches."""
         return all(
             wanted is None or wanted == getattr(context, name)
             for name, wanted in zip(_NAMES, self, strict=True)
@@ -41,7 +41,7 @@ class Where(NamedTuple):
 
 
 class Located(NamedTuple):
-    """A value, and where it belongs.
+    """A value, and the scope and context it belongs to.
 
     >>> entry = state.scope(context, "actor").put("language", "de")
     >>> [found] = state.list_state(runner_id="helper")
@@ -51,15 +51,15 @@ class Located(NamedTuple):
 
     scope: str
     scope_key: str
-    #: How often the conversation was reset before; 0 in other scopes.
+    #: The number of earlier resets of the conversation; 0 in other scopes.
     generation: int
-    #: Where it was put first.
+    #: The context in which it was first put.
     context: Context
     entry: Entry
 
 
 def check_where(where: Where) -> Where:
-    """Refuse what would be everybody's state, or is no name."""
+    """Require at least one valid dimension: without one, all state would match."""
     for name, wanted in zip(_NAMES, where, strict=True):
         if wanted is not None:
             check_text(wanted, name)
@@ -68,19 +68,18 @@ def check_where(where: Where) -> Where:
     return where
 
 
-def located(tables: Tables, where: Where) -> Iterator[Located]:
-    """The values that belong there and have not expired, by the key of their scope."""
+def located(tables: ScopedTables, where: Where) -> Iterator[Located]:
+    """The matching values that have not expired, by the key of their scope."""
 
     def read(record: Record) -> Located | None:
-        stored = decode_value(record)
+        stored = tables.values.decode(record)
         context = context_of(tables.store, stored)
         if not where.includes(context) or not stored.is_live(tables.store.engine.now_ms()):
             return None
-        scope_key, generation, _ = record.key
         return Located(
-            scope_key.partition(":")[0],
-            scope_key,
-            int(generation),
+            stored.scope_key.partition(":")[0],
+            stored.scope_key,
+            stored.generation,
             context,
             entries(tables, [stored])[0],
         )
@@ -89,12 +88,12 @@ def located(tables: Tables, where: Where) -> Iterator[Located]:
     return (one for one in found if one is not None)
 
 
-def delete(tables: Tables, where: Where, pulse: Pulse | None) -> Erased:
-    """End the runs that belong there, then remove the values, expired ones too."""
+def delete(tables: ScopedTables, where: Where, pulse: Pulse | None) -> Erased:
+    """End the matching runs, then remove the matching values, including expired ones."""
     if pulse is not None:
-        check_callable(pulse, "a pulse")
-    runs = Runs(tables)
-    running = tables.runs.read_each(tables.runs.scan(), decode_run)
+        check_callable(pulse, "pulse")
+    runs = RunGrants(tables)
+    running = tables.runs.read_each(tables.runs.scan(), tables.runs.decode)
     ended = sum([runs.end(run.id) for run in running if where.includes(run.context)])
     removed = 0
     found = tables.values.read_each(
@@ -108,23 +107,27 @@ def delete(tables: Tables, where: Where, pulse: Pulse | None) -> Erased:
     return Erased(removed, ended)
 
 
-def _remove(tables: Tables, where: Where, keys: Sequence[tuple[str, ...]]) -> int:
+def _remove(tables: ScopedTables, where: Where, keys: Sequence[tuple[str, ...]]) -> int:
     """Remove values in one write; how many."""
     attempts = Attempts("the state of a place")
     while True:
         attempts.begin()
-        # A value of this key that was put since may belong elsewhere.
+        # A value of this key that was put since may not match.
         still = [
             record
             for record in tables.values.find_many(keys)
             if record is not None and _belongs(tables, where, record)
         ]
         removal = Removal(tables)
-        count = removal.values([(one.key, decode_value(one).origin) for one in still])
+        count = removal.values([(one.key, tables.values.decode(one).origin) for one in still])
         if removal.commit():
             return count
 
 
-def _belongs(tables: Tables, where: Where, record: Record) -> tuple[str, ...] | None:
-    """The key of a value that belongs there; None if it does not."""
-    return record.key if where.includes(context_of(tables.store, decode_value(record))) else None
+def _belongs(tables: ScopedTables, where: Where, record: Record) -> tuple[str, ...] | None:
+    """The key of a matching value, or None."""
+    return (
+        record.key
+        if where.includes(context_of(tables.store, tables.values.decode(record)))
+        else None
+    )

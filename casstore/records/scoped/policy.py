@@ -1,4 +1,4 @@
-"""What may be done with state, and in which order it is refused."""
+"""Policies of scoped state, and the order in which a call is refused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LISTS: Final = frozenset((tuple, list, set, frozenset))
 
 
 class Reason(StrEnum):
-    """Why state was refused. Of several reasons the first of these is told.
+    """Why state was refused. Of several reasons, the first in this order is reported.
 
-    >>> told = state.update(context, Policy(enabled=False), "actor", "language", "de")
-    >>> told.reason == Reason.DISABLED
+    >>> outcome = state.update(context, Policy(enabled=False), "actor", "language", "de")
+    >>> outcome.reason == Reason.DISABLED
     True
     """
 
@@ -44,7 +44,7 @@ class Reason(StrEnum):
 
 
 class Quota(NamedTuple):
-    """What one scope may hold. Bytes: of the keys and of the values' JSON, as UTF-8.
+    """The limits of one scope. Bytes are those of the keys and of the values' JSON, in UTF-8.
 
     >>> policy = Policy(quotas={"actor": Quota(max_keys=1)})
     >>> [state.update(context, policy, "actor", key, 1).ok for key in ("a", "b")]
@@ -56,7 +56,7 @@ class Quota(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a binding allows.
+    """What a binding allows: whether state is enabled, which scopes, and their quotas.
 
     >>> policy = Policy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
     >>> [state.update(context, policy, scope, "k", 1).ok for scope in ("actor", "conversation")]
@@ -79,56 +79,58 @@ class Policy(NamedTuple):
         return [self.enabled, list(self.scopes), quotas]
 
     @staticmethod
-    def from_plain(told: Any) -> Policy:
-        """The policy that ``plain`` has spelled.
+    def from_plain(fields: Any) -> Policy:
+        """Decode the result of ``plain``.
 
         >>> stored = store.put_value(Policy(scopes=("actor",)).plain())
         >>> Policy.from_plain(store.get_value(stored)).scopes
         ('actor',)
         """
         try:
-            enabled, scopes, quotas = told
+            enabled, scopes, quotas = fields
             return Policy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
         except (TypeError, ValueError, AttributeError) as exc:
             raise CorruptionError("a policy is damaged") from exc
 
 
-#: What is allowed if nothing else is said.
+#: The policy that applies by default.
 DEFAULT: Final = Policy()
 
 
 class Outcome(NamedTuple):
-    """Whether an update was made, and if not, why: for a person, and for a program.
+    """The result of an update, with a message for people and a reason for programs.
 
-    >>> told = state.update(context, Policy(), "actor", "language", "de")
-    >>> told.ok, told.reason
+    >>> outcome = state.update(context, Policy(), "actor", "language", "de")
+    >>> outcome.ok, outcome.reason
     (True, None)
     """
 
     ok: bool
     message: str | None = None
     reason: Reason | None = None
-    #: The version that the update has made.
+    #: The version that the update created.
     version: str | None = None
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuse what is no policy: what is misspelled in one would allow, or bound, nothing."""
+    """Refuse an invalid policy: a mistyped scope would allow, or limit, nothing."""
     if not isinstance(policy, Policy):
-        raise InvalidInputError(f"a policy is a Policy, not {type(policy).__name__}")
+        raise InvalidInputError(f"policy must be a Policy, got {type(policy).__name__}")
     enabled, scopes, quotas = policy
-    check_flag(enabled, "whether a policy enables state")
+    check_flag(enabled, "enabled of a policy")
     if type(scopes) not in _LISTS or not all(scope in SCOPES for scope in scopes):
         raise InvalidInputError(
-            f"the scopes of a policy are some of {', '.join(SCOPES)}, not {scopes!r:.80}"
+            f"scopes of a policy must be among {', '.join(SCOPES)}, got {scopes!r:.80}"
         )
     if not isinstance(quotas, Mapping):
-        raise InvalidInputError(f"the quotas of a policy are a dict, not {type(quotas).__name__}")
+        raise InvalidInputError(f"quotas of a policy must be a dict, got {type(quotas).__name__}")
     for scope, quota in quotas.items():
         if scope not in SCOPES:
-            raise InvalidInputError(f"a quota of the scope {scope!r}, which there is not")
+            raise InvalidInputError(
+                f"quotas has the unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}"
+            )
         if not isinstance(quota, Quota):
-            raise InvalidInputError(f"a quota is a Quota, not {type(quota).__name__}")
+            raise InvalidInputError(f"a quota must be a Quota, got {type(quota).__name__}")
         for bound, what in zip(quota, ("keys", "bytes"), strict=True):
             if bound is not None:
                 check_count(bound, f"a quota of {what}")
@@ -140,7 +142,7 @@ def refuse(reason: Reason, message: str) -> NoReturn:
 
 
 def allowed_key(context: Context, policy: Policy, scope: str) -> str:
-    """The key of a scope that may be used; StateRefusedError if not, the first reason told."""
+    """The key of an allowed scope; else StateRefusedError with the first reason."""
     require_allowed(policy, scope)
     key = key_of(context, scope)
     if key is None:

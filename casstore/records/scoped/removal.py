@@ -1,31 +1,26 @@
-"""Removing values by whom they concern, or by generation: many at once, the counts kept exact."""
+"""Removes values by person or by generation, in batches, and keeps the counts exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from casstore.errors import ConditionFailedError, InvalidInputError
-from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_head
+from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.records.schema import Key, RowPlace, number_text
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_scope
 from casstore.records.scoped.layout import (
     LATEST,
-    Stored,
-    Tables,
+    ScopedTables,
+    ValueRow,
     Writer,
-    decode_head,
-    decode_person,
-    decode_value,
-    latest_number,
-    number_text,
 )
 from casstore.session.arguments import check_callable, check_count, check_text
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import Draft, Record, Table, find_records
 
-_Key = tuple[str, ...]
-
-#: Told how many values are gone, between two writes.
+#: Called between two writes with the number of values removed so far.
 Pulse = Callable[[int], None]
 
 
@@ -45,21 +40,21 @@ class Erased(NamedTuple):
 class Removal:
     """One write that removes values, and other records with them."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ScopedTables) -> None:
         self._tables = tables
         self._draft = Draft(tables.store)
 
-    def values(self, wanted: Sequence[tuple[_Key, str | None]]) -> int:
-        """Remove values by their keys, with an origin only those that have it; how many."""
+    def values(self, wanted: Sequence[tuple[Key, str | None]]) -> int:
+        """Remove values by key, and by origin where one is given; returns how many."""
         tables = self._tables
         places = sorted({key[:2] for key, _ in wanted})
-        asked: list[tuple[Table, _Key]] = [(tables.scopes, place) for place in places]
+        asked: list[RowPlace] = [(tables.scopes, place) for place in places]
         asked += [(tables.values, key) for key, _ in wanted]
         found = find_records(tables.store, asked)
         heads = dict(zip(places, found[: len(places)], strict=True))
-        going: dict[_Key, list[Stored]] = {place: [] for place in places}
+        going: dict[Key, list[ValueRow]] = {place: [] for place in places}
         for (key, origin), record in zip(wanted, found[len(places) :], strict=True):
-            stored = None if record is None else decode_value(record)
+            stored = tables.values.decode_found(record)
             if stored is not None and origin in (None, stored.origin):
                 going[key[:2]].append(stored)
         for place, gone in going.items():
@@ -67,19 +62,19 @@ class Removal:
                 continue
             record = heads[place]
             self._draft.expect(tables.scopes, place, record)
-            head = known(None if record is None else decode_head(record), place[0])
+            head = known(tables.scopes.decode_found(record), place[0])
             for stored in gone:
                 forget(tables, self._draft, stored)
-            put_head(tables, self._draft, (place[0], place[1]), changed(head, gone=gone))
+            put_scope(tables, self._draft, changed(head, gone=gone), head)
         return sum([len(gone) for gone in going.values()])
 
     def record(self, table: Table, record: Record) -> None:
-        """Remove a record that is as it was found."""
+        """Remove a record, on condition that it is unchanged."""
         self._draft.expect(table, record.key, record)
         self._draft.delete(table, record.key)
 
     def commit(self) -> bool:
-        """Remove all of it; False, and nothing happened, if somebody has changed some."""
+        """Write everything; False, and nothing is written, if another writer has changed a row."""
         try:
             self._draft.commit()
         except ConditionFailedError:
@@ -91,54 +86,60 @@ class Removal:
 
 
 def checked_person(person: Writer) -> Writer:
-    """The type and id of a person; refused if one lacks, for that would be everybody's."""
+    """Check the type and id of a person; an empty one would match everyone's values."""
     if not isinstance(person, tuple | list) or len(person) != 2:
-        raise InvalidInputError(f"an actor is named by its type and its id, not by {person!r:.80}")
+        raise InvalidInputError(f"an actor must be a pair of type and id, got {person!r:.80}")
     kind, name = person
-    check_text(kind, "the type of an actor")
-    check_text(name, "an actor")
+    check_text(kind, "actor_type")
+    check_text(name, "actor_id")
     if not kind or not name:
-        raise InvalidInputError(f"an actor has a type and an id, unlike {person!r:.80}")
+        raise InvalidInputError(f"actor_type and actor_id must not be empty, got {person!r:.80}")
     return kind, name
 
 
 def check_place(workspace_id: str | None, bot_id: str | None) -> None:
-    """Refuse a place that cannot be: nothing is there, and nothing would be removed."""
-    for told, what in ((workspace_id, "a workspace"), (bot_id, "a bot")):
-        if told is not None:
-            check_text(told, what)
+    """Refuse an invalid workspace or bot: nothing would match, and nothing be removed."""
+    for value, what in ((workspace_id, "a workspace"), (bot_id, "a bot")):
+        if value is not None:
+            check_text(value, what)
 
 
 def concerning(
-    tables: Tables, person: Writer, workspace_id: str | None, bot_id: str | None
+    tables: ScopedTables, person: Writer, workspace_id: str | None, bot_id: str | None
 ) -> Iterator[Record]:
-    """What leads from a person to values, in the whole store or at one place of it."""
+    """The index rows from a person to values, in the whole store or one workspace or bot."""
     for record in tables.people.scan(*person):
-        told = decode_person(record)
-        if workspace_id in (None, told.workspace_id) and bot_id in (None, told.bot_id):
+        lead = tables.people.decode(record)
+        if workspace_id in (None, lead.workspace_id) and bot_id in (None, lead.bot_id):
             yield record
 
 
 def runs_of(
-    tables: Tables, person: Writer, workspace_id: str | None, bot_id: str | None
+    tables: ScopedTables, person: Writer, workspace_id: str | None, bot_id: str | None
 ) -> Iterator[Record]:
-    """What leads from an actor to its runs."""
+    """The index rows that lead from an actor to its runs."""
     for record in tables.run_actors.scan(*person):
-        run_workspace_id, run_bot_id = record.value
-        if workspace_id in (None, run_workspace_id) and bot_id in (None, run_bot_id):
+        key = tables.run_actors.leads_to(record)
+        # The run may end while its row is read, and the objects of the row be collected.
+        run = read_again(partial(tables.runs.get, *key), (CorruptionError,))
+        # An index row whose run is gone still names the actor.
+        if run is None or (
+            workspace_id in (None, run.context.workspace_id)
+            and bot_id in (None, run.context.bot_id)
+        ):
             yield record
 
 
 def erase(
-    tables: Tables,
+    tables: ScopedTables,
     person: Writer,
     workspace_id: str | None,
     bot_id: str | None,
     pulse: Pulse | None = None,
 ) -> Erased:
-    """Remove all that leads from a person, and what it leads to."""
+    """Remove the index rows of a person, and the values and runs they point to."""
     if pulse is not None:
-        check_callable(pulse, "a pulse")
+        check_callable(pulse, "pulse")
     values = ended = 0
     while True:
         leads = list(islice(concerning(tables, person, workspace_id, bot_id), REMOVED_AT_ONCE))
@@ -146,22 +147,22 @@ def erase(
         erased = erase_found(tables, leads, own)
         values += erased.values
         ended += erased.runs
-        # Fewer than there could be: these were all.
+        # A short batch is the last one.
         if max(len(leads), len(own)) < REMOVED_AT_ONCE:
             return Erased(values, ended)
         if pulse is not None:
             pulse(values)
 
 
-def erase_found(tables: Tables, leads: Sequence[Record], own: Sequence[Record]) -> Erased:
-    """Remove in one write what these records lead to, and the records."""
+def erase_found(tables: ScopedTables, leads: Sequence[Record], own: Sequence[Record]) -> Erased:
+    """Remove these index rows, and the values and runs they point to, in one write."""
     attempts = Attempts("what concerns a person")
     while True:
         attempts.begin()
         leads = _still(tables.people, leads)
         own = _still(tables.run_actors, own)
         removal = Removal(tables)
-        values = removal.values([(one.key[2:], decode_person(one).origin) for one in leads])
+        values = removal.values([(one.key[2:], tables.people.decode(one).origin) for one in leads])
         for record in leads:
             removal.record(tables.people, record)
         running = [one for one in tables.runs.find_many([one.key[2:] for one in own]) if one]
@@ -174,23 +175,23 @@ def erase_found(tables: Tables, leads: Sequence[Record], own: Sequence[Record]) 
 
 
 def _still(table: Table, records: Sequence[Record]) -> list[Record]:
-    """The records as they are now; not those that are gone."""
+    """The current records, without those deleted since."""
     return [one for one in table.find_many([one.key for one in records]) if one is not None]
 
 
-# --- what is not seen any more ------------------------------------------------------------------
+# --- earlier generations ------------------------------------------------------------------------
 
 
 def drop_history(
-    tables: Tables, conversation: str, before: int | None, pulse: Pulse | None = None
+    tables: ScopedTables, conversation: str, before: int | None, pulse: Pulse | None = None
 ) -> int:
     """Remove the values of earlier generations of a conversation; how many."""
     if before is not None:
-        check_count(before, "a generation")
+        check_count(before, "before")
     if pulse is not None:
-        check_callable(pulse, "a pulse")
-    latest = latest_number(tables.resets.find(conversation, LATEST))
-    # The latest is in use and stays, whatever is asked for.
+        check_callable(pulse, "pulse")
+    latest = tables.latest_number(tables.resets.find(conversation, LATEST))
+    # The latest generation is in use and is never removed.
     end = number_text(latest if before is None else min(before, latest))
     dropped = 0
     for record in tables.conversations.scan(conversation):
@@ -205,8 +206,8 @@ def drop_history(
     return dropped
 
 
-def _drop_some(tables: Tables, place: _Key) -> int:
-    """Remove values of one scope, as many as one write does; how many."""
+def _drop_some(tables: ScopedTables, place: Key) -> int:
+    """Remove one batch of values of a scope; returns how many."""
     attempts = Attempts(f"scope {place[0]}")
     while True:
         attempts.begin()

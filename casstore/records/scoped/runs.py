@@ -1,15 +1,15 @@
-"""What a run may do, frozen when it begins, and the gate that it comes through.
+"""Grants of runs: what a run may do, fixed when it begins and checked by every call.
 
-The row of a run holds the caller's identity, the capabilities, the policy, the context and
-the keys of its scopes. Nothing that happens to a binding later changes them, and every process
-sees the same. Each call through the gate reads the row together with the state that it is
-about, and a write expects the row to be there still: what comes after the end is refused.
+The row of a run holds the identity of the caller, the capabilities, the policy, the context and
+the keys of its scopes. Later changes of a binding do not change it, and all processes read the
+same row. Each call of a run reads the row in the same transaction as the state, and each write
+makes the row a condition: calls after the end of the run are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
@@ -18,44 +18,26 @@ from casstore.errors import (
     InvalidInputError,
     RunFrozenError,
 )
+from casstore.records.schema import RowPlace
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.layout import Tables
-from casstore.records.scoped.policy import Policy, Reason
+from casstore.records.scoped.layout import RunGrant, ScopedTables
+from casstore.records.scoped.policy import Policy, Quota, Reason
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.keys import id_bytes
-from casstore.session.records import Draft, Record, Table
+from casstore.session.records import Draft, Record
 
-#: What a run must be capable of to reach state.
+#: The capability that a run needs to use state.
 STATE: Final = "state"
-#: How long a run lasts that is not renewed and does not end: a day.
+#: The lifetime of a run by default: one day.
 RUN_MS: Final = 86_400_000
 
 
-class Run(NamedTuple):
-    """What a run may do, as it was frozen.
-
-    >>> run = state.begin_run("run-1", context, caller="me/agent")
-    >>> run.caller, run.policy.scopes
-    ('me/agent', ('conversation', 'actor'))
-    """
-
-    id: str
-    caller: str
-    capabilities: tuple[str, ...]
-    policy: Policy
-    context: Context
-    #: By scope; those that the context has no identity for are missing.
-    scope_keys: dict[str, str]
-    started_ms: int
-    expires_ms: int
-
-
-class Runs:
+class RunGrants:
     """Begins, renews and ends runs."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: ScopedTables) -> None:
         self._tables = tables
 
     def begin(
@@ -67,24 +49,28 @@ class Runs:
         caller: str,
         capabilities: Sequence[str],
         ttl_ms: int,
-    ) -> Run:
-        """Freeze what a run may do; begun again with the same, it is what it was."""
+    ) -> RunGrant:
+        """Store the grant of a run; begun again with the same grant, the run continues."""
         id_bytes(run_id, "a run")
         if type(caller) is not str or not caller.strip():
-            raise InvalidInputError("a run has a caller, whose identity is a text")
+            raise InvalidInputError(f"caller must be a str that is not blank, got {caller!r:.80}")
         id_bytes(caller, "a caller")
         granted = list_of(capabilities, "capabilities")
         for capability in granted:
             id_bytes(capability, "a capability")
         policies.check_policy(policy)
-        frozen = [
-            caller,
-            sorted(set(granted)),
-            policy.plain(),
-            list(checked(context)),
-            scope_keys(context),
-        ]
         _check_ttl(ttl_ms)
+        quotas = {scope: Quota(*quota) for scope, quota in policy.quotas.items()}
+        frozen = RunGrant(
+            run_id,
+            caller,
+            tuple(sorted(set(granted))),
+            policy._replace(scopes=tuple(policy.scopes), quotas=quotas),
+            checked(context),
+            scope_keys(context),
+            0,
+            0,
+        )
         tables = self._tables
         attempts = Attempts(f"run {run_id!r}")
         while True:
@@ -92,30 +78,27 @@ class Runs:
             record, before = self._read(run_id)
             now_ms = tables.store.engine.now_ms()
             if before is not None and before.expires_ms > now_ms:
-                if not _is_same(before, _run(run_id, [*frozen, 0, 0])):
+                if not _is_same(before, frozen):
                     raise RunFrozenError(run_id)
                 return before
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
-            self._forget(draft, before)
-            draft.put(tables.runs, (run_id,), [*frozen, now_ms, now_ms + ttl_ms])
-            if context.actor is not None:
-                place = (context.workspace_id, context.bot_id)
-                draft.put(tables.run_actors, (*context.actor, run_id), list(place))
+            run = frozen._replace(started_ms=now_ms, expires_ms=now_ms + ttl_ms)
+            tables.runs.put(draft, run, before)
             try:
                 draft.commit()
             except ConditionFailedError:
                 continue
-            return _run(run_id, [*frozen, now_ms, now_ms + ttl_ms])
+            return run
 
-    def find(self, run_id: str) -> Run | None:
-        """A run that goes on; None if there is none, or if it has ended."""
+    def find(self, run_id: str) -> RunGrant | None:
+        """The grant of a run; None if the run does not exist or has ended."""
         run = self._read(run_id)[1]
         now_ms = self._tables.store.engine.now_ms()
         return run if run is not None and run.expires_ms > now_ms else None
 
     def renew(self, run_id: str, ttl_ms: int) -> bool:
-        """Let a run last so long from now on; False if it does not go on."""
+        """Let a run end ``ttl_ms`` from now; False if it has ended."""
         _check_ttl(ttl_ms)
         tables = self._tables
         attempts = Attempts(f"run {run_id!r}")
@@ -127,7 +110,7 @@ class Runs:
                 return False
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
-            draft.put(tables.runs, (run_id,), _plain(run._replace(expires_ms=now_ms + ttl_ms)))
+            tables.runs.put(draft, run._replace(expires_ms=now_ms + ttl_ms), run)
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -135,7 +118,7 @@ class Runs:
             return True
 
     def end(self, run_id: str) -> bool:
-        """End a run: from now on the gate is closed to it. Was it there?"""
+        """End a run: further calls of it are refused. True if it had not ended."""
         tables = self._tables
         attempts = Attempts(f"run {run_id!r}")
         while True:
@@ -145,110 +128,71 @@ class Runs:
                 return False
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
-            draft.delete(tables.runs, (run_id,))
-            self._forget(draft, run)
+            tables.runs.remove(draft, run)
             try:
                 draft.commit()
             except ConditionFailedError:
                 continue
             return run.expires_ms > tables.store.engine.now_ms()
 
-    def _read(self, run_id: str) -> tuple[Record | None, Run | None]:
-        """The row of a run and what it says; what has ended in between is not there."""
+    def _read(self, run_id: str) -> tuple[Record | None, RunGrant | None]:
+        """The row of a run and its grant; both None if the run does not exist."""
 
-        def read() -> tuple[Record | None, Run | None]:
+        def read() -> tuple[Record | None, RunGrant | None]:
             record = self._tables.runs.find(run_id)
-            return record, None if record is None else decode_run(record)
+            return record, self._tables.runs.decode_found(record)
 
         return read_again(read, (CorruptionError,))
 
-    def _forget(self, draft: Draft, run: Run | None) -> None:
-        actor = None if run is None else run.context.actor
-        if run is not None and actor is not None:
-            draft.delete(self._tables.run_actors, (*actor, run.id))
-
 
 class RunGuard:
-    """Lets calls through while the run goes on that somebody was admitted to."""
+    """Refuses calls of a run once it has ended."""
 
-    def __init__(self, tables: Tables, run: Run) -> None:
+    def __init__(self, tables: ScopedTables, run: RunGrant) -> None:
         self._tables = tables
         self._run = run
 
     @property
-    def place(self) -> tuple[Table, tuple[str, ...]]:
+    def place(self) -> RowPlace:
         """The row of the run."""
         return (self._tables.runs, (self._run.id,))
 
     def check(self, record: Record | None, now_ms: int) -> None:
-        """StateRefusedError if the run has ended, also if another has begun under its id."""
-        run = None if record is None else decode_run(record)
-        # What was frozen for another caller, or by another policy, does not speak for this one.
+        """StateRefusedError if the run has ended, also if another run has its id now."""
+        run = self._tables.runs.decode_found(record)
+        # A later run of this id may have another caller or policy.
         if run is None or run.expires_ms <= now_ms or not _is_same(run, self._run):
             refuse_ended(self._run.id)
 
 
-def _is_same(run: Run, other: Run) -> bool:
-    """May both do the same, for the same caller?"""
+def _is_same(run: RunGrant, other: RunGrant) -> bool:
+    """True if both grants allow the same to the same caller."""
     return run._replace(started_ms=0, expires_ms=0) == other._replace(started_ms=0, expires_ms=0)
 
 
 def refuse_ended(run_id: str) -> NoReturn:
-    """Refuse what is asked for by a run that does not go on."""
-    policies.refuse(Reason.RUN_NOT_ACTIVE, f"there is no run {run_id!r}, or it has ended")
+    """Refuse a call of a run that has ended."""
+    policies.refuse(Reason.RUN_NOT_ACTIVE, f"run {run_id!r} does not exist, or has ended")
 
 
-def admitted(tables: Tables, run_id: str | None, caller: str | None) -> Run:
-    """The run that somebody calls for; StateRefusedError, in the order of ``Reason``, if not."""
+def admitted(tables: ScopedTables, run_id: str | None, caller: str | None) -> RunGrant:
+    """The grant of a run for its caller; else StateRefusedError, in the order of ``Reason``."""
     if not run_id:
         policies.refuse(Reason.NO_RUN_ID, "state is reached through a run: give its id")
-    run = Runs(tables).find(run_id)
+    run = RunGrants(tables).find(run_id)
     if run is None:
         refuse_ended(run_id)
     if not caller:
-        policies.refuse(Reason.NO_CALLER, f"who calls for run {run_id!r}? give the caller")
+        policies.refuse(Reason.NO_CALLER, f"caller must be given for run {run_id!r}")
     if caller != run.caller:
-        policies.refuse(Reason.WRONG_CALLER, f"run {run_id!r} is not one of {caller!r}")
+        policies.refuse(
+            Reason.WRONG_CALLER, f"run {run_id!r} belongs to another caller than {caller!r}"
+        )
     if STATE not in run.capabilities:
         policies.refuse(Reason.NOT_CAPABLE, f"run {run_id!r} was not given access to state")
     return run
 
 
-def decode_run(record: Record) -> Run:
-    """The row of a run."""
-    return _run(record.key[0], record.value)
-
-
-def _plain(run: Run) -> list[Any]:
-    """A run as its row holds it."""
-    return [
-        run.caller,
-        list(run.capabilities),
-        run.policy.plain(),
-        list(run.context),
-        run.scope_keys,
-        run.started_ms,
-        run.expires_ms,
-    ]
-
-
-def _run(run_id: str, told: Any) -> Run:
-    try:
-        caller, capabilities, policy, context, keys, started_ms, expires_ms = told
-        return Run(
-            run_id,
-            caller,
-            tuple(capabilities),
-            Policy.from_plain(policy),
-            Context(*context),
-            keys,
-            started_ms,
-            expires_ms,
-        )
-    except (TypeError, ValueError) as exc:
-        raise CorruptionError(f"the record of run {run_id!r} is damaged") from exc
-
-
 def _check_ttl(ttl_ms: Any) -> None:
     if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a run lasts 1 ms or more, not {ttl_ms!r}")
+        raise InvalidInputError(f"ttl_ms must be a whole number of at least 1, got {ttl_ms!r}")

@@ -1,8 +1,8 @@
 """One scope: its values by key, each call one transaction.
 
-A call reads the rows it needs at one moment (the value, the scope's own row, the latest reset
-of the conversation, the run it is made for), decides, and writes under the condition that
-those rows are as they were. If they are not, it begins again.
+A call reads the rows it needs in one transaction: the value, the scope's row, the latest reset of
+the conversation and the run. It writes under the condition that they are unchanged, and retries if
+they are not.
 """
 
 from __future__ import annotations
@@ -20,32 +20,29 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
+from casstore.records.schema import RowPlace, number_text
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.changes import changed, find_late, forget, known, put_head, put_leads
+from casstore.records.scoped.changes import changed, find_late, forget, known, put_leads, put_scope
 from casstore.records.scoped.contents import Content, checked_key, content_of
 from casstore.records.scoped.layout import (
     LATEST,
-    Head,
+    ScopedTables,
+    ScopeRow,
     Spot,
-    Stored,
-    Tables,
+    ValueRow,
     charged_bytes,
     context_in_row,
-    decode_head,
-    decode_value,
-    latest_number,
-    new_head,
-    number_text,
+    new_scope,
     value_in_row,
 )
 from casstore.records.scoped.policy import Quota, Reason
 from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_text
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.records import Draft, Record, Table, find_records
+from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
-#: How many keys one page lists at the most.
+#: The most keys in one page.
 MAX_LISTED: Final = 100
 
 Built = TypeVar("Built")
@@ -61,18 +58,18 @@ class Entry(NamedTuple):
 
     key: str
     value: Any
-    #: Changes with every write, and never comes again: for ``swap``.
+    #: Changes with every write and is never reused; pass it to ``swap``.
     version: str
     created_ms: int
     updated_ms: int
     expires_ms: int | None
-    #: Of the value's JSON, as UTF-8.
+    #: The bytes of the value's JSON, in UTF-8.
     size_bytes: int
     #: The type and id of the actor who wrote it last.
     written_by: tuple[str, str] | None
 
 
-class Page(NamedTuple):
+class KeyPage(NamedTuple):
     """Some keys in order. If there are more, ``cursor`` is what to list ``after``.
 
     >>> scope = state.scope(context, "actor")
@@ -88,7 +85,7 @@ class Page(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a scope holds, as its quota counts; with what expired and was not yet removed.
+    """The keys and bytes that count towards the quota, including expired values not yet removed.
 
     >>> scope = state.scope(context, "actor")
     >>> entry = scope.put("language", "de")
@@ -101,11 +98,11 @@ class Usage(NamedTuple):
 
 
 class Guard(Protocol):
-    """A record that must be there, and say yes, whenever something is read or written."""
+    """A row that must exist, and allow the call, for every read and write."""
 
     @property
-    def place(self) -> tuple[Table, tuple[str, ...]]:
-        """Where it is."""
+    def place(self) -> RowPlace:
+        """The place of the row."""
         ...
 
     def check(self, record: Record | None, now_ms: int) -> None:
@@ -114,21 +111,21 @@ class Guard(Protocol):
 
 
 class _Version(NamedTuple):
-    """What a key must be at; None: it must not be there."""
+    """The version that a key must have; None: the key must not exist."""
 
     text: str | None
 
 
 class _Look(NamedTuple):
-    """Rows of a scope at one moment."""
+    """Rows of a scope, read in one transaction."""
 
     now_ms: int
-    generation: str
+    generation: int
     head_record: Record | None
-    head: Head | None
+    head: ScopeRow | None
     reset_record: Record | None
     guard_record: Record | None
-    values: list[Stored | None]
+    values: list[ValueRow | None]
 
 
 class Scope:
@@ -143,19 +140,19 @@ class Scope:
     """
 
     def __init__(
-        self, tables: Tables, spot: Spot, context: Context, quota: Quota, guard: Guard | None
+        self, tables: ScopedTables, spot: Spot, context: Context, quota: Quota, guard: Guard | None
     ) -> None:
         self._tables = tables
         self._spot = spot
         self._context = context
         self._quota = quota
         self._guard = guard
-        # As far as known; every call looks again.
+        # The last known generation; every call reads it again.
         self._generation = 0
 
     @property
     def key(self) -> str:
-        """What the scope is called in the store.
+        """The key of the scope in the store.
 
         >>> scope = state.scope(context, "actor")
         >>> scope.key == state.scope(context._replace(conversation_id="c2"), "actor").key
@@ -166,9 +163,9 @@ class Scope:
     # --- reading ------------------------------------------------------------------------
 
     def find(self, key: str, *, generation: int | None = None) -> Entry | None:
-        """A value and its version; None if there is none.
+        """A value and its version, or None if it does not exist.
 
-        With ``generation``, as it was between two resets: 0 before the first.
+        ``generation`` reads an earlier generation: 0 is the one before the first reset.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.put("language", None)
@@ -179,7 +176,7 @@ class Scope:
         return self._read(name, generation, lambda stored: entries(self._tables, [stored])[0])
 
     def origin(self, key: str) -> Context | None:
-        """Where a value was put first; None if there is none.
+        """The context in which a value was first put, or None if it does not exist.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.put("language", "de")
@@ -191,10 +188,10 @@ class Scope:
         )
 
     def _read(
-        self, name: str, generation: int | None, build: Callable[[Stored], Built]
+        self, name: str, generation: int | None, build: Callable[[ValueRow], Built]
     ) -> Built | None:
-        """What ``build`` makes of a value; None if there is none."""
-        before: bytes | None = None
+        """The result of ``build`` for a value, or None if it does not exist."""
+        before: str | None = None
         attempts = Attempts(f"state {name!r}")
         while True:
             attempts.begin()
@@ -205,11 +202,11 @@ class Scope:
             try:
                 return build(stored)
             except CorruptionError:
-                # It was replaced between two reads, and what it had linked to collected. If it
-                # is still the same, the store is damaged.
-                if before == stored.record.row:
+                # The value was replaced between two reads and its old objects were collected. If
+                # the version is unchanged, the store is damaged.
+                if before == stored.version:
                     raise
-                before = stored.record.row
+                before = stored.version
 
     def list_keys(
         self,
@@ -218,7 +215,7 @@ class Scope:
         limit: int = MAX_LISTED,
         after: str | None = None,
         generation: int | None = None,
-    ) -> Page:
+    ) -> KeyPage:
         """Keys that start with ``prefix``, in order; at most ``limit``, and never above 100.
 
         >>> scope = state.scope(context, "actor")
@@ -226,28 +223,29 @@ class Scope:
         >>> scope.list_keys("ui.").keys
         ['ui.colour', 'ui.size']
         """
-        check_text(prefix, "a prefix")
-        check_count(limit, "a limit", least=1)
+        check_text(prefix, "prefix")
+        check_count(limit, "limit", least=1)
         if after is not None:
-            check_text(after, "a cursor")
+            check_text(after, "after")
         start, limit = real_key(prefix), min(limit, MAX_LISTED)
         look = self._look([], generation)
         keys: list[str] = []
         for name in self._names(start, after, look):
             if len(keys) == limit:
-                return Page(keys, True, keys[-1])
+                return KeyPage(keys, True, keys[-1])
             keys.append(name)
-        return Page(keys, False, None)
+        return KeyPage(keys, False, None)
 
     def _names(self, start: str, after: str | None, look: _Look) -> Iterator[str]:
-        """The keys that can be seen, in order."""
-        place = (self._spot.key, look.generation)
-        for one in self._tables.values.scan_starting(start, *place, after=after):
-            if decode_value(one).is_live(look.now_ms):
+        """The keys that have not expired, in order."""
+        place = (self._spot.key, number_text(look.generation))
+        values = self._tables.values
+        for one in values.scan_starting(start, *place, after=after):
+            if values.decode(one).is_live(look.now_ms):
                 yield one.key[2]
 
     def usage(self, *, generation: int | None = None) -> Usage:
-        """How many keys there are, and how many bytes.
+        """The number of keys and bytes.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.put("language", "de")
@@ -260,10 +258,10 @@ class Scope:
     # --- writing ------------------------------------------------------------------------
 
     def put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> Entry:
-        """Write a value, whatever stood there before: the last one wins.
+        """Write a value, replacing an existing one.
 
-        After ``ttl_ms`` nobody sees it any more; without, it stays. StateRefusedError, and
-        nothing changes, if it is no JSON, too large, or more than the quota allows.
+        It expires after ``ttl_ms``; without, it never does. StateRefusedError, and nothing changes,
+        if it is not JSON, is too large, or exceeds the quota.
 
         >>> scope = state.scope(context, "actor")
         >>> entries = [scope.put("language", value, ttl_ms=60_000) for value in ("de", "fr")]
@@ -275,7 +273,7 @@ class Scope:
     def swap(
         self, key: str, value: Any, *, expected: str | None, ttl_ms: int | None = None
     ) -> Entry:
-        """Write a value if the key is at this version; None: if it is not there.
+        """Write a value if the key has this version; None: if the key does not exist.
 
         StateConflictError, with the actual version, if not.
 
@@ -292,14 +290,14 @@ class Scope:
         return self._put(key, value, ttl_ms, _Version(expected))
 
     def prepare_put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> Write:
-        """What ``put`` would write now, to go beside the commit of a session.
+        """The write of ``put``, for the transaction of a session's commit.
 
-        ``Commit(beside=…)`` ends with ConditionFailedError if the scope has changed by then;
-        prepare it again. One such write for one scope in one commit.
+        ``Commit(also=…)`` raises ConditionFailedError if the scope has changed since: prepare it
+        again. A commit can have one such write for each scope.
 
         >>> scope = state.scope(context, "actor")
-        >>> step = Commit(append=[NodeDraft("n3", "I speak German")], lease=UNFENCED)
-        >>> result = session.commit(step._replace(beside=scope.prepare_put("language", "de")))
+        >>> step = Commit(append=[NodeDraft("n3", "I speak German")])
+        >>> result = session.commit(step._replace(also=scope.prepare_put("language", "de")))
         >>> scope.find("language").value
         'de'
         """
@@ -308,7 +306,9 @@ class Scope:
         return draft.as_write()
 
     def delete(self, key: str, *, expected: str | None = None) -> bool:
-        """Remove a value; was there one? With ``expected``, only if it is at this version.
+        """Remove a value; False if it does not exist.
+
+        With ``expected``, StateConflictError unless the value has this version.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.put("language", "de")
@@ -330,12 +330,11 @@ class Scope:
                 return False
             draft = Draft(self._tables.store)
             self._expect(draft, look)
-            place = (self._spot.key, look.generation)
             forget(self._tables, draft, stored)
             if self._spot.scope == "subject" and self._context.subject is not None:
-                draft.delete(self._tables.people, (*self._context.subject, *place, name))
+                draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
             head = changed(known(look.head, self._spot.key), gone=[stored])
-            put_head(self._tables, draft, place, head)
+            put_scope(self._tables, draft, head, look.head)
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -371,7 +370,7 @@ class Scope:
             raise StateConflictError(name, expected.text, version)
         self._expect(draft, look)
         expires_ms = None if ttl_ms is None else now_ms + ttl_ms
-        old = new_head(self._spot.conversation) if look.head is None else look.head
+        old = look.head or new_scope(self._spot.key, look.generation, self._spot.conversation)
         head = changed(
             old,
             gone=[] if there is None else [there],
@@ -379,29 +378,26 @@ class Scope:
             expires_ms=expires_ms,
         )
         head = self._make_room(draft, look, old, head, name)
-        put_head(
-            self._tables, draft, (self._spot.key, look.generation), head, first=look.head is None
-        )
+        put_scope(self._tables, draft, head, look.head)
         writer = self._context.actor
         origin = head.version if before is None else before.origin
         created_ms = now_ms if before is None else before.created_ms
-        draft.put(
-            self._tables.values,
-            (self._spot.key, look.generation, name),
-            [
-                head.version,
-                origin,
-                created_ms,
-                now_ms,
-                expires_ms,
-                content.size_bytes,
-                None if writer is None else list(writer),
-                context_in_row(draft, self._context) if before is None else before.context,
-                value_in_row(draft, content.stored, content.size_bytes),
-            ],
+        value = ValueRow(
+            self._spot.key,
+            look.generation,
+            name,
+            head.version,
+            origin,
+            created_ms,
+            now_ms,
+            expires_ms,
+            content.size_bytes,
+            writer,
+            context_in_row(draft, self._context) if before is None else before.context,
+            value_in_row(draft, content.stored, content.size_bytes),
         )
-        place = (self._spot.key, look.generation, name)
-        put_leads(self._tables, draft, self._spot.scope, self._context, place, origin, before)
+        self._tables.values.put(draft, value)
+        put_leads(self._tables, draft, self._spot.scope, self._context, value, before)
         return Entry(
             name,
             content.value,
@@ -413,13 +409,16 @@ class Scope:
             writer,
         )
 
-    def _make_room(self, draft: Draft, look: _Look, old: Head, head: Head, name: str) -> Head:
-        """The scope's row if the quota allows it; what has expired makes room if need be."""
+    def _make_room(
+        self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
+    ) -> ScopeRow:
+        """The scope's row if the quota allows it; removes expired values if the space is needed."""
         reason = self._excess(old, head)
         if reason is not None and old.soonest_ms is not None and old.soonest_ms <= look.now_ms:
-            values = self._tables.values.scan(self._spot.key, look.generation)
-            # All of them: a refusal writes nothing, so who tries again would find the same first.
-            late = find_late(values, look.now_ms, every=True)
+            place = (self._spot.key, number_text(look.generation))
+            values = self._tables.values.scan(*place)
+            # All of them: a refusal writes nothing, so the next attempt would find the same ones.
+            late = find_late(self._tables, values, look.now_ms, every=True)
             gone = [one for one in late.gone if one.key != name]
             for one in gone:
                 forget(self._tables, draft, one)
@@ -434,8 +433,8 @@ class Scope:
             )
         return head
 
-    def _excess(self, old: Head, head: Head) -> Reason | None:
-        """What the quota does not allow: what is more than it, and more than before."""
+    def _excess(self, old: ScopeRow, head: ScopeRow) -> Reason | None:
+        """Which limit is exceeded by this change; a scope over its quota may still shrink."""
         keys, size_bytes = self._quota
         if keys is not None and head.keys > max(keys, old.keys):
             return Reason.TOO_MANY_KEYS
@@ -446,10 +445,10 @@ class Scope:
     # --- rows -----------------------------------------------------------------------------
 
     def _look(self, names: Sequence[str], generation: int | None = None) -> _Look:
-        """The rows of a scope and of these keys, at one moment; is the call allowed?"""
+        """Read the rows of the scope and of these keys in one transaction, and check the guard."""
         if generation is not None:
-            check_count(generation, "a generation")
-        # A run that ends, or a conversation begun anew, may take with it what its row links to.
+            check_count(generation, "generation")
+        # When a run ends or a conversation is reset, gc may collect the objects of the rows read.
         return read_again(lambda: self._look_once(names, generation), (CorruptionError,))
 
     def _look_once(self, names: Sequence[str], generation: int | None) -> _Look:
@@ -459,7 +458,7 @@ class Scope:
             attempts.begin()
             number = self._generation if generation is None else generation
             text = number_text(number)
-            places: list[tuple[Table, tuple[str, ...]]] = [(tables.scopes, (spot.key, text))]
+            places: list[RowPlace] = [(tables.scopes, (spot.key, text))]
             places += [(tables.values, (spot.key, text, name)) for name in names]
             if spot.conversation is not None:
                 places.append((tables.resets, (spot.conversation, LATEST)))
@@ -471,25 +470,26 @@ class Scope:
             if self._guard is not None:
                 self._guard.check(guard, now_ms)
             reset = found.pop() if spot.conversation is not None else None
-            latest = latest_number(reset)
+            latest = tables.latest_number(reset)
             if generation is None and latest != number:
                 self._generation = latest
                 continue
             head = found[0]
             return _Look(
                 now_ms,
-                text,
+                number,
                 head,
-                None if head is None else decode_head(head),
+                tables.scopes.decode_found(head),
                 reset,
                 guard,
-                [None if one is None else decode_value(one) for one in found[1:]],
+                [tables.values.decode_found(one) for one in found[1:]],
             )
 
     def _expect(self, draft: Draft, look: _Look) -> None:
-        """Let a write fail if what was decided on has changed."""
+        """Make the rows that were read conditions of the write."""
         tables, spot = self._tables, self._spot
-        draft.expect(tables.scopes, (spot.key, look.generation), look.head_record)
+        place = (spot.key, number_text(look.generation))
+        draft.expect(tables.scopes, place, look.head_record)
         if spot.conversation is not None:
             draft.expect(tables.resets, (spot.conversation, LATEST), look.reset_record)
         if self._guard is not None:
@@ -497,29 +497,29 @@ class Scope:
 
 
 def _checked(key: str, value: Any, ttl_ms: int | None) -> tuple[str, Content]:
-    # The value first: that is the order of refusals.
+    # Check the value first: refusals have a fixed order.
     content = content_of(value)
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"a time to live is 1 ms or more, not {ttl_ms!r}")
+        raise InvalidInputError(f"ttl_ms must be a whole number of at least 1, got {ttl_ms!r}")
     return checked_key(key), content
 
 
 def get_linked(store: Store, links: Sequence[Link]) -> list[Any]:
-    """The values that rows link to; CorruptionError if one is not there."""
+    """The linked values of rows; CorruptionError if one is missing."""
     try:
         return store.get_many([link.digest for link in links])
     except ObjectNotFoundError as exc:
         raise CorruptionError(f"a value of state is not in the store: {exc}") from exc
 
 
-def context_of(store: Store, stored: Stored) -> Context:
-    """Where a value was put first."""
-    told = stored.context
-    return Context(*(get_linked(store, [told])[0] if type(told) is Link else told))
+def context_of(store: Store, stored: ValueRow) -> Context:
+    """The context in which a value was first put."""
+    fields = stored.context
+    return Context(*(get_linked(store, [fields])[0] if type(fields) is Link else fields))
 
 
-def entries(tables: Tables, found: Sequence[Stored]) -> list[Entry]:
-    """Values as callers see them; those that rows link to are read at once."""
+def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[Entry]:
+    """Values as callers see them; linked values are read in one call."""
     linked = iter(get_linked(tables.store, [one.value for one in found if type(one.value) is Link]))
     return [
         Entry(

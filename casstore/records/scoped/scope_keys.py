@@ -1,10 +1,10 @@
-"""Whose state it is: the dimensions of a place, and the one key of each scope in it.
+"""Contexts, and the key that each scope has in a context.
 
     key = scope ‖ ":v2:" ‖ SHA-256 of JSON {version, scope, runner, binding, bot, workspace, …}
 
-Every dimension stands in the JSON under its name, so no two places share a key, whatever
-their ids look like. A scope whose identity is not known has no key: it cannot be used, and is
-never shared by those who lack one.
+The JSON contains every dimension of the scope by name, so scopes that differ in a dimension never
+share a key, whatever their ids contain. A scope whose identity is unknown has no key and cannot be
+used.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import InvalidInputError
 from casstore.session.arguments import check_text
 
-#: In the order in which they are told.
+#: In the order of listings and messages.
 SCOPES: Final = ("conversation", "actor", "subject", "runner")
-#: What an actor or subject is if its type is not said.
+#: The default type of an actor or subject.
 ACTOR_TYPE: Final = "user"
 SUBJECT_TYPE: Final = "unknown"
-#: The binding of those who have none.
+#: The binding identity of a runner without a binding.
 UNKNOWN_BINDING: Final = "unknown_binding"
 _VERSION: Final = 2
-#: Other names of keys, for good: both lead to the same state.
+#: Permanent aliases of keys: both names refer to the same value.
 ALIASES: Final = {"conversation_id": "external.conversation_id"}
 
 
 class Context(NamedTuple):
-    """Where something happens: which runner, bound how, in which conversation, by and about whom.
+    """The runner, binding, conversation, actor and subject of a call.
 
-    An empty id is none.
+    An empty id counts as missing.
 
     >>> context = Context("helper", bot_id="bot", conversation_id="c1", actor_id="anna")
     >>> entry = state.scope(context, "actor").put("language", "de")
@@ -53,7 +53,7 @@ class Context(NamedTuple):
 
     @property
     def actor(self) -> tuple[str, str] | None:
-        """The type and id of who acts; None if nobody is known to.
+        """The type and id of the actor, or None if unknown.
 
         >>> Context("helper", actor_id="anna").actor
         ('user', 'anna')
@@ -62,7 +62,7 @@ class Context(NamedTuple):
 
     @property
     def subject(self) -> tuple[str, str] | None:
-        """The type and id of what it is about; None if that is not known.
+        """The type and id of the subject, or None if unknown.
 
         >>> Context("helper", subject_id="7", subject_type="ticket").subject
         ('ticket', '7')
@@ -73,39 +73,39 @@ class Context(NamedTuple):
 def binding_identity(
     binding_id: str | None = None, *, scope_type: str | None = None, scope_id: str | None = None
 ) -> str:
-    """What a binding is called in keys: its id, else what it is bound to.
+    """The identity of a binding in keys: its id, or else the scope that it is bound to.
 
-    Two things it could be bound to never have one name: a type has no colon.
+    A type contains no colon, so two different scopes never have the same identity.
 
     >>> binding_identity("binding-1"), binding_identity(scope_type="bot", scope_id="b1")
     ('binding-1', 'bot:b1')
     """
-    for told in (binding_id, scope_type, scope_id):
-        if told is not None:
-            check_text(told, "what a binding is called, or bound to,")
+    for value in (binding_id, scope_type, scope_id):
+        if value is not None:
+            check_text(value, "binding_id, scope_type or scope_id")
     if binding_id:
         return binding_id
     if not (scope_type and scope_id):
         return UNKNOWN_BINDING
     if ":" in scope_type:
-        raise InvalidInputError(f"the type of a binding has no colon, unlike {scope_type!r}")
+        raise InvalidInputError(f"scope_type must not contain a colon, got {scope_type!r}")
     return f"{scope_type}:{scope_id}"
 
 
 def checked(context: Context) -> Context:
-    """The context itself; InvalidInputError if it is none, or a dimension of it is no text."""
+    """Return the context; InvalidInputError if it is not a Context, or a field is not a str."""
     if not isinstance(context, Context):
-        raise InvalidInputError(f"a context is a Context, not {type(context).__name__}")
-    for name, told in zip(Context._fields, context, strict=True):
+        raise InvalidInputError(f"context must be a Context, got {type(context).__name__}")
+    for name, value in zip(Context._fields, context, strict=True):
         needed = name in ("runner_id", "binding_identity")
-        if told is None and not needed:
+        if value is None and not needed:
             continue
-        if type(told) is not str or (needed and not told):
-            raise InvalidInputError(f"{name} is a text, not {told!r}")
+        if type(value) is not str or (needed and not value):
+            raise InvalidInputError(f"{name} must be a str, got {value!r}")
         try:
-            told.encode()
+            value.encode()
         except UnicodeEncodeError as exc:
-            raise InvalidInputError(f"{name} {told!r} holds a lone surrogate") from exc
+            raise InvalidInputError(f"{name} {value!r} holds a lone surrogate") from exc
     return context
 
 
@@ -121,7 +121,7 @@ def scope_key(context: Context, scope: str) -> str | None:
 
 
 def key_of(context: Context, scope: str) -> str | None:
-    """The same of a context that was checked."""
+    """As ``scope_key``, for a checked context."""
     own: dict[str, str | None] = {}
     if scope == "conversation":
         if not context.conversation_id:
@@ -158,19 +158,19 @@ def scope_keys(context: Context) -> dict[str, str]:
 def conversation_key(
     workspace_id: str | None, bot_id: str | None, conversation_id: str | None
 ) -> str:
-    """The name of a conversation as a whole: all threads, whoever runs and is bound in it."""
+    """The key of a conversation across all threads, runners and bindings."""
     if not conversation_id:
-        raise InvalidInputError("a conversation has an id")
+        raise InvalidInputError("conversation_id must not be empty")
     place = Context("any", "any", bot_id, workspace_id, conversation_id)
     checked(place)
     return f"v1:{_hash([workspace_id, bot_id, conversation_id])}"
 
 
 def real_key(key: str) -> str:
-    """What a key is called in the store."""
+    """The stored key of a key or alias."""
     return ALIASES.get(key, key)
 
 
 def _hash(dimensions: Any) -> str:
-    spelled = json.dumps(dimensions, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(spelled.encode()).hexdigest()
+    encoded = json.dumps(dimensions, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(encoded.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""All values of several scopes, as they were together at one moment.
+"""Reads all values of several scopes as of one moment.
 
-Keys are not known beforehand, so they are listed first, page by page. Then the rows of the
-scopes and of all these keys are read at once, and each scope says how many values it has: if
-so many were found, they are all. If not, something came or went meanwhile, and it begins again.
+The keys are listed first, page by page. Then one transaction reads the rows of the scopes and of
+all listed keys. If a scope counts as many values as were found, the snapshot is complete. Otherwise
+a writer has added or removed a value, and the read is retried.
 """
 
 from __future__ import annotations
@@ -12,25 +12,20 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
+from casstore.records.schema import RowPlace, number_text
 from casstore.records.scoped.layout import (
     LATEST,
-    Head,
+    ScopedTables,
+    ScopeRow,
     Spot,
-    Stored,
-    Tables,
-    decode_head,
-    decode_reset,
-    decode_value,
-    latest_number,
-    number_text,
+    ValueRow,
 )
 from casstore.records.scoped.scope import Entry, Guard, entries
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.records import Table, find_records
+from casstore.session.records import find_records
 
-#: What a snapshot puts into memory unless the caller allows more.
+#: The default limit of a snapshot in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
-_Place = tuple[Table, tuple[str, ...]]
 
 
 class Moment(NamedTuple):
@@ -41,7 +36,7 @@ class Moment(NamedTuple):
 
 
 def read_moment(
-    tables: Tables,
+    tables: ScopedTables,
     spots: Sequence[Spot],
     *,
     prefix: str = "",
@@ -52,7 +47,7 @@ def read_moment(
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
     reading = _Reading(tables, spots, generation, max_bytes, guard)
     number = generation or 0
-    before: list[bytes] | None = None
+    before: list[str] | None = None
     attempts = Attempts("the scopes of a snapshot")
     while True:
         attempts.begin()
@@ -74,8 +69,9 @@ def read_moment(
         try:
             found = [entries(tables, scope) for scope in wanted]
         except CorruptionError:
-            # Replaced between two reads, and what was there collected; unless nothing was.
-            rows = [one.record.row for scope in wanted for one in scope]
+            # A value was replaced between two reads and its old objects were collected. If no
+            # version has changed, the store is damaged.
+            rows = [one.version for scope in wanted for one in scope]
             if before == rows:
                 raise
             before = rows
@@ -84,25 +80,25 @@ def read_moment(
 
 
 class _Look(NamedTuple):
-    """Rows of one moment."""
+    """Rows read in one transaction."""
 
     now_ms: int
-    #: The generation that conversations are in, or the one asked for.
+    #: The current generation of the conversation, or the requested one.
     number: int
     reset_id: str | None
-    heads: list[Head | None]
-    values: list[list[Stored | None]]
+    heads: list[ScopeRow | None]
+    values: list[list[ValueRow | None]]
 
     @property
     def is_whole(self) -> bool:
-        """Are these all values that the scopes have?"""
+        """Whether these are all values of the scopes."""
         return all(
             len([one for one in values if one is not None]) == (0 if head is None else head.keys)
             for head, values in zip(self.heads, self.values, strict=True)
         )
 
-    def wanted(self, prefix: str) -> list[list[Stored]]:
-        """Those that can be seen."""
+    def wanted(self, prefix: str) -> list[list[ValueRow]]:
+        """The values that have not expired and match ``prefix``."""
         return [
             [
                 one
@@ -114,11 +110,11 @@ class _Look(NamedTuple):
 
 
 class _Reading:
-    """What is read for one snapshot."""
+    """The reads of one snapshot."""
 
     def __init__(
         self,
-        tables: Tables,
+        tables: ScopedTables,
         spots: Sequence[Spot],
         generation: int | None,
         max_bytes: int,
@@ -133,14 +129,14 @@ class _Reading:
     def _place(self, spot: Spot, number: int) -> tuple[str, str]:
         return (spot.key, number_text(0 if spot.conversation is None else number))
 
-    def names(self, spot: Spot, number: int, head: Head | None) -> list[str]:
-        """The keys of a scope, in order, each page of its own moment."""
+    def names(self, spot: Spot, number: int, head: ScopeRow | None) -> list[str]:
+        """The keys of a scope, in order; each page is read in its own transaction."""
         if head is None:
             return []
         names: list[str] = []
         left = self._max_bytes
         for record in self._tables.values.scan(*self._place(spot, number)):
-            # More may have come since the scope was asked how much it holds.
+            # Values may have been added since the scope's row was read.
             left -= len(record.row)
             if left < 0:
                 raise self._too_large()
@@ -148,12 +144,12 @@ class _Reading:
         return sorted(names)
 
     def look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        """The scopes and these keys, at one moment; once more if a run has ended in its midst."""
+        """Read the scopes and these keys in one transaction; retried if a run ends meanwhile."""
         return read_again(lambda: self._look(number, names), (CorruptionError,))
 
     def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
         tables, spots = self._tables, self._spots
-        places: list[_Place] = [(tables.scopes, self._place(spot, number)) for spot in spots]
+        places: list[RowPlace] = [(tables.scopes, self._place(spot, number)) for spot in spots]
         for spot, keys in zip(spots, names, strict=True):
             places += [(tables.values, (*self._place(spot, number), key)) for key in keys]
         conversation = next((spot.conversation for spot in spots if spot.conversation), None)
@@ -166,22 +162,21 @@ class _Reading:
         if self._guard is not None:
             self._guard.check(found.pop(), now_ms)
         reset = found.pop() if conversation is not None else None
-        heads = [None if one is None else decode_head(one) for one in found[: len(spots)]]
+        heads = [tables.scopes.decode_found(one) for one in found[: len(spots)]]
         rows = iter(found[len(spots) :])
         values = [
-            [None if row is None else decode_value(row) for row in islice(rows, len(keys))]
-            for keys in names
+            [tables.values.decode_found(row) for row in islice(rows, len(keys))] for keys in names
         ]
         return _Look(
             now_ms,
-            latest_number(reset) if self._generation is None else self._generation,
-            None if reset is None else decode_reset(reset).id,
+            tables.latest_number(reset) if self._generation is None else self._generation,
+            None if reset is None else tables.resets.decode(reset).id,
             heads,
             values,
         )
 
-    def charge(self, wanted: Sequence[Sequence[Stored]]) -> None:
-        """LimitError if these values are more than what may be read."""
+    def charge(self, wanted: Sequence[Sequence[ValueRow]]) -> None:
+        """LimitError if these values exceed the limit."""
         if sum([one.charged_bytes for scope in wanted for one in scope]) > self._max_bytes:
             raise self._too_large()
 

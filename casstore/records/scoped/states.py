@@ -1,4 +1,4 @@
-"""The face of scoped state: by context and policy for a host, through a gate for a run."""
+"""``ScopedState``: access by context and policy for a host, and by grant for a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from casstore.errors import StateRefusedError
 from casstore.records.scoped import generations, places, removal, runs
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.generations import Generation
-from casstore.records.scoped.layout import Spot, Tables
+from casstore.records.scoped.layout import RunGrant, ScopedTables, Spot
 from casstore.records.scoped.places import Located, Where
 from casstore.records.scoped.policy import DEFAULT, Outcome, Policy, Quota, Reason
 from casstore.records.scoped.removal import Erased, Pulse
-from casstore.records.scoped.runs import RUN_MS, STATE, Run, RunGuard, Runs
-from casstore.records.scoped.scope import MAX_LISTED, Entry, Guard, Page, Scope
+from casstore.records.scoped.runs import RUN_MS, STATE, RunGrants, RunGuard
+from casstore.records.scoped.scope import MAX_LISTED, Entry, Guard, KeyPage, Scope
 from casstore.records.scoped.scope_keys import (
     ACTOR_TYPE,
     SCOPES,
@@ -34,12 +34,12 @@ Snapshot = dict[str, dict[str, Any]]
 
 
 class ScopedState:
-    """The state that a host keeps for the runners it is bound to. Safe to share by threads.
+    """The state that a host stores for its runners. Safe to share between threads.
 
     A scope belongs to one runner, one binding, and one conversation, actor, subject or the
-    runner itself. Runners reach it through ``run`` alone.
+    runner itself. Runners access it only through ``run``.
 
-    The examples use ``state``, in which nothing is yet, and ``context``: anna talks to the runner
+    The examples use ``state``, which is empty, and ``context``: anna talks to the runner
     ``helper`` in the conversation ``c1`` with the bot ``bot``.
 
     >>> scope = state.scope(context, "actor")
@@ -49,8 +49,8 @@ class ScopedState:
     """
 
     def __init__(self, store: Store) -> None:
-        self._tables = Tables(store)
-        self._runs = Runs(self._tables)
+        self._tables = ScopedTables(store)
+        self._runs = RunGrants(self._tables)
 
     # --- for the host -------------------------------------------------------------------
 
@@ -76,10 +76,10 @@ class ScopedState:
         *,
         ttl_ms: int | None = None,
     ) -> Outcome:
-        """Put a value, or say why not: a refusal is told and not raised.
+        """Put a value, or return why it was refused; does not raise StateRefusedError.
 
-        >>> told = state.update(context, Policy(scopes=("actor",)), "runner", "mode", "fast")
-        >>> told.ok, told.reason
+        >>> outcome = state.update(context, Policy(scopes=("actor",)), "runner", "mode", "fast")
+        >>> outcome.ok, outcome.reason
         (False, <Reason.SCOPE_NOT_ENABLED: 'scope_not_enabled'>)
         """
         try:
@@ -96,12 +96,12 @@ class ScopedState:
         prefix: str = "",
         max_bytes: int = MAX_SNAPSHOT_BYTES,
     ) -> Snapshot:
-        """The values of all four scopes by key, at one moment; empty where there is nothing.
+        """The values of all four scopes by key, as of one moment.
 
         Scopes that the policy does not allow or whose identity is missing are empty.
-        ``external.conversation_id`` is told even if nobody has put it: the id of the latest
-        reset, or the conversation's. ``prefix`` leaves out other keys; LimitError if the values
-        take more than ``max_bytes``.
+        The scope of the conversation, if allowed, has ``external.conversation_id`` even if it was
+        never put: the id of the latest reset, or else of the conversation. ``prefix`` selects keys;
+        LimitError if the values exceed ``max_bytes``.
 
         >>> entry = state.scope(context, "actor").put("language", "de")
         >>> found = state.snapshot(context)
@@ -123,11 +123,11 @@ class ScopedState:
         caller: str,
         capabilities: Sequence[str] = (STATE,),
         ttl_ms: int = RUN_MS,
-    ) -> Run:
-        """Freeze what a run may do. Begun twice with the same, it is one run.
+    ) -> RunGrant:
+        """Store the grant of a run. Repeating it with the same grant continues the run.
 
-        RunFrozenError if it goes on with something else. It ends with ``end_run``, or after
-        ``ttl_ms`` if nobody renews it.
+        RunFrozenError if the run is active with another grant. It ends with ``end_run``, or after
+        ``ttl_ms`` unless it is renewed.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")  # in any process
@@ -138,8 +138,8 @@ class ScopedState:
             run_id, context, policy, caller=caller, capabilities=capabilities, ttl_ms=ttl_ms
         )
 
-    def find_run(self, run_id: str) -> Run | None:
-        """What a run may do; None if there is none or it has ended.
+    def find_run(self, run_id: str) -> RunGrant | None:
+        """The grant of a run, or None if it does not exist or has ended.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> state.find_run("run-1").caller, state.find_run("run-2")
@@ -148,7 +148,7 @@ class ScopedState:
         return self._runs.find(run_id)
 
     def renew_run(self, run_id: str, *, ttl_ms: int = RUN_MS) -> bool:
-        """Let a run last so long from now on; False if it does not go on.
+        """Extend a run to ``ttl_ms`` from now; False if it has ended.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> state.renew_run("run-1", ttl_ms=60_000)
@@ -166,7 +166,7 @@ class ScopedState:
         return self._runs.end(run_id)
 
     def run(self, run_id: str | None, *, caller: str | None) -> RunState:
-        """State as a run may reach it; StateRefusedError if it may not, or not for this caller.
+        """The state that a run may access; StateRefusedError if it has none, or for another caller.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> try:
@@ -177,7 +177,7 @@ class ScopedState:
         """
         return RunState(self._tables, runs.admitted(self._tables, run_id, caller))
 
-    # --- conversations begun anew, and people who leave ---------------------------------
+    # --- resets and erasure ---------------------------------------------------------------
 
     def reset(
         self,
@@ -187,10 +187,10 @@ class ScopedState:
         conversation_id: str,
         note: Any = None,
     ) -> Generation:
-        """Begin a conversation anew, in all its threads and for all runners and bindings.
+        """Reset a conversation, in all its threads and for all runners and bindings.
 
-        What its scopes held is seen no more, unless by ``generation``. Other scopes, and
-        whatever history the caller keeps, stay as they are.
+        Its earlier values are then read only by ``generation``. Other scopes, and any history that
+        the caller stores elsewhere, do not change.
 
         >>> scope = state.scope(context, "conversation")
         >>> entry = scope.put("topic", "cheese")
@@ -210,12 +210,12 @@ class ScopedState:
         conversation_id: str,
         note: Any = None,
     ) -> tuple[Generation, Write]:
-        """A reset to go beside the commit of a session: ``Commit(beside=…)``.
+        """A reset for the transaction of a session's commit: ``Commit(also=…)``.
 
         >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
         >>> generation, write = state.prepare_reset(**conversation)
-        >>> told = NodeDraft("reset", {"role": "system", "text": "begun anew"})
-        >>> result = session.commit(Commit(append=[told], beside=write, lease=UNFENCED))
+        >>> note = NodeDraft("reset", {"role": "system", "text": "begun anew"})
+        >>> result = session.commit(Commit(append=[note], also=write))
         >>> state.generation(**conversation).number
         1
         """
@@ -225,7 +225,7 @@ class ScopedState:
     def generation(
         self, *, workspace_id: str | None, bot_id: str | None, conversation_id: str
     ) -> Generation | None:
-        """The latest reset of a conversation; None if there was none.
+        """The latest reset of a conversation, or None.
 
         >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
         >>> state.generation(**conversation) is None
@@ -259,10 +259,10 @@ class ScopedState:
         before: int | None = None,
         pulse: Pulse | None = None,
     ) -> int:
-        """Remove what a conversation's scopes held before generation ``before``; how many values.
+        """Remove the values of generations before ``before``; returns how many.
 
-        Without ``before``: all that is not seen any more. ``pulse`` is told how many are gone;
-        raising from it stops the work, and calling again goes on with it.
+        Without ``before``: all earlier generations. ``pulse`` is called with the number removed so
+        far; if it raises, calling again continues.
 
         >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
         >>> entry = state.scope(context, "conversation").put("topic", "cheese")
@@ -282,11 +282,11 @@ class ScopedState:
         bot_id: str | None = None,
         pulse: Pulse | None = None,
     ) -> Erased:
-        """Remove all that an actor has written or that is about it, in every scope and generation.
+        """Remove all values written by or about an actor, in all scopes and generations.
 
-        Its runs end. With ``workspace_id`` or ``bot_id``, only what was written there. One
-        transaction for up to 512 values; with more, ``pulse`` is told between two how many are
-        gone, and may raise: calling again goes on. The bytes go with gc and compact.
+        Its runs end. ``workspace_id`` and ``bot_id`` limit the erasure. One transaction removes up
+        to 512 values; between two, ``pulse`` is called with the number removed so far. If it
+        raises, calling again continues. gc and compact reclaim the space.
 
         >>> for scope in ("actor", "conversation"):
         ...     entry = state.scope(context, scope).put("language", "de")
@@ -297,7 +297,7 @@ class ScopedState:
         removal.check_place(workspace_id, bot_id)
         return removal.erase(self._tables, person, workspace_id, bot_id, pulse)
 
-    # --- by where it belongs --------------------------------------------------------------
+    # --- by runner, binding, bot or workspace ---------------------------------------------
 
     def list_state(
         self,
@@ -342,7 +342,7 @@ class ScopedState:
 
 
 class RunState:
-    """State as one run may reach it: its frozen policy, its frozen scopes.
+    """The state that one run may access, by the policy and scopes of its grant.
 
     >>> run = state.begin_run("run-1", context, caller="me/agent")
     >>> reached = state.run("run-1", caller="me/agent")
@@ -351,10 +351,10 @@ class RunState:
     {'language': 'de'}
     """
 
-    def __init__(self, tables: Tables, run: Run) -> None:
+    def __init__(self, tables: ScopedTables, run: RunGrant) -> None:
         self._tables = tables
         self._guard = RunGuard(tables, run)
-        #: What was frozen.
+        #: The grant of the run.
         self.run = run
 
     def scope(self, scope: str | None) -> Scope:
@@ -366,7 +366,7 @@ class RunState:
         'de'
         """
         if not scope:
-            policies.refuse(Reason.NO_SCOPE, "which scope? give one")
+            policies.refuse(Reason.NO_SCOPE, "scope is missing: pass one")
         policies.require_allowed(self.run.policy, scope)
         key = self.run.scope_keys.get(scope)
         if key is None:
@@ -388,7 +388,7 @@ class RunState:
         )
 
     def find(self, scope: str | None, key: str | None) -> Entry | None:
-        """A value of a scope; None if there is none.
+        """A value of a scope, or None if it does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")
@@ -401,7 +401,7 @@ class RunState:
     def put(
         self, scope: str | None, key: str | None, value: Any, *, ttl_ms: int | None = None
     ) -> Entry:
-        """Write a value: the last one wins.
+        """Write a value, replacing an existing one.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")
@@ -419,7 +419,7 @@ class RunState:
         expected: str | None,
         ttl_ms: int | None = None,
     ) -> Entry:
-        """Write a value if the key is at this version; None: if it is not there.
+        """Write a value if the key has this version; None: if the key does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")
@@ -431,7 +431,7 @@ class RunState:
         return scoped.swap(key or "", value, expected=expected, ttl_ms=ttl_ms)
 
     def delete(self, scope: str | None, key: str | None, *, expected: str | None = None) -> bool:
-        """Remove a value; was there one?
+        """Remove a value; False if it does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")
@@ -448,7 +448,7 @@ class RunState:
         *,
         limit: int = MAX_LISTED,
         after: str | None = None,
-    ) -> Page:
+    ) -> KeyPage:
         """Keys of a scope that start with ``prefix``, in order.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
@@ -462,7 +462,7 @@ class RunState:
 
     def _scope_and_key(self, scope: str | None, key: str | None) -> Scope:
         if scope and not key:
-            policies.refuse(Reason.NO_KEY, "which key? give one")
+            policies.refuse(Reason.NO_KEY, "key is missing: pass one")
         return self.scope(scope)
 
 
@@ -475,14 +475,19 @@ def _spot(context: Context, scope: str, key: str) -> Spot:
 
 
 def _scope(
-    tables: Tables, context: Context, policy: Policy, scope: str, key: str, guard: Guard | None
+    tables: ScopedTables,
+    context: Context,
+    policy: Policy,
+    scope: str,
+    key: str,
+    guard: Guard | None,
 ) -> Scope:
     quota = policy.quotas.get(scope, Quota())
     return Scope(tables, _spot(context, scope, key), context, quota, guard)
 
 
 def _snapshot(
-    tables: Tables,
+    tables: ScopedTables,
     context: Context,
     policy: Policy,
     keys: dict[str, str],
@@ -490,12 +495,12 @@ def _snapshot(
     max_bytes: int,
     guard: Guard | None,
 ) -> Snapshot:
-    check_text(prefix, "a prefix")
-    check_count(max_bytes, "how many bytes a snapshot may take")
+    check_text(prefix, "prefix")
+    check_count(max_bytes, "max_bytes")
     start = real_key(prefix)
-    told: Snapshot = {scope: {} for scope in SCOPES}
+    snapshot: Snapshot = {scope: {} for scope in SCOPES}
     if not policy.enabled:
-        return told
+        return snapshot
     scopes = [scope for scope in SCOPES if scope in policy.scopes and scope in keys]
     moment = read_moment(
         tables,
@@ -505,9 +510,9 @@ def _snapshot(
         guard=guard,
     )
     for scope, found in zip(scopes, moment.scopes, strict=True):
-        told[scope] = {entry.key: entry.value for entry in found}
+        snapshot[scope] = {entry.key: entry.value for entry in found}
     if "conversation" in scopes and _CONVERSATION_ID.startswith(start):
-        told["conversation"].setdefault(
+        snapshot["conversation"].setdefault(
             _CONVERSATION_ID, moment.reset_id or context.conversation_id
         )
-    return told
+    return snapshot

@@ -7,10 +7,11 @@ from typing import Final
 
 from casstore.maintenance.consistency import Facts, Judges
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_id, entry_keys
+from casstore.records.schema import tables_of
 from casstore.records.scoped import expiry
 from casstore.records.scoped.check import ScopedCheck
 from casstore.records.scoped.erasure import ActorErasure
-from casstore.records.scoped.layout import Tables, decode_head, decode_value
+from casstore.records.scoped.layout import SCHEMAS, ScopedTables
 from casstore.store import Store
 
 
@@ -20,31 +21,23 @@ class ScopedSystem(RecordSystem):
     name = "scoped"
     version = 1
     title = "Scoped state"
-    tables = (
-        "scoped.conversations",
-        "scoped.people",
-        "scoped.resets",
-        "scoped.run_actors",
-        "scoped.runs",
-        "scoped.scopes",
-        "scoped.values",
-    )
+    tables = tables_of(*SCHEMAS)
 
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
         """Scopes, by key and generation."""
-        tables = Tables(store)
+        tables = ScopedTables(store)
         found: list[SystemEntry] = []
         for place in entry_keys(tables.scopes, 2, after=after, limit=limit):
             record = tables.scopes.find(*place)
             if record is None:
                 continue
             times = tables.values.read_each(
-                tables.values.scan(*place), lambda value: decode_value(value).updated_ms
+                tables.values.scan(*place), lambda value: tables.values.decode(value).updated_ms
             )
             changed_at_ms = max(times, default=None)
-            title = f"{place[0].partition(':')[0]}, {decode_head(record).keys} values"
+            title = f"{place[0].partition(':')[0]}, {tables.scopes.decode(record).keys} values"
             size_bytes = tables.scopes.size_bytes(*place) + tables.values.size_bytes(*place)
             found.append(SystemEntry(entry_id(place), title, changed_at_ms, size_bytes))
         return found

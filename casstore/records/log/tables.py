@@ -1,14 +1,14 @@
-"""What all of a log works with, and the one way in which it changes a session.
+"""The tables of a session log, and the one transaction that changes a session.
 
-Every change is one commit on the revision that it was decided on, with the log's own rows beside
-it. If somebody else was first, it is decided anew on what is there then; so numbers have no gap
-and no two messages have the same, whoever writes from where.
+Every change is one commit based on the revision that it was decided on, with rows of the log in the
+same transaction. If another writer commits first, the change is decided again on the new revision.
+So message numbers have no gaps and no duplicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -18,18 +18,16 @@ from casstore.errors import (
     InvalidInputError,
     NotALogError,
 )
+from casstore.records.log.layout import FOLDS, INBOX, SESSIONS, TOTALS, USAGE
 from casstore.records.log.state import LogState, States, is_of_later
+from casstore.records.schema import RowTable
 from casstore.session import commit, keys
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.data import UNFENCED, Checkpoint, Claim, Commit, Given, Lease, NodeDraft
-from casstore.session.records import Table
+from casstore.session.data import Checkpoint, Claim, Commit, Lease, NodeDraft
 from casstore.session.state import Runtime, State
 from casstore.store import Store
 
-# Numbers in keys: as many digits as a counter can ever have, so that they sort.
-_DIGITS: Final = 16
-
-LeaseGiven = Lease | Literal[Given.UNFENCED]
+LeaseGiven = Lease | None
 Result = TypeVar("Result")
 
 
@@ -39,39 +37,39 @@ class At(NamedTuple):
     session: str
     revision: State
     state: LogState
-    #: Of the last message; 0: there is none yet.
+    #: The number of the last message; 0: no message yet.
     last: int
 
 
-class Change(NamedTuple):
-    """What to do to it."""
+class LogChange(NamedTuple):
+    """A change of a session."""
 
     state: LogState
     append: Sequence[NodeDraft] = ()
-    beside: Write | None = None
+    also: Write | None = None
     completes: Sequence[Claim] = ()
 
 
-class Ground:
-    """A store, and where in it a log keeps what."""
+class LogTables:
+    """The tables of a session log in a store, and the transaction that changes a session."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.runtime = Runtime(store)
         self.states = States(self.runtime)
-        self.sessions = Table(store, "log.sessions", 1)
-        self.children = Table(store, "log.children", 2)
-        self.folds = Table(store, "log.folds", 2)
-        self.usage = Table(store, "log.usage", 3)
-        self.totals = Table(store, "log.totals", 1)
-        self.inbox = Table(store, "log.inbox", 2)
+        self.sessions = RowTable(store, SESSIONS)
+        [self.children] = self.sessions.indexes
+        self.folds = RowTable(store, FOLDS)
+        self.usage = RowTable(store, USAGE)
+        self.totals = RowTable(store, TOTALS)
+        self.inbox = RowTable(store, INBOX)
 
     def now_ms(self) -> int:
         """The engine's time."""
         return self.store.engine.now_ms()
 
     def at(self, session: str) -> At:
-        """A session as it is; SessionNotFoundError or SessionDeletedError if it is not."""
+        """The current revision; SessionNotFoundError or SessionDeletedError without one."""
         return read_again(lambda: self._at(session, self.runtime.get(session)))
 
     def _at(self, session: str, revision: State) -> At:
@@ -82,28 +80,31 @@ class Ground:
         try:
             last = 0 if leaf is None else int(leaf)
         except ValueError as exc:
-            raise NotALogError(session, f"its last node is {leaf!r}, which is no number") from exc
+            raise NotALogError(
+                session, f"its last node is {leaf!r}, which is not a number"
+            ) from exc
         if is_of_later(state, last):
-            # The order of messages is that after folds which are not here; some would be missing.
+            # The stored order includes folds that this revision does not have, so messages would be
+            # missing.
             raise NotALogError(session, _moved_back(last))
         return At(session, revision, state, last)
 
     def change(
         self,
         session: str,
-        decide: Callable[[At], tuple[Change | None, Result]],
+        decide: Callable[[At], tuple[LogChange | None, Result]],
         *,
-        lease: LeaseGiven = UNFENCED,
+        lease: LeaseGiven = None,
         from_memory: bool = False,
         durability: str | None = None,
     ) -> Result:
-        """Commit what ``decide`` makes of the session as it is; what else it says is returned.
+        """Commit the change that ``decide`` returns for the current session; returns its result.
 
-        ``from_memory`` decides first on what is known of it, without reading: for decisions
-        that a commit proves wrong if they are.
+        ``from_memory`` decides first on the cached revision, without reading. Use it if the commit
+        fails whenever the cached revision is stale.
         """
-        if lease is not UNFENCED and not isinstance(lease, Lease):
-            raise InvalidInputError(f"a lease is a Lease or UNFENCED, not {lease!r}")
+        if lease is not None and not isinstance(lease, Lease):
+            raise InvalidInputError(f"lease must be a Lease or None, got {lease!r}")
         known = self.runtime.recall(keys.session_key(session)) if from_memory else None
         attempts = Attempts(f"session {session!r}")
         while True:
@@ -124,7 +125,7 @@ class Ground:
                         expected=at.revision.head.revision,
                         lease=lease,
                         completes=change.completes,
-                        beside=change.beside,
+                        also=change.also,
                         durability=durability,
                     ),
                 )
@@ -137,36 +138,36 @@ class Ground:
             return result
 
     def _recalled(self, session: str, known: State | None) -> At | None:
-        """The session as it is remembered; None if it is not, or was no log then."""
+        """The cached revision of a session; None if it is not cached, or was not a finished log."""
         if known is None:
             return None
         try:
             return self._at(session, known)
         except NotALogError:
-            # It may be one by now: somebody else has finished its import.
+            # Another process may have finished the import since.
             return None
 
 
 class _Decided(NamedTuple, Generic[Result]):
-    """A change, the session that it was decided on, and its new checkpoint if it has one."""
+    """A change, the revision it was decided on, and the new checkpoint if it changes."""
 
     at: At
-    change: Change | None
+    change: LogChange | None
     result: Result
     checkpoint: Checkpoint | None
 
 
 class _Deciding(Generic[Result]):
-    """Decides on what is remembered of a session, and, called again, on what is there."""
+    """Decides on the cached revision first, and on the stored one when retried."""
 
     def __init__(
         self,
-        ground: Ground,
+        tables: LogTables,
         session: str,
-        decide: Callable[[At], tuple[Change | None, Result]],
+        decide: Callable[[At], tuple[LogChange | None, Result]],
         recalled: At | None,
     ) -> None:
-        self._ground = ground
+        self._tables = tables
         self._session = session
         self._decide = decide
         self._recalled = recalled
@@ -174,11 +175,11 @@ class _Deciding(Generic[Result]):
     def __call__(self) -> _Decided[Result]:
         at, self._recalled = self._recalled, None
         if at is None:
-            at = self._ground.at(self._session)
+            at = self._tables.at(self._session)
         change, result = self._decide(at)
         checkpoint = None
         if change is not None and change.state is not at.state:
-            checkpoint = self._ground.states.checkpoint(at.revision, change.state)
+            checkpoint = self._tables.states.checkpoint(at.revision, change.state)
         return _Decided(at, change, result, checkpoint)
 
 
@@ -188,8 +189,3 @@ def _moved_back(last: int) -> str:
         f"its leaf was moved back {where} without the log's state of that time; rewind the session "
         "to a revision, or fork it at one: that takes both along"
     )
-
-
-def digits(number: int) -> str:
-    """A number as a text that sorts."""
-    return f"{number:0{_DIGITS}}"
