@@ -1,1 +1,1 @@
-"""What lets agent frameworks keep their state in a store; each needs its own extra."""
+"""Adapters that store the state of agent frameworks; each needs its own extra."""

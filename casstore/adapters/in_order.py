@@ -1,8 +1,8 @@
-"""Calls that run in threads, one at a time, in the order in which they were asked for.
+"""Runs calls in threads, one at a time, in the order in which they were queued.
 
-Two tasks that write to one conversation may each go to a thread of their own, and threads are not
-started in order. So a call takes its place while the event loop is still at it, and whichever
-thread comes first does what stands before.
+Two tasks that write to one conversation may run in different threads, which do not start in order.
+So a call is queued before it leaves the event loop, and the first thread to run also executes the
+calls queued before its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Place(Generic[Result]):
-    """A call in the line: ``finish`` it in a thread."""
+    """A queued call; ``finish`` it in a thread."""
 
     def __init__(self, line: InOrder, call: Callable[[], Result]) -> None:
         self._line = line
@@ -27,7 +27,7 @@ class Place(Generic[Result]):
         self._result: Result | None = None
 
     def run(self) -> None:
-        """Make the call; its line does so."""
+        """Run the call; called by its queue."""
         try:
             self._result = self._call()
         except BaseException as exc:
@@ -35,7 +35,10 @@ class Place(Generic[Result]):
         self._done = True
 
     def finish(self) -> Result:
-        """Wait until what stands before is done and then this; what the call returns."""
+        """Return the result of the call.
+
+        Unless another thread is doing so, run the queued calls in order, up to this one.
+        """
         self._line.advance(self)
         if self._error is not None:
             raise self._error
@@ -43,16 +46,16 @@ class Place(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Was the call made?"""
+        """Whether the call has run."""
         return self._done
 
     def give_up(self) -> None:
-        """Leave the line, unless the call was begun."""
+        """Remove the call from the queue, unless it has started."""
         self._line.remove(self)
 
 
 class InOrder:
-    """A line of calls."""
+    """A queue of calls."""
 
     def __init__(self) -> None:
         self._running = Lock()
@@ -60,25 +63,25 @@ class InOrder:
         self._waiting: deque[Place[Any]] = deque()
 
     def take_place(self, call: Callable[[], Result]) -> Place[Result]:
-        """Put a call at the end of the line. Blocks nobody."""
+        """Add a call to the queue. Does not block."""
         place = Place(self, call)
         with self._changing:
             self._waiting.append(place)
         return place
 
     def advance(self, until: Place[Any]) -> None:
-        """Make the calls up to this one."""
+        """Run the queued calls up to this one."""
         with self._running:
             while not until.done:
                 with self._changing:
                     if not self._waiting:
-                        # It had left the line.
+                        # The call was removed from the queue.
                         return
                     place = self._waiting.popleft()
                 place.run()
 
     def remove(self, place: Place[Any]) -> None:
-        """Take a call out of the line that was not begun."""
+        """Remove a call that has not started."""
         with self._changing:
             if place in self._waiting:
                 self._waiting.remove(place)

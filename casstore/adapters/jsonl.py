@@ -51,7 +51,7 @@ from casstore.format.hashing import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import loads, storable
 from casstore.session.arguments import check_flag
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
 from casstore.session.state import Runtime
@@ -458,9 +458,7 @@ class _Batch(Unit):
             drafts = [each.draft for each in self._missing]
             try:
                 if drafts:
-                    self._session.commit(
-                        Commit(append=drafts, leaf=leaf or self._leaf, lease=UNFENCED)
-                    )
+                    self._session.commit(Commit(append=drafts, leaf=leaf or self._leaf))
             except (DuplicateNodeError, UnknownParentError, CycleError):
                 # A parent is missing or comes later, or another process changed the session.
                 self._part.read_hidden()

@@ -1,15 +1,15 @@
-"""Entries of a transcript in stored form: who it is, apart from what it says.
+"""The stored form of transcript entries: a head that forks change, and a shared body.
 
-A fork of a session gives every entry a new id, a new parent and the new session, and leaves the
-rest. So an entry is kept as a short **head**, which holds all that forking changes, and a
-**body**, which is stored once however many forks there are:
+A fork of a session gives every entry a new id, a new parent and the new session, and changes
+nothing else. So an entry is stored as a short **head**, with the fields that a fork changes, and a
+**body**, which all forks share:
 
-    head    {one letter: value} of the fields in ``_HEAD_FIELDS``, absent ones left out
+    head    {one letter: value} of the fields in ``_HEAD_FIELDS``, without absent ones
     body    all other fields
 
-Ids that are UUIDs stand as their 16 bytes. In a head, true stands for what is known from
-elsewhere: as parent, the entry before; as session, the transcript's own; as the session that was
-forked from, that of the entry before.
+Ids that are UUIDs are stored as 16 bytes. In a head, true is a default: as the parent, the previous
+entry; as the session, that of the transcript; as the session forked from, that of the previous
+entry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SESSION: Final = "sessionId"
 _FORKED: Final = "forkedFrom"
 _FORKED_FIELDS: Final = ("sessionId", "messageUuid")
 
-# What the SDK writes anew, or takes away, when it forks.
+# Fields that the SDK rewrites or removes when it forks.
 _HEAD_FIELDS: Final = {
     _UUID: "u",
     _PARENT: "p",
@@ -48,36 +48,36 @@ _HEAD_FIELDS: Final = {
     "sourceToolAssistantUUID": "o",
 }
 _FIELD_OF: Final = {letter: name for name, letter in _HEAD_FIELDS.items()}
-# Shorter bodies than this cost less where they stand than a link to them.
+# Inlining a body shorter than this costs less than a link to it.
 _BODY_LEAST_BYTES: Final = 96
-# Heads, and short bodies, stand in two lists of a map: the row.
+# Heads and short bodies are stored in the row, as two lists of a map.
 _MAX_DEPTH: Final = MAX_DEPTH - 2
 
 
 class Packed(NamedTuple):
-    """Entries as a row holds them."""
+    """The stored form of entries in a row."""
 
     heads: list[Any]
     bodies: list[Any]
 
 
 def entry_id(entry: dict[str, Any]) -> Any:
-    """The id by which an entry is told apart, as it is stored; None if it has none."""
+    """The id of an entry in stored form; None if it has no id."""
     found = entry.get(_UUID)
     if type(found) is not str:
         return None
     try:
         found.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair cannot be stored as text.
+        # A lone surrogate cannot be stored as text.
         return found.encode("utf-8", "surrogatepass")
     return _short_id(found)
 
 
 def head_id(head: Any) -> Any:
-    """The same, of a stored head."""
+    """As ``entry_id``, for a stored head."""
     found = head.get("u") if type(head) is dict else None
-    # In a list: a field of that name which is no text, and tells nothing apart.
+    # In a list: a field with this name that is not a str, so it cannot identify the entry.
     return found if type(found) in (str, bytes) else None
 
 
@@ -91,10 +91,10 @@ def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packe
             kept = draft.keep_long(body, least_bytes=_BODY_LEAST_BYTES, max_depth=_MAX_DEPTH)
             draft.keep_long(head, max_depth=_MAX_DEPTH)
         except ExpansionError:
-            # Its text would be as large.
+            # The text form would be just as large.
             raise
         except InvalidValueError:
-            # The whole entry as its text; of the head only what finds it again.
+            # Store the whole entry as its text; the head only has the id.
             own = entry_id(entry)
             head = {} if own is None else {"u": own}
             kept = draft.keep_long(as_text(entry), least_bytes=_BODY_LEAST_BYTES)
@@ -105,7 +105,7 @@ def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packe
 
 
 def unpack(session: str, heads: Sequence[Any], bodies: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The entries again; ``bodies`` are the values themselves, no links."""
+    """Decode entries; ``bodies`` are the values themselves, not links."""
     before: dict[str, Any] = {}
     for head, body in zip(heads, bodies, strict=True):
         if type(head) is not dict or type(body) is not dict:
@@ -118,9 +118,9 @@ def unpack(session: str, heads: Sequence[Any], bodies: Sequence[Any]) -> Iterato
 
 
 def check_entries(entries: Any) -> list[dict[str, Any]]:
-    """The entries, if they are such."""
+    """Return the entries; InvalidInputError unless they are a list of dicts."""
     if type(entries) is not list or not all(type(entry) is dict for entry in entries):
-        raise InvalidInputError("entries of a transcript are a list of dict")
+        raise InvalidInputError("entries must be a list of dicts")
     return entries
 
 
@@ -159,7 +159,7 @@ def _join(head: dict[str, Any], session: str, before: dict[str, Any]) -> dict[st
 
 
 def _split_origin(value: Any, before: Any) -> Any:
-    """A pair of session and message, or in a list of one whatever else it is."""
+    """A pair of session and message; any other value is wrapped in a list."""
     if type(value) is not dict or set(value) != set(_FORKED_FIELDS):
         return [value]
     session, message = (value[name] for name in _FORKED_FIELDS)
@@ -178,7 +178,7 @@ def _join_origin(value: list[Any], before: Any) -> Any:
 
 
 def _short_id(text: str) -> str | bytes:
-    """A UUID in its usual spelling as bytes, any other text as it is."""
+    """A UUID in canonical form as bytes; any other text unchanged."""
     if len(text) == 36:
         try:
             found = uuid.UUID(text)

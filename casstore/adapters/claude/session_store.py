@@ -17,7 +17,7 @@ from claude_agent_sdk.types import (
 )
 
 from casstore.adapters.claude.entries import check_entries
-from casstore.adapters.claude.transcripts import Place, Transcript, Transcripts, place_of
+from casstore.adapters.claude.transcripts import Transcript, TranscriptKey, Transcripts, place_of
 from casstore.adapters.in_order import InOrder
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
@@ -25,12 +25,12 @@ from casstore.store import Store
 
 Result = TypeVar("Result")
 
-# Writes to one transcript stay in order; to different ones they share a flush.
+# Writes to one transcript stay in order; writes to different transcripts share a flush.
 _LINES: Final = 64
 
 
 class ExpiredSession(NamedTuple):
-    """A session that retention took away, or would.
+    """A session that retention deleted, or would delete in a dry run.
 
     >>> import asyncio
     >>> async def main():
@@ -51,8 +51,8 @@ class ExpiredSession(NamedTuple):
 class CasstoreSessionStore(SessionStore):
     """A session store for ``ClaudeAgentOptions(session_store=…)``, with all optional methods.
 
-    The store stays the caller's, to be closed by the caller. May be used from several event
-    loops, of asyncio or trio, and from several processes at once.
+    The caller opens and closes the store. Safe to use from several event loops, of asyncio or trio,
+    and from several processes.
 
     >>> import asyncio
     >>> async def main():
@@ -70,10 +70,10 @@ class CasstoreSessionStore(SessionStore):
         self._transcripts = Transcripts(store)
         self._lines = [InOrder() for _ in range(_LINES)]
 
-    # --- what the SDK calls ---------------------------------------------------------------
+    # --- the SDK's protocol ---------------------------------------------------------------
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add entries to a transcript, all or none. An entry whose uuid is there is left out."""
+        """Append entries to a transcript, all or none. Entries whose uuid exists are skipped."""
         place, checked = place_of(key), check_entries(entries)
         if not checked:
             return
@@ -82,17 +82,17 @@ class CasstoreSessionStore(SessionStore):
         try:
             await _in_thread(own.finish)
         finally:
-            # Cancelled before a thread was free.
+            # Has an effect only if the caller was cancelled before a thread was free.
             own.give_up()
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """All entries of a transcript, in order; None if there is none."""
+        """All entries of a transcript, in order; None if it does not exist."""
         found = await _in_thread(partial(self._transcripts.load, place_of(key)))
         # What append was given.
         return cast(list[SessionStoreEntry] | None, found)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """The sessions of a project, and when each was written to last."""
+        """The sessions of a project, and the time of each one's last write."""
 
         def read() -> list[SessionStoreListEntry]:
             return [
@@ -104,7 +104,7 @@ class CasstoreSessionStore(SessionStore):
         return await _in_thread(read)
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """What the SDK shows of each session of a project, kept up to date by ``append``."""
+        """The SDK's summary of each session of a project, kept up to date by ``append``."""
 
         def read() -> list[SessionSummaryEntry]:
             return [
@@ -120,12 +120,12 @@ class CasstoreSessionStore(SessionStore):
         return await _in_thread(read)
 
     async def delete(self, key: SessionKey) -> None:
-        """Take a session away with its subagents' transcripts, or one of those alone."""
+        """Delete a session with its subagents' transcripts, or only one of those."""
         await _in_thread(partial(self._transcripts.delete, place_of(key)))
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """The subpaths of a session's other transcripts."""
-        main = Place(key["project_key"], key["session_id"])
+        """The subpaths of the transcripts of a session's subagents."""
+        main = TranscriptKey(key["project_key"], key["session_id"])
 
         def read() -> list[str]:
             below = self._transcripts.below(main)
@@ -140,12 +140,12 @@ class CasstoreSessionStore(SessionStore):
         return await _in_thread(lambda: list(self._transcripts.projects()))
 
     async def delete_project(self, project_key: str) -> int:
-        """Take all sessions of a project away; how many there were."""
+        """Delete all sessions of a project; returns how many."""
 
         def delete() -> int:
             sessions = {found.place.session for found in self._transcripts.of_project(project_key)}
             for session in sessions:
-                self._transcripts.delete(Place(project_key, session))
+                self._transcripts.delete(TranscriptKey(project_key, session))
             return len(sessions)
 
         return await _in_thread(delete)
@@ -159,17 +159,19 @@ class CasstoreSessionStore(SessionStore):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> list[ExpiredSession]:
-        """Take sessions away that nobody has written to for so long, or all but the latest.
+        """Delete sessions idle for at least ``idle_ms``, or all but the latest ``keep``.
 
-        ``idle_ms``: those whose transcripts are all older. ``keep``: of each project, all but
-        the so many latest. Given both, a session must be both to go. A session that is written
-        to meanwhile stays. With ``dry_run`` nothing goes. The space comes back with gc.
+        A session is idle since the last append to any of its transcripts. ``keep`` counts for
+        each project. If both are given, only sessions that meet both are deleted. A session that
+        is written to meanwhile stays. ``dry_run`` deletes nothing. gc reclaims the space.
         """
         for number, what in ((idle_ms, "idle_ms"), (keep, "keep")):
             if number is not None and (type(number) is not int or number < 0):
-                raise InvalidInputError(f"{what} is a number from 0 on, not {number!r}")
+                raise InvalidInputError(
+                    f"{what} must be a whole number of at least 0, got {number!r}"
+                )
         if idle_ms is None and keep is None:
-            raise InvalidInputError("say how long a session stays: idle_ms, keep or both")
+            raise InvalidInputError("idle_ms and keep are missing: pass one of them, or both")
         return await _in_thread(
             partial(self._expire, idle_ms, keep, project_key, dry_run, progress)
         )
@@ -202,11 +204,11 @@ class CasstoreSessionStore(SessionStore):
         return gone
 
     def _delete_unchanged(self, planned: list[Transcript]) -> bool:
-        place = Place(planned[0].place.project, planned[0].place.session)
-        rows = [each.record.row for each in planned]
+        place = TranscriptKey(planned[0].place.project, planned[0].place.session)
+        rows = [each[1:-1] for each in planned]
         return bool(
             self._transcripts.delete(
-                place, unless=lambda found: [each.record.row for each in found] != rows
+                place, unless=lambda found: [each[1:-1] for each in found] != rows
             )
         )
 
@@ -222,5 +224,5 @@ def _expired(transcripts: list[Transcript]) -> ExpiredSession:
 
 
 async def _in_thread(call: Callable[[], Result]) -> Result:
-    """Run a call in a thread; it is waited for even if the caller is cancelled meanwhile."""
+    """Run a call in a thread, and wait for it even if the caller is cancelled."""
     return await to_thread.run_sync(call)

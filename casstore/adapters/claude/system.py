@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
 
-from casstore.adapters.claude.transcripts import Place, Transcripts, decode_transcript
+from casstore.adapters.claude.transcripts import (
+    ENTRIES,
+    TIMES_TABLE,
+    TRANSCRIPTS,
+    TranscriptKey,
+    Transcripts,
+)
+from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
-from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_id, entry_keys
-from casstore.session.records import Record
+from casstore.maintenance.systems import (
+    EntryStep,
+    RecordSystem,
+    SystemEntry,
+    entry_id,
+    entry_key,
+    entry_keys,
+)
+from casstore.records.schema import tables_of
+from casstore.records.schema_check import judges
+from casstore.session.messages import message_in, user_text
 from casstore.store import Store
 
 
@@ -17,29 +36,70 @@ class TranscriptsSystem(RecordSystem):
     name = "claude"
     version = 1
     title = "Claude transcripts"
-    tables = ("claude.entries", "claude.times", "claude.transcripts")
+    tables = (*tables_of(ENTRIES, TRANSCRIPTS), TIMES_TABLE)
 
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
         """Sessions, by project and id, with the transcripts of their subagents."""
         transcripts = Transcripts(store)
-        found: list[SystemEntry] = []
-        for key in entry_keys(transcripts.heads, 2, after=after, limit=limit):
-            own = list(transcripts.below(Place(*key)))
-            title = f"{sum([one.entries for one in own])} entries in {len(own)} transcripts"
-            changed_at_ms = max([one.mtime_ms for one in own], default=None)
-            size_bytes = transcripts.heads.size_bytes(*key) + transcripts.rows.size_bytes(*key)
-            found.append(SystemEntry(entry_id(key), title, changed_at_ms, size_bytes))
-        return found
+        return [
+            _entry(transcripts, TranscriptKey(*key))
+            for key in entry_keys(transcripts.heads, 2, after=after, limit=limit)
+        ]
+
+    def find_entry(self, store: Store, entry: str) -> SystemEntry | None:
+        """One session; None if it has no transcript."""
+        transcripts, place = Transcripts(store), TranscriptKey(*entry_key(entry, 2))
+        return _entry(transcripts, place) if any(transcripts.below(place)) else None
+
+    def steps(self, store: Store, entry: str, *, limit: int = 100) -> Iterator[EntryStep]:
+        """The entries of the transcripts of a session and its subagents, each newest first."""
+        return islice(_steps(Transcripts(store), TranscriptKey(*entry_key(entry, 2))), limit)
+
+    def content(self, store: Store, entry: str) -> dict[str, Any]:
+        """The entries by transcript; "" is the session's own."""
+        transcripts = Transcripts(store)
+        found = transcripts.below(TranscriptKey(*entry_key(entry, 2)))
+        return {one.place.subpath: transcripts.load(one.place) or [] for one in found}
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Decode the row of each transcript."""
-        return {Transcripts(store).heads: _check_transcript}
+        """Decode each row."""
+        transcripts = Transcripts(store)
+        return judges(store, facts, [transcripts.heads, transcripts.rows])
 
 
-def _check_transcript(record: Record) -> None:
-    decode_transcript(record)
+def _entry(transcripts: Transcripts, place: TranscriptKey) -> SystemEntry:
+    own = list(transcripts.below(place))
+    entries = count(sum([one.entries for one in own]), "entry", "entries")
+    title = f"{entries} in {count(len(own), 'transcript')}"
+    key = place.project, place.session
+    size_bytes = transcripts.heads.size_bytes(*key) + transcripts.rows.size_bytes(*key)
+    changed_at_ms = max([one.mtime_ms for one in own], default=None)
+    return SystemEntry(entry_id(key), title, changed_at_ms, size_bytes)
+
+
+def _steps(transcripts: Transcripts, place: TranscriptKey) -> Iterator[EntryStep]:
+    for transcript in transcripts.below(place):
+        subpath = transcript.place.subpath
+        for number, entry in reversed([*enumerate(transcripts.load(transcript.place) or [])]):
+            message = message_in(entry)
+            role = message["role"] if message is not None else entry.get("type")
+            text = user_text(entry) if message is not None else ""
+            where = f"{subpath}: " if subpath else ""
+            yield EntryStep(
+                str(entry.get("uuid") or number),
+                _time_ms(entry.get("timestamp")),
+                f"{where}{role}: {text}" if text else f"{where}{role}",
+                {"transcript": subpath, "type": entry.get("type"), "role": role},
+            )
+
+
+def _time_ms(text: Any) -> int | None:
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 SYSTEM: Final = TranscriptsSystem()

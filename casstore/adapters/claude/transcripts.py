@@ -4,9 +4,9 @@
     claude.entries       project, session, subpath, row   heads, bodies
     claude.times         which times are taken (``records.unique_times``)
 
-The subpath of a session's own transcript is empty. A write that adds rows expects the transcript
-to be as it was, so nothing is numbered twice, and the summary is that of all entries. No two
-writes have the same time.
+The subpath of a session's own transcript is empty. The transcript's row is a condition of every
+write that adds rows, so row numbers are unique and the summary covers all entries. No two writes
+have the same time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from casstore.engine.forks import Lock
 from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
+from casstore.records.schema import RowTable, Schema, number_text
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.records import Draft, Record, Table
+from casstore.session.records import Draft, Record
 from casstore.store import Store
 
-# So many entries in a row that their heads and their links are each one object.
+# The most entries in a row such that their heads, and their links, are each one object.
 _ROW_ENTRIES: Final = 24
 _KNOWN_TRANSCRIPTS: Final = 64
 _BIRTH_BYTES: Final = 8
 _PAGE: Final = 256
 
 
-class Place(NamedTuple):
-    """Which transcript: a session's own, or below it, one of a subagent."""
+class TranscriptKey(NamedTuple):
+    """The key of a transcript: of a session, or of one of its subagents."""
 
     project: str
     session: str
@@ -45,7 +46,7 @@ class Place(NamedTuple):
 
     @property
     def is_main(self) -> bool:
-        """Is it the session's own?"""
+        """Whether it is the transcript of the session itself."""
         return not self.subpath
 
     @property
@@ -57,29 +58,51 @@ class Place(NamedTuple):
         return key
 
 
-def place_of(key: SessionKey) -> Place:
-    """The transcript that the SDK names so."""
+def place_of(key: SessionKey) -> TranscriptKey:
+    """The transcript that a key of the SDK names."""
     subpath = key.get("subpath")
     if subpath == "":
         raise InvalidInputError("a subpath is not empty; leave it out for the session's own")
-    return Place(key["project_key"], key["session_id"], subpath or "")
+    return TranscriptKey(key["project_key"], key["session_id"], subpath or "")
 
 
 class Transcript(NamedTuple):
-    """A transcript's row."""
+    """The row of a transcript."""
 
-    place: Place
-    record: Record
-    #: Tells it from one of the same name that was deleted before.
+    place: TranscriptKey
+    #: Distinguishes it from a deleted transcript of the same key.
     birth: bytes
     rows: int
     entries: int
     mtime_ms: int
-    summary: dict[str, Any] | None
+    #: In stored form; None: it is of a subagent.
+    stored_summary: Any = None
+    record: Record | None = None
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The summary as the SDK computes it."""
+        return None if self.stored_summary is None else restored(self.stored_summary)
+
+
+class EntriesRow(NamedTuple):
+    """Entries that were appended together."""
+
+    project: str
+    session: str
+    subpath: str
+    row: int
+    heads: list[Any]
+    bodies: list[Any]
+
+
+TRANSCRIPTS: Final = Schema("claude.transcripts", Transcript, 3)
+ENTRIES: Final = Schema("claude.entries", EntriesRow, 4)
+TIMES_TABLE: Final = "claude.times"
 
 
 class _Known(NamedTuple):
-    """The ids of the entries in the first so many rows of a transcript."""
+    """The ids of the entries in the first rows of a transcript, up to a number of rows."""
 
     birth: bytes
     rows: int
@@ -87,28 +110,27 @@ class _Known(NamedTuple):
 
 
 class Transcripts:
-    """Reads and writes transcripts. Writes to one of them come from one thread at a time."""
+    """Reads and writes transcripts. Only one thread may write to a transcript at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.heads = Table(store, "claude.transcripts", 3)
-        self.rows = Table(store, "claude.entries", 4)
-        self._times = UniqueTimes("claude.times")
+        self.heads = RowTable(store, TRANSCRIPTS)
+        self.rows = RowTable(store, ENTRIES)
+        self._times = UniqueTimes(TIMES_TABLE)
         self._lock = Lock()
-        self._known: OrderedDict[Place, _Known] = OrderedDict()
+        self._known: OrderedDict[TranscriptKey, _Known] = OrderedDict()
 
     # --- reading ------------------------------------------------------------------------
 
-    def find(self, place: Place) -> Transcript | None:
-        """A transcript; None if there is none."""
-        record = self.heads.find(*place)
-        return None if record is None else decode_transcript(record)
+    def find(self, place: TranscriptKey) -> Transcript | None:
+        """A transcript, or None if it does not exist."""
+        return self.heads.get(*place)
 
-    def load(self, place: Place) -> list[dict[str, Any]] | None:
-        """All entries of a transcript; None if there is none."""
+    def load(self, place: TranscriptKey) -> list[dict[str, Any]] | None:
+        """All entries of a transcript, or None if it does not exist."""
         return read_again(lambda: self._load(place))
 
-    def _load(self, place: Place) -> list[dict[str, Any]] | None:
+    def _load(self, place: TranscriptKey) -> list[dict[str, Any]] | None:
         attempts = Attempts(f"session {place.session!r}")
         while True:
             attempts.begin()
@@ -121,37 +143,39 @@ class Transcripts:
             again = self.find(place)
             if again is not None and again.birth == found.birth:
                 raise CorruptionError(f"the transcript of session {place.session!r} has gaps")
-            # It was deleted while it was read.
+            # The transcript was deleted while it was read.
 
     def of_project(self, project: str) -> Iterator[Transcript]:
-        """The transcripts of a project, those of subagents behind their session's."""
+        """The transcripts of a project; those of subagents follow their session's."""
         for record in self.heads.scan(project):
-            yield decode_transcript(record)
+            yield self.heads.decode(record)
 
-    def below(self, place: Place) -> Iterator[Transcript]:
+    def below(self, place: TranscriptKey) -> Iterator[Transcript]:
         """All transcripts of a session."""
         for record in self.heads.scan(place.project, place.session):
-            yield decode_transcript(record)
+            yield self.heads.decode(record)
 
     def projects(self) -> Iterator[str]:
         """The keys of all projects."""
         for (project,) in self.heads.groups(1):
             yield project
 
-    def _read_rows(self, found: Transcript, start: int) -> Iterator[Any]:
+    def _read_rows(self, found: Transcript, start: int) -> Iterator[EntriesRow]:
         """The rows that a transcript had when it was found; fewer if it was deleted since."""
         for first in range(start, found.rows, _PAGE):
             last = min(first + _PAGE, found.rows)
-            keys = [(*found.place, _row_name(number)) for number in range(first, last)]
+            keys = [(*found.place, number_text(number)) for number in range(first, last)]
             for record in self.rows.find_many(keys):
                 if record is None:
                     return
-                yield record.value
+                yield self.rows.decode(record)
 
-    def _entries(self, found: Transcript, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    def _entries(self, found: Transcript, rows: Sequence[EntriesRow]) -> list[dict[str, Any]]:
         read: list[dict[str, Any]] = []
         for row in rows:
-            heads, bodies = _parts(row)
+            heads, bodies = row.heads, row.bodies
+            if len(heads) != len(bodies):
+                raise CorruptionError("a row of a transcript is damaged; check the store")
             places = [at for at, body in enumerate(bodies) if type(body) is Link]
             values = self._store.get_many([bodies[at].digest for at in places])
             for at, value in zip(places, values, strict=True):
@@ -166,17 +190,17 @@ class Transcripts:
 
     # --- writing ------------------------------------------------------------------------
 
-    def append(self, place: Place, entries: list[dict[str, Any]]) -> int:
-        """Add entries at the end, those left out whose id is there already; how many were new."""
+    def append(self, place: TranscriptKey, entries: list[dict[str, Any]]) -> int:
+        """Append entries, except those whose id is stored already; returns how many were new."""
         return read_again(lambda: self._append(place, entries))
 
-    def _append(self, place: Place, entries: list[dict[str, Any]]) -> int:
+    def _append(self, place: TranscriptKey, entries: list[dict[str, Any]]) -> int:
         attempts = Attempts(f"session {place.session!r}")
         while True:
             attempts.begin()
             moment = self._times.read(self._store, self.heads, [place])
             [record] = moment.records
-            found = None if record is None else decode_transcript(record)
+            found = self.heads.decode_found(record)
             known = _Known(os.urandom(_BIRTH_BYTES), 0, set())
             if found is not None:
                 known = self._ids(found)
@@ -188,16 +212,16 @@ class Transcripts:
             rows = known.rows
             for start in range(0, len(new), _ROW_ENTRIES):
                 packed = forms.pack(draft, place.session, new[start : start + _ROW_ENTRIES])
-                content = {"h": packed.heads, "b": packed.bodies}
-                draft.put(self.rows, (*place, _row_name(rows)), content)
+                self.rows.put(draft, EntriesRow(*place, rows, packed.heads, packed.bodies))
                 rows += 1
             known = known._replace(rows=rows)
             now_ms = self._store.engine.now_ms()
             if found is not None:
-                # Of a release that did not reserve times, or of a clock that ran ahead there.
+                # The last time may come from a release that did not reserve times, or from a clock
+                # that ran ahead.
                 now_ms = max(now_ms, found.mtime_ms + 1)
             with self._times.reserve(draft, moment, now_ms) as mtime_ms:
-                draft.put(self.heads, place, _grown(place, found, known, new, mtime_ms))
+                self.heads.put(draft, _grown(place, found, known, new, mtime_ms))
                 try:
                     draft.commit()
                 except ConditionFailedError:
@@ -207,11 +231,11 @@ class Transcripts:
             return len(new)
 
     def delete(
-        self, place: Place, *, unless: Callable[[list[Transcript]], bool] | None = None
+        self, place: TranscriptKey, *, unless: Callable[[list[Transcript]], bool] | None = None
     ) -> int:
-        """Take a transcript away, and if it is a session's own, all below it; how many there were.
+        """Delete a transcript, with its subagents' if it is a session's own; returns how many.
 
-        Not if ``unless`` says so of those that are there at the moment of the write.
+        Nothing is deleted if ``unless`` returns True for the transcripts at the time of the write.
         """
         attempts = Attempts(f"session {place.session!r}")
         while True:
@@ -225,7 +249,7 @@ class Transcripts:
                 draft.expect(self.heads, each.place, each.record)
                 draft.delete(self.heads, each.place)
                 for number in range(each.rows):
-                    draft.delete(self.rows, (*each.place, _row_name(number)))
+                    draft.delete(self.rows, (*each.place, number_text(number)))
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -241,12 +265,11 @@ class Transcripts:
         if known is None or known.birth != found.birth or known.rows > found.rows:
             known = _Known(found.birth, 0, set())
         for row in self._read_rows(found, known.rows):
-            heads, _ = _parts(row)
-            known.ids.update(forms.head_id(head) for head in heads)
+            known.ids.update(forms.head_id(head) for head in row.heads)
         known.ids.discard(None)
         return known._replace(rows=found.rows)
 
-    def _remember(self, place: Place, known: _Known) -> None:
+    def _remember(self, place: TranscriptKey, known: _Known) -> None:
         with self._lock:
             self._known[place] = known
             self._known.move_to_end(place)
@@ -255,28 +278,28 @@ class Transcripts:
 
 
 def _grown(
-    place: Place,
+    place: TranscriptKey,
     found: Transcript | None,
     known: _Known,
     new: list[dict[str, Any]],
     mtime_ms: int,
-) -> dict[str, Any]:
-    """The row of a transcript with these entries more."""
+) -> Transcript:
+    """The row of a transcript after these entries were appended."""
     count = len(new) + (0 if found is None else found.entries)
-    content: dict[str, Any] = {"i": known.birth, "r": known.rows, "n": count, "m": mtime_ms}
+    summary = None
     if place.is_main:
         before: SessionSummaryEntry | None = None
         if found is not None and found.summary is not None:
             before = {"session_id": place.session, "mtime": mtime_ms, "data": found.summary}
         appended = cast(list[SessionStoreEntry], new)
-        content["d"] = storable(fold_session_summary(before, place.key, appended)["data"])
-    return content
+        summary = storable(fold_session_summary(before, place.key, appended)["data"])
+    return Transcript(place, known.birth, known.rows, count, mtime_ms, summary)
 
 
 def _new_entries(
     entries: list[dict[str, Any]], known: set[Any]
 ) -> tuple[list[dict[str, Any]], set[Any]]:
-    """Those whose id is not known, and their ids. Entries without an id are always new."""
+    """The entries whose id is not stored, and their ids. Entries without an id are always new."""
     new: list[dict[str, Any]] = []
     ids: set[Any] = set()
     for entry in entries:
@@ -287,30 +310,3 @@ def _new_entries(
             ids.add(own)
         new.append(entry)
     return new, ids
-
-
-def decode_transcript(record: Record) -> Transcript:
-    """The transcript that a record holds; CorruptionError if it holds something else."""
-    value = record.value
-    try:
-        summary = restored(value["d"]) if "d" in value else None
-        return Transcript(
-            Place(*record.key), record, value["i"], value["r"], value["n"], value["m"], summary
-        )
-    except (KeyError, TypeError) as exc:
-        raise CorruptionError("the row of a transcript is damaged, or of a newer kind") from exc
-
-
-def _parts(row: Any) -> tuple[list[Any], list[Any]]:
-    try:
-        heads, bodies = row["h"], row["b"]
-    except (KeyError, TypeError) as exc:
-        raise CorruptionError("a row of a transcript is damaged, or of a newer kind") from exc
-    if type(heads) is not list or type(bodies) is not list or len(heads) != len(bodies):
-        raise CorruptionError("a row of a transcript is damaged")
-    return heads, bodies
-
-
-def _row_name(number: int) -> str:
-    # In order as texts, as far as anybody will ever count.
-    return f"{number:010d}"

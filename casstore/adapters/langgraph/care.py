@@ -1,7 +1,8 @@
-"""Copying, pruning and deleting threads: rows change, payloads are neither read nor copied.
+"""Copies, prunes and deletes threads: changes rows, and neither reads nor copies payloads.
 
-Each call is one write for each thread, done wholly or not at all. A checkpoint that stays while
-its parent goes keeps what its delta channels need (``history.fold``).
+Copying or deleting a thread is one write. Keeping the latest checkpoints and deleting runs are one
+write for each namespace of a thread. A checkpoint whose parent is deleted keeps the history that
+its delta channels need (``history.fold``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from casstore.adapters.langgraph.history import fold
-from casstore.adapters.langgraph.layout import PendingRow, Place, pack_task, unpack_task
-from casstore.adapters.langgraph.threads import CheckpointRow, Threads, sorted_writes
+from casstore.adapters.langgraph.layout import (
+    TASKS,
+    CheckpointKey,
+    CheckpointRow,
+    PendingRow,
+    TaskRow,
+)
+from casstore.adapters.langgraph.threads import Threads, sorted_writes
 from casstore.errors import InvalidInputError
 from casstore.session.attempts import transact
 from casstore.session.records import Draft
@@ -22,7 +29,7 @@ DELETE: Final = "delete"
 
 
 def retry(what: str, attempt: Callable[[Draft], None], threads: Threads) -> None:
-    """Repeat a write until no other writer has changed the rows that it was made from."""
+    """Retry a write until no other writer has changed the rows that it is based on."""
 
     def write() -> None:
         draft = Draft(threads.store)
@@ -33,30 +40,30 @@ def retry(what: str, attempt: Callable[[Draft], None], threads: Threads) -> None
 
 
 def delete_thread(threads: Threads, thread: str) -> None:
-    """Take everything of a thread away."""
+    """Delete everything of a thread."""
     draft = Draft(threads.store)
     threads.delete_thread(draft, thread)
     draft.commit()
 
 
 def copy_thread(threads: Threads, source: str, target: str) -> None:
-    """Give another thread all checkpoints and writes of this one, one row for each checkpoint."""
+    """Copy all checkpoints and writes of a thread to another, one row for each checkpoint."""
     if source == target:
         return
     retry(f"thread {source!r}", lambda draft: _copy(threads, source, target, draft), threads)
 
 
 def _copy(threads: Threads, source: str, target: str, draft: Draft) -> None:
-    tasks: dict[Place, dict[str, list[PendingRow]]] = defaultdict(dict)
+    tasks: dict[CheckpointKey, dict[str, list[PendingRow]]] = defaultdict(dict)
     for record in threads.writes.scan(source):
         draft.expect(threads.writes, record.key, record)
         _, namespace, checkpoint, task = record.key
-        tasks[Place(source, namespace, checkpoint)][task] = unpack_task(task, record.value)
+        tasks[CheckpointKey(source, namespace, checkpoint)][task] = TASKS.read(record).pending()
     copied = False
     for record in threads.checkpoints.scan(source):
-        place = Place(*record.key)
+        place = CheckpointKey(*record.key)
         moved = place._replace(thread=target)
-        # A task's row in the target would count before what is folded into the copy.
+        # A task's row in the target would take precedence over the writes folded into the copy.
         for stale in threads.writes.scan(*moved):
             draft.delete(threads.writes, stale.key)
         if place in tasks:
@@ -64,25 +71,25 @@ def _copy(threads: Threads, source: str, target: str, draft: Draft) -> None:
             if row is None:
                 continue
             draft.expect(threads.checkpoints, place, row.record)
-            folded = row._replace(folded_writes=sorted_writes(row.folded_writes, tasks.pop(place)))
-            draft.put(threads.checkpoints, moved, folded.content())
+            folded = tuple(sorted_writes(row.folded_writes, tasks.pop(place)))
+            threads.checkpoints.put(draft, row._replace(place=moved, folded_writes=folded))
         else:
             draft.copy(threads.checkpoints, record, moved)
         copied = True
     for place, writes in tasks.items():
-        # Writes may come before their checkpoint does.
+        # Writes may be stored before their checkpoint.
         for task, own in writes.items():
-            draft.put(threads.writes, (target, *place[1:], task), pack_task(own))
+            threads.writes.put(draft, TaskRow.of(place._replace(thread=target), task, own))
     if copied:
-        # The copy has no writer yet that could be branched off from.
+        # The copy has no writer yet whose path a step could leave.
         for head in threads.heads.scan(target):
             draft.delete(threads.heads, head.key)
 
 
 def prune(threads: Threads, thread_ids: Iterable[str], strategy: str) -> None:
-    """Keep the latest checkpoint of each namespace of these threads, or none of them."""
+    """Keep only the latest checkpoint of each namespace of these threads, or delete all."""
     if strategy not in (KEEP_LATEST, DELETE):
-        raise InvalidInputError(f"prune with {KEEP_LATEST!r} or {DELETE!r}, not {strategy!r}")
+        raise InvalidInputError(f"strategy must be {KEEP_LATEST!r} or {DELETE!r}, got {strategy!r}")
     for thread in thread_ids:
         if strategy == DELETE:
             delete_thread(threads, str(thread))
@@ -100,7 +107,7 @@ def _keep_latest(threads: Threads, thread: str, namespace: str) -> None:
             gone = list(rows)
             _remove(threads, draft, gone, [latest])
             known = {row.place.checkpoint for row in gone}
-            # A task may have written when its checkpoint was gone already: nobody comes to that.
+            # A task may have written after its checkpoint was deleted; no reader finds that.
             for record in threads.writes.scan(thread, namespace, before=latest.place.checkpoint):
                 if record.key[2] not in known:
                     draft.delete(threads.writes, record.key)
@@ -109,20 +116,20 @@ def _keep_latest(threads: Threads, thread: str, namespace: str) -> None:
 
 
 def delete_for_runs(threads: Threads, runs: Collection[str]) -> None:
-    """Take away the checkpoints of these runs, with their writes, in all threads.
+    """Delete the checkpoints of these runs, with their writes, in all threads.
 
     Reads the rows of all threads once, and no payload.
     """
     wanted = {str(run) for run in runs}
     if not wanted:
         return
-    # Long texts leave a row: of a long id only what all such rows hold can be looked for.
-    spelled = [run.encode() if len(run) < 128 else b"" for run in wanted]
+    # Long texts are stored outside the row, so for a long id every row is a candidate.
+    encoded = [run.encode() if len(run) < 128 else b"" for run in wanted]
     groups = {
         record.key[:2]
         for record in threads.checkpoints.scan()
-        # A cheap look at the bytes first: most rows are of other runs.
-        if not record.is_inline or any(run in record.row for run in spelled)
+        # Compare the raw bytes first: most rows belong to other runs.
+        if not record.is_inline or any(run in record.row for run in encoded)
     }
     for thread, namespace in sorted(groups):
         _delete_runs(threads, thread, namespace, wanted)
@@ -135,26 +142,26 @@ def _delete_runs(threads: Threads, thread: str, namespace: str, runs: set[str]) 
         gone = [row for row in rows if row.run in runs]
         if gone:
             _remove(threads, draft, gone, [row for row in rows if row.run not in runs])
-            # Whoever goes on from an earlier checkpoint now does what was asked for.
+            # A writer that continues from an earlier checkpoint after this does so on purpose.
             draft.delete(threads.heads, (thread, namespace))
 
     retry(f"thread {thread!r}", attempt, threads)
 
 
 def _expect_head(threads: Threads, draft: Draft, thread: str, namespace: str) -> None:
-    """Let a write fail if a checkpoint comes that may need what the write takes away."""
+    """Make a write fail if another writer adds a checkpoint that may need the deleted rows."""
     draft.expect(threads.heads, (thread, namespace), threads.heads.find(thread, namespace))
 
 
 def _remove(
     threads: Threads, draft: Draft, gone: list[CheckpointRow], kept: list[CheckpointRow]
 ) -> None:
-    """Add to a write: these go, and those of the others that lose their parent are prepared."""
+    """Add deletions to a write, and fold the history that the remaining checkpoints need."""
     ids = {row.place.checkpoint for row in gone}
     for row in kept:
         if row.parent in ids:
             folded = row._replace(folded_history=fold(threads, threads.read([row])[0]))
             draft.expect(threads.checkpoints, row.place, row.record)
-            draft.put(threads.checkpoints, row.place, folded.content())
+            threads.checkpoints.put(draft, folded)
     for row in gone:
         threads.delete_checkpoint(draft, row.place)

@@ -18,15 +18,18 @@ from casstore.adapters.langgraph.checkpoint_sources import (
     SaverSource,
     open_saver,
 )
-from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
+from casstore.adapters.langgraph.layout import (
+    Channel,
+    CheckpointKey,
+    CheckpointRow,
+    PendingRow,
+    TaskRow,
+)
 from casstore.adapters.langgraph.raw import pack_raw
 from casstore.adapters.langgraph.threads import (
-    CheckpointRow,
     Threads,
-    checkpoint_row,
-    row_content,
+    pending_by_task,
     sorted_writes,
-    unpack_tasks,
 )
 from casstore.compat.importing import ImportReport, Part, Presence, Row, RowPart, paged, run
 from casstore.errors import ConditionFailedError, ConflictError
@@ -86,14 +89,14 @@ class _Drafted(RowPart[Row]):
             ) from exc
 
     def draft_writes(
-        self, place: Place, writes: Sequence[PendingRow], folded: Sequence[PendingRow] = ()
+        self, place: CheckpointKey, writes: Sequence[PendingRow], folded: Sequence[PendingRow] = ()
     ) -> bool:
         """Draft the writes that the store lacks; False if it lacks none.
 
         ConflictError if the store has a write that the source has not: the thread continued here.
         """
         rows = {record.key[3]: record for record in self._threads.writes.scan(*place)}
-        there = sorted_writes(folded, unpack_tasks(rows.values()))
+        there = sorted_writes(folded, pending_by_task(rows.values()))
         wanted = {(each.task, each.slot): each for each in writes}
         for each in there:
             known = wanted.pop((each.task, each.slot), None)
@@ -103,11 +106,11 @@ class _Drafted(RowPart[Row]):
             own = [each for each in writes if each.task == task]
             key = (*place, task)
             self._draft.expect(self._threads.writes, key, rows.get(task))
-            self._draft.put(self._threads.writes, key, layout.pack_task(own))
+            self._threads.writes.put(self._draft, TaskRow.of(place, task, own))
         return bool(wanted)
 
 
-class _EarlyWrites(_Drafted[Place]):
+class _EarlyWrites(_Drafted[CheckpointKey]):
     """Writes that were stored before their checkpoint."""
 
     name = "checkpoints that have writes alone"
@@ -115,10 +118,10 @@ class _EarlyWrites(_Drafted[Place]):
     def count(self) -> int:
         return sum(1 for _ in self._source.early())
 
-    def pages(self) -> Iterator[Sequence[Place]]:
+    def pages(self) -> Iterator[Sequence[CheckpointKey]]:
         return paged(self._source.early(), lambda place: 0)
 
-    def look(self, page: Sequence[Place]) -> list[Presence]:
+    def look(self, page: Sequence[CheckpointKey]) -> list[Presence]:
         self._draft = Draft(self._threads.store)
         return [
             Presence.MISSING
@@ -149,7 +152,9 @@ class _Checkpoints(_Drafted[FoundCheckpoint]):
         self._draft = Draft(self._threads.store)
         known = self._threads.checkpoints.find_many([each.place for each in page])
         return [
-            self._drafted(each) if record is None else self._compared(each, checkpoint_row(record))
+            self._drafted(each)
+            if record is None
+            else self._compared(each, self._threads.checkpoints.decode(record))
             for each, record in zip(page, known, strict=True)
         ]
 
@@ -183,10 +188,10 @@ class _Checkpoints(_Drafted[FoundCheckpoint]):
             )
         )
         run = checkpoint.metadata.get("run_id")
-        content = row_content(link, checkpoint.parent, None if run is None else str(run))
+        row = CheckpointRow(place, link, checkpoint.parent, None if run is None else str(run))
         # Another process may have put it since it was looked for.
         self._draft.expect(self._threads.checkpoints, place, None)
-        self._draft.put(self._threads.checkpoints, place, content)
+        self._threads.checkpoints.put(self._draft, row)
         self.draft_writes(place, checkpoint.writes)
         return Presence.MISSING
 
@@ -229,7 +234,7 @@ def _is_same(
     )
 
 
-def _other_content(place: Place) -> ConflictError:
+def _other_content(place: CheckpointKey) -> ConflictError:
     return ConflictError(
         f"the store holds checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
         f"{place.namespace!r}, with other content; import into another store"

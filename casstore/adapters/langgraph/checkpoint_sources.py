@@ -18,7 +18,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
 from casstore.adapters.langgraph import encoding
-from casstore.adapters.langgraph.layout import PendingRow, Place
+from casstore.adapters.langgraph.layout import CheckpointKey, PendingRow
 from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_form, pack_raw
 from casstore.compat.importing import PAGE_ROWS, Source, columns_bytes
 from casstore.compat.sqlite_source import SqliteSource
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class FoundCheckpoint(NamedTuple):
     """A checkpoint of the source, its state in the form that ``encoding`` takes."""
 
-    place: Place
+    place: CheckpointKey
     parent: str | None
     fields: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -74,7 +74,7 @@ class SaverSource(ABC):
         self._serde = serde
 
     @abstractmethod
-    def checkpoint(self, place: Place) -> FoundCheckpoint:
+    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
         """One checkpoint with its writes."""
 
     @abstractmethod
@@ -83,16 +83,18 @@ class SaverSource(ABC):
 
     def checkpoints(self) -> Iterator[FoundCheckpoint]:
         """All checkpoints, by thread, namespace and id."""
-        after = Place("", "", "")
-        while page := [Place(*row) for row in self._ask(self._queries.keys, (*after, PAGE_ROWS))]:
+        after = CheckpointKey("", "", "")
+        while page := [
+            CheckpointKey(*row) for row in self._ask(self._queries.keys, (*after, PAGE_ROWS))
+        ]:
             yield from map(self.checkpoint, page)
             after = page[-1]
 
-    def early(self) -> Iterator[Place]:
+    def early(self) -> Iterator[CheckpointKey]:
         """The keys of checkpoints that do not exist, and have writes."""
-        return (Place(*row) for row in self._ask(self._queries.early, ()))
+        return (CheckpointKey(*row) for row in self._ask(self._queries.early, ()))
 
-    def writes(self, place: Place) -> list[PendingRow]:
+    def writes(self, place: CheckpointKey) -> list[PendingRow]:
         """The pending writes of a checkpoint, in stored form."""
         return [
             PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
@@ -132,7 +134,7 @@ class SaverSource(ABC):
             return bool(one == other)
         return pack_raw(one) == pack_raw(other)
 
-    def load(self, place: Place, tag: str, payload: bytes) -> Any:
+    def load(self, place: CheckpointKey, tag: str, payload: bytes) -> Any:
         """Decode serialised state of a checkpoint."""
         if self._serde is not None:
             return self._serde.loads_typed((tag, payload))
@@ -151,7 +153,7 @@ class SaverSource(ABC):
                 "needs its serialiser; pass that as serde",
             ) from exc
 
-    def _rewritten(self, place: Place, payload: bytes | str) -> tuple[str, bytes]:
+    def _rewritten(self, place: CheckpointKey, payload: bytes | str) -> tuple[str, bytes]:
         """State that LangGraph once wrote as JSON, as it would write it today.
 
         LangGraph's own list decides which objects it rebuilds; it raises any exception for others.
@@ -177,14 +179,14 @@ class SaverSource(ABC):
                 f"serialiser cannot encode: {exc}"
             ) from exc
 
-    def damaged(self, place: Place, why: str) -> CorruptionError:
+    def damaged(self, place: CheckpointKey, why: str) -> CorruptionError:
         """The error for a checkpoint that cannot be decoded."""
         return CorruptionError(
             f"checkpoint {place.checkpoint} of thread {place.thread!r} in {self.name} is damaged: "
             f"{why}"
         )
 
-    def require_fields(self, place: Place, fields: Any) -> None:
+    def require_fields(self, place: CheckpointKey, fields: Any) -> None:
         """Raise CorruptionError unless a checkpoint has the fields of every checkpoint."""
         if type(fields) is not dict:
             raise self.damaged(place, "it is not a map")
@@ -205,7 +207,7 @@ class SaverSource(ABC):
             if any(type(name) is not str for name in names):
                 raise self.damaged(place, "the name of a channel is not a text")
 
-    def parse(self, place: Place, text: str | bytes, what: str) -> dict[str, Any]:
+    def parse(self, place: CheckpointKey, text: str | bytes, what: str) -> dict[str, Any]:
         """Decode a map that a checkpoint stores as JSON."""
         try:
             found = json.loads(text)
@@ -215,7 +217,7 @@ class SaverSource(ABC):
             raise CorruptionError(f"the {what} of {place} in {self.name} is not a map")
         return found
 
-    def lost(self, place: Place) -> ConflictError:
+    def lost(self, place: CheckpointKey) -> ConflictError:
         """The error for a checkpoint that was deleted during the import."""
         return ConflictError(f"{self.name} lost checkpoint {place.checkpoint} while it was read")
 
@@ -268,7 +270,7 @@ class _SqliteSaver(SaverSource):
     def count(self) -> int:
         return int(next(self._ask("SELECT count(*) FROM checkpoints", ()))[0])
 
-    def checkpoint(self, place: Place) -> FoundCheckpoint:
+    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
         found = next(self._ask(_SQLITE_CHECKPOINT, place), None)
         if found is None:
             raise self.lost(place)
@@ -378,7 +380,7 @@ class _PostgresSaver(SaverSource):
     def count(self) -> int:
         return int(next(self._ask(b"SELECT count(*) FROM checkpoints", ()))[0])
 
-    def checkpoint(self, place: Place) -> FoundCheckpoint:
+    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
         found = next(self._ask(self._sql.checkpoint, place), None)
         if found is None:
             raise self.lost(place)
@@ -403,11 +405,11 @@ class _PostgresSaver(SaverSource):
         meta = self.parse(place, metadata, "metadata")
         return FoundCheckpoint(place, parent, fields, meta, self.writes(place), size)
 
-    def _add_tasks(self, told_by: Place, fields: dict[str, Any]) -> None:
+    def _add_tasks(self, place: CheckpointKey, fields: dict[str, Any]) -> None:
         """Add the next tasks to the channel where today's LangGraph looks for them."""
-        values = (*told_by, TASKS)
+        values = (*place, TASKS)
         sends = [
-            self.load(told_by, tag, payload) for tag, payload in self._ask(self._sql.sends, values)
+            self.load(place, tag, payload) for tag, payload in self._ask(self._sql.sends, values)
         ]
         if sends:
             versions = fields["channel_versions"] = fields.get("channel_versions") or {}

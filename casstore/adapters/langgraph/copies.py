@@ -1,8 +1,8 @@
-"""Messages copied and compared, which is quicker than to write and load them again.
+"""Copies and compares messages, which is faster than serialising and loading them.
 
-A copy shares with its original only what nobody can change. Two objects count as the same
-only if they would be written as the same bytes: 1 is not True, nor 0.0 -0.0, and the order of
-keys counts. Only messages made of plain data are copied; all else takes the long way.
+A copy shares only immutable objects with its original. Two objects count as the same only if their
+serialised bytes are equal: 1 is not True, 0.0 is not -0.0, and the order of keys counts. Only
+messages made of plain data are copied; all others are serialised.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 
 _ATOMS: Final = frozenset((str, int, bool, bytes, type(None), float))
 _CONTAINERS: Final = frozenset((dict, list))
-# What can be nested, and deeper than that need not be quick.
+# The nesting limit: deeper values are serialised instead.
 _MAX_DEPTH: Final = 32
 _set: Final = object.__setattr__
 
 
 class _Shape(NamedTuple):
-    """What messages of one kind have in common."""
+    """Properties shared by all messages of one class."""
 
     kind: Any
     names: list[str]
     types: list[type]
-    #: Fields of which a copy needs one of its own, and for which equal is not enough.
+    #: Fields that a copy needs its own object for. For these, == is not enough to show that they
+    #: have the same serialised form.
     containers: list[str]
 
 
-# One for many messages: what is kept should be few objects.
+# Shared by many messages, to keep few objects in memory.
 @lru_cache(maxsize=256)
 def _shape(kind: Any, names: tuple[str, ...], types: tuple[type, ...]) -> _Shape:
     containers = [name for name, each in zip(names, types, strict=True) if each in _CONTAINERS]
@@ -39,7 +40,7 @@ def _shape(kind: Any, names: tuple[str, ...], types: tuple[type, ...]) -> _Shape
 
 
 class Original:
-    """A message that is kept to be copied and compared, and handed out to nobody."""
+    """A cached message to copy from and compare with; callers only get copies."""
 
     __slots__ = ("extra", "fields", "given", "shape")
 
@@ -52,14 +53,14 @@ class Original:
         self.shape = _shape(kind, tuple(self.fields), types)
 
     def copy(self) -> Any:
-        """A new object like this one."""
+        """A new copy of this message."""
         kind, _, _, containers = self.shape
         fields = self.fields.copy()
         for name in containers:
             value = fields[name]
-            # Most are empty.
+            # Most of these fields are empty.
             fields[name] = _copy_plain(value) if value else type(value)()
-        # As a model's own copying does it, with what nobody shares.
+        # The same steps as pydantic's own copy, with objects that are not shared.
         new = kind.__new__(kind)
         _set(new, "__dict__", fields)
         _set(new, "__pydantic_extra__", _copy_plain(self.extra))
@@ -68,7 +69,7 @@ class Original:
         return new
 
     def is_same_inside(self, other: Any) -> bool:
-        """Would the other object, all of whose fields are equal, be written as this one was?"""
+        """Whether the other object, whose fields are all equal, has the same serialised form."""
         fields = other.__dict__
         for name in self.shape.containers:
             if fields[name] and not _is_same_plain(fields[name], self.fields[name]):
@@ -80,25 +81,25 @@ class Original:
 
 
 def originals(objects: Sequence[Any]) -> list[Original] | None:
-    """These objects, which nobody else may have, to be kept; None if not all can be copied."""
+    """Objects to cache, which the caller must not share; None if one cannot be copied."""
     return [Original(one) for one in objects] if all(map(_is_copyable, objects)) else None
 
 
 def begins_with(objects: Sequence[Any], kept: Sequence[Original]) -> bool:
-    """Are the first of these objects the same as those that were kept, one by one?"""
+    """Whether the first of these objects are the same as the cached ones."""
     if len(objects) < len(kept):
         return False
     try:
         return all(map(_is_same, objects, kept))
     except Exception:
-        # An object of the application, an array perhaps, that does not say whether it equals
-        # what was kept. That is plain data, so it is another one.
+        # An object of the application, perhaps an array, that cannot be compared as a bool. Cached
+        # values are plain data, so it differs.
         return False
 
 
 def _is_same(one: Any, original: Original) -> bool:
     kind, names, types, _ = original.shape
-    # All at the speed of C, and right but for what is equal and yet not the same.
+    # A fast comparison in C; equal values that are serialised differently are compared below.
     return (
         type(one) is kind
         and (fields := one.__dict__) == original.fields
@@ -109,13 +110,13 @@ def _is_same(one: Any, original: Original) -> bool:
 
 
 def _is_copyable(one: Any) -> bool:
-    """Is it a message as LangGraph itself loads them, made of nothing but plain data?"""
+    """Whether it is a message of a type that LangGraph lists as safe, made only of plain data."""
     kind = type(one)
     return (
         issubclass(kind, BaseMessage)
         and (kind.__module__, kind.__name__) in SAFE_MSGPACK_TYPES
         and one.__pydantic_private__ is None
-        # Floats that are fields themselves would have to be compared more closely.
+        # Floats that are fields themselves would need an exact comparison.
         and float not in map(type, one.__dict__.values())
         and _is_plain(one.__dict__, _MAX_DEPTH)
         and _is_plain(one.__pydantic_extra__, _MAX_DEPTH)
@@ -151,6 +152,6 @@ def _is_same_plain(value: Any, other: Any) -> bool:
     if kind is list:
         return len(value) == len(other) and all(map(_is_same_plain, value, other))
     if kind is float:
-        # A number that is not equal to itself is never the same; the two zeros are told apart.
+        # NaN is never the same, and 0.0 differs from -0.0.
         return bool(value == other) and repr(value) == repr(other)
     return kind in _ATOMS and bool(value == other)

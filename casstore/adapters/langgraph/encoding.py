@@ -1,17 +1,17 @@
-"""State of a graph into stored values and back, element by element.
+"""Encodes the state of a graph as stored values, element by element, and decodes it.
 
-What a store can hold as it is, is kept as it is: None, bool, int, float, str, and lists.
+None, bool, int, float and str are stored unchanged if a store can hold them, and lists as lists.
 Everything else has one of four forms:
 
     {"d": [key, value, key, value …]}   a dict with text keys, in its own order
     {"s": value}                        a delta snapshot
-    {"t": tag, "b": bytes}              whatever else, as the serialiser spells it
+    {"t": tag, "b": bytes}              any other object, as encoded by the serialiser
     bytes                               the same, if the tag is "msgpack" and the bytes are long
 
-The last is most messages: as bytes alone they are one object, and not a map and its content.
+Most messages have the last form: bytes alone are one object, not a map and its content.
 
-So equal messages have equal bytes wherever they stand, and are stored once. Decoding runs no
-code but the serialiser's, on the bytes of one element at a time.
+Equal messages therefore have equal bytes and are stored once. Decoding runs only the code of the
+serialiser, on the bytes of one element at a time.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _MAX_INT: Final = (1 << 64) - 1
 _OWN_DUMPS: Final = (JsonPlusSerializer.dumps_typed, StrictSerializer.dumps_typed)
 _OWN_LOADS: Final = (JsonPlusSerializer.loads_typed, StrictSerializer.loads_typed)
 
-#: What is not handed to the serialiser whole, or not as an object.
+#: Types that are split up, or that the serialiser does not encode as an object.
 PLAIN_TYPES: Final = frozenset(
     (type(None), bool, str, int, float, list, tuple, dict, bytes, bytearray, _DeltaSnapshot)
 )
 
 
 def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
-    """The stored form of a value, its parts taken apart."""
+    """The stored form of a value, split into its parts."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -64,7 +64,7 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
     if kind is float:
         return value if isfinite(value) else opaque(value, dump)
     if room:
-        # As with the serialiser, a tuple comes back as a list.
+        # As with the serialiser, a tuple is read back as a list.
         if kind is list or kind is tuple:
             return [encode(item, dump, room - 1) for item in value]
         if kind is dict and all(type(key) is str and _is_plain_text(key) for key in value):
@@ -78,12 +78,12 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
 
 
 def encode_items(items: Iterable[Any], dump: Dump) -> list[Any]:
-    """The stored forms of elements of a list that is a whole value."""
+    """The stored forms of the elements of a list that is not nested in another value."""
     return [encode(item, dump, _MAX_DEPTH - 1) for item in items]
 
 
 def opaque(value: Any, dump: Dump) -> Any:
-    """The stored form of a value that goes through the serialiser whole."""
+    """The stored form of a value that the serialiser encodes as a whole."""
     tag, payload = dump(value)
     return stored_object(payload) if tag == _MSGPACK else {_TAG: tag, _BYTES: bytes(payload)}
 
@@ -124,7 +124,7 @@ def decode(stored: Any, load: Load) -> Any:
     built: dict[str, Any] = {}
     for at in range(0, len(flat), 2):
         if type(flat[at]) is not str:
-            raise CorruptionError("a stored dict has a key that is no text")
+            raise CorruptionError("a stored dict has a key that is not a str")
         built[flat[at]] = decode(flat[at + 1], load)
     return built
 
@@ -160,7 +160,7 @@ class Codec:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Can it be stored? Lone surrogates cannot; the serialiser replaces them."""
+    """Whether a text can be stored; lone surrogates cannot, and the serialiser replaces them."""
     if text.isascii():
         return True
     try:

@@ -1,6 +1,6 @@
-"""Filters on the values of items, as LangGraph spells them.
+"""Filters on the values of items, in LangGraph's syntax.
 
-A key of a filter is only ever looked up, and never part of a query.
+The key of a filter is only looked up in the value; it is never part of a query.
 """
 
 from __future__ import annotations
@@ -17,15 +17,25 @@ _ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-# A filter nested deeper than stored values can be finds nothing.
+# The nesting limit of stored values; a deeper filter could match nothing and is refused.
 _MAX_DEPTH: Final = 64
 
 
 def matches(value: Any, wanted: Mapping[str, Any]) -> bool:
-    """Has a value everything that a filter asks for?"""
+    """Whether a value matches a filter."""
     return isinstance(value, dict) and all(
-        _meets(value.get(key), want, _MAX_DEPTH) for key, want in wanted.items()
+        _meets(_looked_up(value, key), want, _MAX_DEPTH) for key, want in wanted.items()
     )
+
+
+def _looked_up(value: dict[str, Any], key: str) -> Any:
+    """The field of a key; as in SqliteStore, ``user.name`` may be a field of a field."""
+    if key in value or "." not in str(key):
+        return value.get(key)
+    found: Any = value
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _meets(value: Any, want: Any, room: int) -> bool:
@@ -55,10 +65,12 @@ def _compares(value: Any, name: str, than: Any) -> bool:
         return bool(value != than)
     if name not in _ORDERED:
         raise InvalidInputError(
-            f"filters compare with $eq, $ne, {', '.join(_ORDERED)}, not {name!r}"
+            f"a filter operator must be $eq, $ne, {', '.join(_ORDERED)}, got {name!r}"
         )
+    compare = _ORDERED[name]
     try:
-        # As LangGraph does: numbers, also such as are spelled as text.
-        return _ORDERED[name](float(value), float(than))
+        # As LangGraph does: compare numbers, including numbers in text form.
+        return compare(float(value), float(than))
     except (TypeError, ValueError):
-        return False
+        # As its stores in databases do: compare other texts, such as dates, by their characters.
+        return type(value) is type(than) is str and compare(value, than)

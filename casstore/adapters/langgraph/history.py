@@ -1,8 +1,8 @@
-"""What delta channels need of a checkpoint's ancestors: their writes, back to a stored value.
+"""The history that delta channels need: writes of ancestors, back to a stored value.
 
-A delta channel stores no value at most steps; reading it means replaying the writes of its
-ancestors onto the last value that was stored, the seed. Where ancestors were taken away, the
-row below holds what the walk would have found there: the folded history.
+A delta channel stores no value at most steps; reading it replays the writes of its ancestors onto
+the last stored value, the seed. Where ancestors were deleted, the row of the checkpoint below them
+has the writes and the seed that the walk would have found there: the folded history.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from casstore.adapters.langgraph.layout import Place
-from casstore.adapters.langgraph.threads import CheckpointRow, StoredCheckpoint, Threads
+from casstore.adapters.langgraph.layout import CheckpointKey, CheckpointRow
+from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
 from casstore.errors import CorruptionError
 
 
@@ -31,7 +31,7 @@ class _Walk(NamedTuple):
     found: dict[str, ChannelHistory]
 
     def end(self, channel: str, older: list[tuple[str, Any]], *seed: Any) -> None:
-        """Nothing more is looked for: ``older`` comes before what was found, then the seed."""
+        """End the search: ``older`` writes precede those found, and start from the seed."""
         writes = self.writes.pop(channel)
         writes.reverse()
         self.found[channel] = ChannelHistory(older + writes, bool(seed), seed[0] if seed else None)
@@ -40,13 +40,13 @@ class _Walk(NamedTuple):
 def channel_histories(
     threads: Threads, row: CheckpointRow, channels: Collection[str]
 ) -> dict[str, ChannelHistory]:
-    """The history of channels above a checkpoint, whose own writes do not belong to it."""
+    """The history of channels above a checkpoint, without its own writes."""
     walk = _Walk({channel: [] for channel in channels}, {})
     seen: set[str] = set()
     _end_at_fold(walk, row)
     while walk.writes and row.parent is not None and row.parent not in seen:
         seen.add(row.parent)
-        above = threads.find(Place(row.place.thread, row.place.namespace, row.parent))
+        above = threads.find(CheckpointKey(row.place.thread, row.place.namespace, row.parent))
         if above is None:
             break
         row = above
@@ -64,10 +64,10 @@ def channel_histories(
 
 
 def fold(threads: Threads, checkpoint: StoredCheckpoint) -> dict[str, list[Any]]:
-    """The folded history that a checkpoint needs if its ancestors go, by channel.
+    """The folded history that a checkpoint needs when its ancestors are deleted, by channel.
 
-    Of every channel that has a version and no value: the store does not know which of them
-    are delta channels, and for the others there is next to nothing to find.
+    Covers every channel that has a version and no value: the store does not know which of them are
+    delta channels, and the others have hardly any history.
     """
     wanted = [name for name, each in checkpoint.channels.items() if not each.has_value]
     folded: dict[str, list[Any]] = {}

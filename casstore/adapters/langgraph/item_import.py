@@ -11,11 +11,9 @@ from typing import Final
 
 from casstore.adapters.langgraph.item_records import (
     MS_US,
-    ItemContent,
-    StoredItem,
+    ItemRow,
     items_table,
     lasting_us,
-    stored_item,
 )
 from casstore.adapters.langgraph.item_sources import FoundItem, ItemSource, naming, open_items
 from casstore.adapters.langgraph.raw import pack_form
@@ -27,7 +25,7 @@ from casstore.session.records import Draft, Record
 from casstore.store import Store, check_store
 
 EXPIRED: Final = "expired items, which CasstoreStore does not show; sweep_ttl() deletes them"
-VECTORS: Final = "embeddings, left out: there is no vector index"
+VECTORS: Final = "embeddings, left out; CasstoreStore.reindex() embeds the items"
 
 
 def import_items(
@@ -98,12 +96,12 @@ class _Items(RowPart[FoundItem]):
         found = self._table.find_many(places)
         self._known = dict(zip(places, found, strict=True))
         return [
-            Presence.MISSING if record is None else self._compared(item, stored_item(record))
+            Presence.MISSING if record is None else self._compared(item, self._table.decode(record))
             for item, record in zip(page, found, strict=True)
         ]
 
-    def _compared(self, item: FoundItem, known: StoredItem) -> Presence:
-        theirs, ours = item.content, known.content
+    def _compared(self, item: FoundItem, known: ItemRow) -> Presence:
+        theirs, ours = item.content, known
         difference = _difference(theirs, ours)
         if difference is None:
             if theirs.expires_us == ours.expires_us:
@@ -119,8 +117,9 @@ class _Items(RowPart[FoundItem]):
     def store(self, rows: Sequence[FoundItem]) -> None:
         draft = Draft(self._store)
         for item in rows:
-            draft.expect(self._table, item.place, self._known[item.place])
-            draft.put(self._table, item.place, item.content.packed())
+            known = self._known[item.place]
+            draft.expect(self._table, item.place, known)
+            self._table.put(draft, item.content, self._table.decode_found(known))
         try:
             draft.commit()
         except ConditionFailedError as exc:
@@ -129,7 +128,7 @@ class _Items(RowPart[FoundItem]):
             ) from exc
 
 
-def _difference(theirs: ItemContent, ours: ItemContent) -> str | None:
+def _difference(theirs: ItemRow, ours: ItemRow) -> str | None:
     """The field in which two items differ, apart from their expiry; None if in none."""
     if pack_form(theirs.value) != pack_form(ours.value):
         return "value"
@@ -140,7 +139,7 @@ def _difference(theirs: ItemContent, ours: ItemContent) -> str | None:
     return None if theirs.ttl_minutes == ours.ttl_minutes else "time to live"
 
 
-def _later(theirs: ItemContent, ours: ItemContent, now_us: int) -> ItemContent | None:
+def _later(theirs: ItemRow, ours: ItemRow, now_us: int) -> ItemRow | None:
     """Which of two items, equal apart from their expiry, was read later; None: neither.
 
     Reading an item restarts its time to live. That changes no content, so it is not a conflict, and

@@ -1,76 +1,115 @@
-"""An item of long-term memory as a record: where it stands, what it holds, how long it lives.
+"""The schema of long-term memory: an item, its times and its time to live.
 
-    key     labels of the namespace, each followed by a dot ‖ key of the item
-    value   [value, created, updated]
-            [value, created, updated, minutes to live, end]   either of the two may be None
+    lgm.items   namespace, key     value, created, updated, minutes to live, expiry, fields to index
+    lgm.recent  namespace, updated, key   index: the items of a namespace by time
+    lgm.times   the times in use (``records.unique_times``)
 
-So the items below a namespace are a range of keys. A time is a number of milliseconds since 1970;
-one that came from elsewhere and is finer is [milliseconds, microseconds beyond]. In here all
-are microseconds.
+Each label of a namespace is followed by a dot, so the items below a namespace are a range of keys.
+Times are microseconds since 1970.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import MAX_STAMP_MS
-from casstore.errors import CorruptionError, InvalidInputError
-from casstore.session.records import Record, Table
+from casstore.errors import InvalidInputError
+from casstore.records.schema import Index, RowTable, Schema
+from casstore.session.records import Draft, Record
 from casstore.store import Store
 
-#: Stands between the labels of a namespace, and in none.
+#: Separates the labels of a namespace; a label cannot contain it.
 DOT: Final = "."
 #: Microseconds in a millisecond.
 MS_US: Final = 1000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Which times are taken (``records.unique_times``).
 TIMES_TABLE: Final = "lgm.times"
-_TABLE: Final = "lgm.items"
 _MINUTE_MS: Final = 60_000
+_PAGE: Final = 256
 
 
-class ItemContent(NamedTuple):
-    """What an item is under its name, its value in stored form (``encoding``)."""
+class ItemRow(NamedTuple):
+    """An item, its value in stored form (``encoding``)."""
 
+    #: The labels of the namespace, joined.
+    prefix: str
+    key: str
     value: Any
     created_us: int
     updated_us: int
     ttl_minutes: float | None = None
     expires_us: int | None = None
-
-    def is_live(self, now_ms: int) -> bool:
-        """Is its time not up?"""
-        return self.expires_us is None or self.expires_us > now_ms * MS_US
-
-    def packed(self) -> list[Any]:
-        """As its record holds it."""
-        content = [self.value, _stamp(self.created_us), _stamp(self.updated_us)]
-        if self.ttl_minutes is not None or self.expires_us is not None:
-            ends = None if self.expires_us is None else _stamp(self.expires_us)
-            content += [self.ttl_minutes, ends]
-        return content
-
-
-class StoredItem(NamedTuple):
-    """An item and the record that holds it."""
-
-    record: Record
-    content: ItemContent
+    #: The fields to index, as given to ``put``; None: those of the index, (): the item has none.
+    fields: tuple[str, ...] | None = None
+    record: Record | None = None
 
     @property
     def namespace(self) -> tuple[str, ...]:
         """Its labels."""
-        return labels(self.record.key[0])
+        return labels(self.prefix)
 
     def is_live(self, now_ms: int) -> bool:
-        """Is its time not up?"""
-        return self.content.is_live(now_ms)
+        """True if it has not expired."""
+        return self.expires_us is None or self.expires_us > now_ms * MS_US
 
 
-def items_table(store: Store) -> Table:
+def _item_key(recent: tuple[str, ...]) -> tuple[str, str]:
+    return recent[0], recent[2]
+
+
+_RECENT: Final[Index[ItemRow]] = Index(
+    "lgm.recent", 3, lambda item: [(item.prefix, item.updated_us, item.key)], owner=_item_key
+)
+ITEMS: Final = Schema("lgm.items", ItemRow, 2, indexes=[_RECENT])
+
+
+def items_table(store: Store) -> RowTable[ItemRow]:
     """The items of a store, by namespace and key."""
-    return Table(store, _TABLE, 2)
+    return RowTable(store, ITEMS)
+
+
+def latest_keys(store: Store, prefix: str, page: int) -> Iterator[tuple[str, str]]:
+    """The keys of the items in namespaces that start with ``prefix``, latest update first.
+
+    Reads one row of the index for each namespace, and then ``page`` rows at a time as they are
+    taken.
+    """
+    [recent] = items_table(store).indexes
+
+    def from_latest(record: Record) -> Iterator[Record]:
+        yield record
+        # Items that were imported may have the same time: scan to the end of it.
+        namespace, updated, _ = record.key
+        until = updated + "\0"
+        for each in recent.scan(namespace, before=until, reverse=True, page=page):
+            if each.key != record.key:
+                yield each
+
+    latest = [from_latest(record) for record in recent.last_of_groups(prefix)]
+    merged = heapq.merge(*latest, key=lambda record: record.key[1], reverse=True)
+    return (_item_key(record.key) for record in merged)
+
+
+def delete_stale_recent(store: Store) -> int:
+    """Delete index rows whose item does not exist or was replaced; returns how many."""
+    items = items_table(store)
+    [recent] = items.indexes
+    records, stale = recent.scan(), 0
+    while page := list(islice(records, _PAGE)):
+        found = items.find_many([_item_key(record.key) for record in page])
+        draft = Draft(store)
+        for record, owner in zip(page, found, strict=True):
+            if record.key not in recent.keys_of(items.decode_found(owner)):
+                draft.expect(recent, record.key, record)
+                draft.delete(recent, record.key)
+                stale += 1
+        draft.commit()
+    return stale
 
 
 def joined(namespace: tuple[str, ...]) -> str:
@@ -83,33 +122,15 @@ def labels(text: str) -> tuple[str, ...]:
     return tuple(text.split(DOT)[:-1])
 
 
-def stored_item(record: Record) -> StoredItem:
-    """The item in a record."""
-    content = record.value
-    if type(content) is not list or len(content) not in (3, 5):
-        raise CorruptionError(f"item {record.key} is damaged")
-    value, created, updated, ttl, expires = content if len(content) == 5 else [*content, None, None]
-    return StoredItem(
-        record,
-        ItemContent(
-            value,
-            _microseconds(record, created),
-            _microseconds(record, updated),
-            ttl,
-            None if expires is None else _microseconds(record, expires),
-        ),
-    )
-
-
 def lasting_us(ttl_minutes: float) -> int:
-    """How long a time to live is; InvalidInputError if it is none."""
+    """A time to live in microseconds; InvalidInputError if it is invalid."""
     try:
         lasts_ms = int(ttl_minutes * _MINUTE_MS)
     except (OverflowError, TypeError, ValueError) as exc:
-        raise InvalidInputError(f"a time to live in minutes, not {ttl_minutes!r}") from exc
+        raise InvalidInputError(f"ttl must be a number of minutes, got {ttl_minutes!r}") from exc
     if not 0 <= lasts_ms <= MAX_STAMP_MS:
         raise InvalidInputError(
-            f"a time to live from 0 minutes to 1,000 years, not {ttl_minutes!r} minutes"
+            f"ttl must be from 0 minutes to 1,000 years, got {ttl_minutes!r} minutes"
         )
     return lasts_ms * MS_US
 
@@ -117,16 +138,3 @@ def lasting_us(ttl_minutes: float) -> int:
 def time_of(stamp_us: int) -> datetime:
     """A time as LangGraph has it."""
     return EPOCH + timedelta(microseconds=stamp_us)
-
-
-def _stamp(time_us: int) -> int | list[int]:
-    whole, rest = divmod(time_us, MS_US)
-    return [whole, rest] if rest else whole
-
-
-def _microseconds(record: Record, stamp: Any) -> int:
-    if type(stamp) is int:
-        return stamp * MS_US
-    if type(stamp) is list and len(stamp) == 2 and all(type(part) is int for part in stamp):
-        return int(stamp[0] * MS_US + stamp[1])
-    raise CorruptionError(f"item {record.key} is damaged")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from casstore.adapters.langgraph import encoding
-from casstore.adapters.langgraph.item_records import DOT, ItemContent, lasting_us, time_of
+from casstore.adapters.langgraph.item_records import DOT, ItemRow, lasting_us, time_of
 from casstore.adapters.langgraph.raw import dump_raw
 from casstore.compat import importing
 from casstore.compat.importing import Source
@@ -32,7 +32,7 @@ class FoundItem(NamedTuple):
 
     #: The key of the record.
     place: tuple[str, str]
-    content: ItemContent
+    content: ItemRow
 
     @property
     def namespace(self) -> str:
@@ -126,10 +126,10 @@ def found_item(
     if ttl_minutes is not None:
         lasting_us(ttl_minutes)
         ttl_minutes = float(ttl_minutes)
-    content = ItemContent(
-        encoding.encode(value, dump_raw), created_us, updated_us, ttl_minutes, expires_us
-    )
-    return FoundItem((prefix + DOT if prefix else "", key), content)
+    place = (prefix + DOT if prefix else "", key)
+    stored = encoding.encode(value, dump_raw)
+    content = ItemRow(*place, stored, created_us, updated_us, ttl_minutes, expires_us)
+    return FoundItem(place, content)
 
 
 def _require_time(time_us: int) -> None:
@@ -265,4 +265,4 @@ def _microseconds(text: str | None) -> int:
     try:
         return int(text or "")
     except ValueError as exc:
-        raise ValueError(f"{text!r} is no time") from exc
+        raise ValueError(f"{text!r} is not a time") from exc

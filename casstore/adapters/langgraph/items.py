@@ -1,24 +1,31 @@
 """``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
 
-An item is a record under its namespace and key (``item_records``).
+An item is a record under its namespace and key (``item_records``). With an index, the vectors of an
+item are written with it (``vector_records``) and searched with numpy (``vector_search``).
 """
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, TypeVar
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar
 
 from langgraph.store.base import (
+    NOT_PROVIDED,
     BaseStore,
     GetOp,
     IndexConfig,
     Item,
     ListNamespacesOp,
     MatchCondition,
+    NamespacePath,
+    NotProvided,
     Op,
     PutOp,
     Result,
@@ -30,50 +37,64 @@ from langgraph.store.base import (
 
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.collecting import Collectors, answered
 from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.item_records import (
+    ITEMS,
     MS_US,
     TIMES_TABLE,
-    ItemContent,
-    StoredItem,
+    ItemRow,
     items_table,
     joined,
     labels,
     lasting_us,
-    stored_item,
+    latest_keys,
     time_of,
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
+from casstore.adapters.langgraph.sweeping import Sweeper
+from casstore.adapters.langgraph.vector_index import Embedded, VectorIndex, fields_of, packed
+from casstore.adapters.langgraph.vector_records import (
+    INDEX_KEY,
+    IndexRow,
+    VectorTables,
+    vectors_key,
+)
+from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
     ConditionFailedError,
+    ConflictError,
     CorruptionError,
     InvalidInputError,
     NoVectorIndexError,
 )
+from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.arguments import check_count
-from casstore.session.attempts import Attempts
-from casstore.session.records import Draft, Record, Table
+from casstore.session.arguments import check_count, check_flag
+from casstore.session.attempts import Attempts, transact
+from casstore.session.records import Draft, Record
 from casstore.store import Store
 
 _SWEEP_BATCH: Final = 1000
-# A write reserves whole ticks: a hundred thousand writes a second before times run ahead.
+# A write reserves whole ticks, so times do not run ahead below 100,000 writes a second.
 _TICK_US: Final = 10
 _TICKS_A_MS: Final = MS_US // _TICK_US
-# Rows that are read at once where the first will mostly do.
+# Rows read at once where the first is usually sufficient.
 _FEW: Final = 8
+# How many items reindex embeds at once.
+_EMBED_BATCH: Final = 100
 
 Changed = TypeVar("Changed")
 
 
 class CasstoreStore(StoreClient, BaseStore):
-    """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
+    """A LangGraph store: namespaces, filters, semantic search, time to live. Sync and async in one.
 
-    A batch is one write, all or nothing; what it reads is from before it. There is no vector
-    index: the constructor's ``index``, or searching by ``query``, raises NoVectorIndexError. The
-    ``index`` of ``put`` has no effect, as LangGraph specifies for a store without an index.
+    A batch is one write, all or nothing; what it reads is from before it. ``index`` configures
+    semantic search as for LangGraph's stores, and needs numpy. Without it, ``search`` ignores its
+    ``query``, and ``put`` its ``index``.
 
     >>> memory = CasstoreStore(store)
     >>> memory.put(("users", "ada"), "colour", {"likes": "blue"})
@@ -104,7 +125,7 @@ class CasstoreStore(StoreClient, BaseStore):
         allowed: Collection[AllowedType] = (),
         **options: Any,
     ) -> CasstoreStore:
-        """A LangGraph store on the store at ``path``, which it opens and closes itself.
+        """A LangGraph store on a store at ``path`` that it opens and closes.
 
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
@@ -113,6 +134,29 @@ class CasstoreStore(StoreClient, BaseStore):
         made._begin(StorePool(opener, on_demand=True), ttl, index, allowed)
         return made
 
+    #: The name that LangGraph's own stores have for ``from_path``.
+    from_conn_string = from_path
+
+    def setup(self) -> None:
+        """Open the store. LangGraph's own stores create their tables here; this one needs none."""
+        self._pool.open_blocking()
+
+    asetup = awaited(setup)
+
+    def close(self) -> None:
+        """Stop the sweeper, and close the store after the calls under way."""
+        self.stop_ttl_sweeper()
+        super().close()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.astop_ttl_sweeper()
+        await super().__aexit__(kind, exc, trace)
+
     def _begin(
         self,
         pool: StorePool,
@@ -120,36 +164,116 @@ class CasstoreStore(StoreClient, BaseStore):
         index: IndexConfig | None,
         allowed: Collection[AllowedType],
     ) -> None:
-        if index is not None:
-            raise NoVectorIndexError("an index was asked for")
+        self._index: VectorIndex | None = None
+        if index:
+            require_numpy()
+            self._index = VectorIndex(index)
+        self.index_config = index
+        self.embeddings = None if self._index is None else self._index.embeddings
         self.ttl_config = ttl
         self._pool = pool
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
+        self._cache = VectorCache()
+        self._collectors = Collectors(self.abatch, ttl)
+        self._sweeper = Sweeper(self.sweep_ttl, ttl)
 
     # --- LangGraph's two methods; all others call them ------------------------------------
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations: reads first, in order, then all writes at once."""
-        asked = list(ops)
-        for op in asked:
-            validate_op_namespace(op)
-        results = [self._read(op) for op in asked]
-        # Told twice in one batch, the last counts.
-        self._write({(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)})
-        return results
+        work = _Work(ops, self._index)
+        if self._index is not None:
+            work.documents = self._index.embed(work.texts)
+            work.queries = self._index.embed_queries(work.asked_queries)
+        return self._run(work)
 
-    abatch = awaited(batch)
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """As ``batch``; embeds with the asynchronous methods of the embedder."""
+        work = _Work(ops, self._index)
+        if self._index is not None:
+            work.documents = await self._index.aembed(work.texts)
+            work.queries = await self._index.aembed_queries(work.asked_queries)
+        return await self._pool.run(self._run, work)
+
+    # Calls on an event loop that are made in one tick of it become one batch.
+
+    async def aget(
+        self, namespace: tuple[str, ...], key: str, *, refresh_ttl: bool | None = None
+    ) -> Item | None:
+        """As ``get``; collected with the other calls of this tick of the event loop."""
+        call = self._collectors.here().aget(namespace, key, refresh_ttl=refresh_ttl)
+        return await answered(call)
+
+    async def asearch(
+        self,
+        namespace_prefix: tuple[str, ...],
+        /,
+        *,
+        query: str | None = None,
+        filter: dict[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+    ) -> list[SearchItem]:
+        """As ``search``; collected with the other calls of this tick of the event loop."""
+        call = self._collectors.here().asearch(
+            namespace_prefix,
+            query=query,
+            filter=filter,
+            limit=limit,
+            offset=offset,
+            refresh_ttl=refresh_ttl,
+        )
+        return await answered(call)
+
+    async def aput(
+        self,
+        namespace: tuple[str, ...],
+        key: str,
+        value: Mapping[str, Any],
+        index: Literal[False] | list[str] | None = None,
+        *,
+        ttl: float | NotProvided | None = NOT_PROVIDED,
+    ) -> None:
+        """As ``put``; collected with the other calls of this tick of the event loop."""
+        given: Any = value
+        await answered(self._collectors.here().aput(namespace, key, given, index, ttl=ttl))
+
+    async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
+        """As ``delete``; collected with the other calls of this tick of the event loop."""
+        await answered(self._collectors.here().adelete(namespace, key))
+
+    async def alist_namespaces(
+        self,
+        *,
+        prefix: NamespacePath | None = None,
+        suffix: NamespacePath | None = None,
+        max_depth: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[tuple[str, ...]]:
+        """As ``list_namespaces``; collected with the other calls of this tick of the loop."""
+        call = self._collectors.here().alist_namespaces(
+            prefix=prefix, suffix=suffix, max_depth=max_depth, limit=limit, offset=offset
+        )
+        return await answered(call)
+
+    def _run(self, work: _Work) -> list[Result]:
+        got = iter(self._get_all([op for op in work.ops if isinstance(op, GetOp)]))
+        results = [next(got) if isinstance(op, GetOp) else self._read(op, work) for op in work.ops]
+        self._write(work)
+        return results
 
     # --- time to live -------------------------------------------------------------------
 
     def sweep_ttl(self) -> int:
-        """Remove items whose time is up, which nobody sees any more; how many."""
+        """Remove expired items; returns how many."""
         table, store = self._table, self._pool.store
         swept = 0
         late: list[Record] = []
         for item in self._items(table.scan()):
-            if not item.is_live(store.engine.now_ms()):
+            if item.record is not None and not item.is_live(store.engine.now_ms()):
                 late.append(item.record)
             if len(late) == _SWEEP_BATCH:
                 swept += self._remove(late)
@@ -158,22 +282,51 @@ class CasstoreStore(StoreClient, BaseStore):
 
     asweep_ttl = awaited(sweep_ttl)
 
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
+        """Remove expired items at intervals, in a thread, until the returned future is cancelled.
+
+        The interval is, unless given, that of ``ttl``, else 5 minutes. Does nothing without
+        ``ttl``. ``close`` stops the sweeper.
+        """
+        return self._sweeper.start(sweep_interval_minutes)
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
+        """Stop the sweeper; False if it still runs after ``timeout`` seconds."""
+        return self._sweeper.stop(timeout)
+
+    async def astart_ttl_sweeper(
+        self, sweep_interval_minutes: float | None = None
+    ) -> asyncio.Future[None]:
+        """As ``start_ttl_sweeper``; the returned future belongs to the running event loop."""
+        return asyncio.wrap_future(self.start_ttl_sweeper(sweep_interval_minutes))
+
+    async def astop_ttl_sweeper(self, timeout: float | None = None) -> bool:
+        """As ``stop_ttl_sweeper``; waits off the event loop."""
+        return await asyncio.to_thread(self.stop_ttl_sweeper, timeout)
+
+    def _is_shown(self, item: ItemRow, now_ms: int) -> bool:
+        """True if reads return an item: it has not expired, or ``omit_expired`` is False."""
+        return item.is_live(now_ms) or (self.ttl_config or {}).get("omit_expired") is False
+
     def _remove(self, records: list[Record]) -> int:
-        """Remove records that are still as they were; how many."""
+        """Remove records that are unchanged; returns how many."""
         table = self._table
+
+        vectors = VectorTables(self._pool.store)
 
         def change(draft: Draft, record: Record) -> None:
             draft.expect(table, record.key, record)
-            draft.delete(table, record.key)
+            table.remove(draft, ITEMS.read(record))
+            vectors.delete(draft, *record.key)
 
         return self._change_unchanged(records, change)
 
     def _change_unchanged(
         self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
     ) -> int:
-        """Change those that nobody else has changed, in one write if possible; how many.
+        """Change items that no other writer has changed, in one write if possible; how many.
 
-        Who is left out was put or read again meanwhile, and its time began anew then.
+        The others were put or read meanwhile, which restarted their time to live.
         """
         draft = Draft(self._pool.store)
         for item in items:
@@ -189,66 +342,147 @@ class CasstoreStore(StoreClient, BaseStore):
     # --- reading ------------------------------------------------------------------------
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> RowTable[ItemRow]:
         return items_table(self._pool.store)
 
-    def _read(self, op: Op) -> Result:
-        if isinstance(op, GetOp):
-            return self._get(op)
+    def _read(self, op: Op, work: _Work) -> Result:
         if isinstance(op, SearchOp):
-            return self._search(op)
+            return self._search(op, work)
         if isinstance(op, ListNamespacesOp):
             return self._namespaces(op)
         if isinstance(op, PutOp):
             return None
         raise InvalidInputError(f"no operation of a store: {type(op).__name__}")
 
-    def _get(self, op: GetOp) -> Item | None:
-        record = self._table.find(joined(op.namespace), op.key)
-        if record is None:
-            return None
-        item = stored_item(record)
-        if not item.is_live(self._pool.store.engine.now_ms()):
-            return None
-        if op.refresh_ttl:
-            self._refresh([item])
-        return Item(
-            value=self._value(item),
-            key=op.key,
-            namespace=op.namespace,
-            created_at=time_of(item.content.created_us),
-            updated_at=time_of(item.content.updated_us),
-        )
-
-    def _search(self, op: SearchOp) -> list[SearchItem]:
-        if op.query:
-            raise NoVectorIndexError("a search by meaning was asked for")
-        check_count(op.limit, "a limit")
-        check_count(op.offset, "an offset")
+    def _get_all(self, ops: Sequence[GetOp]) -> list[Item | None]:
+        """The items of gets, in one call of the engine."""
+        if not ops:
+            return []
         now_ms = self._pool.store.engine.now_ms()
-        found = (
-            item
-            for item in self._items(self._table.scan_starting(joined(op.namespace_prefix)))
-            if item.is_live(now_ms) and (not op.filter or matches(self._value(item), op.filter))
-        )
-        # The latest first; only as many are kept as are asked for.
-        wanted = heapq.nsmallest(op.offset + op.limit, found, key=_latest_first)[op.offset :]
+        records = self._table.find_many([(joined(op.namespace), op.key) for op in ops])
+        found: list[Item | None] = []
+        read: list[ItemRow] = []
+        for op, record in zip(ops, records, strict=True):
+            item = None if record is None else ITEMS.read(record)
+            if item is None or not self._is_shown(item, now_ms):
+                found.append(None)
+                continue
+            if op.refresh_ttl:
+                read.append(item)
+            found.append(
+                Item(
+                    value=self._value(item),
+                    key=op.key,
+                    namespace=op.namespace,
+                    created_at=time_of(item.created_us),
+                    updated_at=time_of(item.updated_us),
+                )
+            )
+        self._refresh(read)
+        return found
+
+    def _search(self, op: SearchOp, work: _Work) -> list[SearchItem]:
+        check_count(op.limit, "limit")
+        check_count(op.offset, "offset")
+        if op.query and self._index is not None:
+            found = self._similar(op, self._index, work.queries[op.query])
+        else:
+            latest = islice(self._latest(op), op.offset, op.offset + op.limit)
+            found = [(None, item) for item in latest]
         if op.refresh_ttl:
-            self._refresh(wanted)
+            self._refresh([item for _, item in found])
         return [
             SearchItem(
                 namespace=item.namespace,
-                key=item.record.key[1],
+                key=item.key,
                 value=self._value(item),
-                created_at=time_of(item.content.created_us),
-                updated_at=time_of(item.content.updated_us),
+                created_at=time_of(item.created_us),
+                updated_at=time_of(item.updated_us),
+                score=score,
             )
-            for item in wanted
+            for score, item in found
         ]
 
+    def _latest(self, op: SearchOp) -> Iterator[ItemRow]:
+        """The items of a search without a query, latest first, read as they are taken."""
+        store, table = self._pool.store, self._table
+        now_ms = store.engine.now_ms()
+        size = min(max(op.offset + op.limit, _FEW), _SWEEP_BATCH)
+        keys = latest_keys(store, joined(op.namespace_prefix), size)
+        while page := list(islice(keys, size)):
+            for record in table.find_many(page):
+                # An item that was replaced meanwhile is returned as it is now.
+                item = table.decode_found(record)
+                if item is not None and self._is_wanted(item, op, now_ms):
+                    yield item
+            size = min(2 * size, _SWEEP_BATCH)
+
+    def _matching(self, op: SearchOp) -> Iterator[ItemRow]:
+        """The items below a search's namespace that match its filter."""
+        now_ms = self._pool.store.engine.now_ms()
+        for item in self._items(self._table.scan_starting(joined(op.namespace_prefix))):
+            if self._is_wanted(item, op, now_ms):
+                yield item
+
+    def _is_wanted(self, item: ItemRow, op: SearchOp, now_ms: int) -> bool:
+        return self._is_shown(item, now_ms) and (
+            not op.filter or matches(self._value(item), op.filter)
+        )
+
+    def _similar(
+        self, op: SearchOp, index: VectorIndex, query: Sequence[float]
+    ) -> list[tuple[float | None, ItemRow]]:
+        """The items most similar to a query, with their scores.
+
+        As in ``InMemoryStore``, items without vectors follow, oldest first, if there are not
+        enough others.
+        """
+        if not op.limit:
+            return []
+        end = op.offset + op.limit
+        scored: list[tuple[float | None, ItemRow]] = []
+        for each in self._scored(op, index, query, end):
+            scored.append(each)
+            if len(scored) == end:
+                return scored[op.offset :]
+        known = {item[:2] for _, item in scored}
+        others = [item for item in self._matching(op) if item[:2] not in known]
+        others.sort(key=lambda item: (item.created_us, item[:2]))
+        found = scored[op.offset :]
+        return [*found, *[(None, item) for item in others[: op.limit - len(found)]]]
+
+    def _scored(
+        self, op: SearchOp, index: VectorIndex, query: Sequence[float], first: int
+    ) -> Iterator[tuple[float, ItemRow]]:
+        """The items that have vectors and match, most similar first."""
+        tables, table = VectorTables(self._pool.store), self._table
+        moment = self._times.read(tables.store, tables.index, [(INDEX_KEY,)])
+        found = tables.index.decode_found(moment.records[0])
+        if found is None:
+            return
+        index.require(found)
+        now_ms = tables.store.engine.now_ms()
+        snapshot = self._cache.find(
+            tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
+        )
+        ranked = snapshot.ranked(query, first)
+        size = max(first, _FEW)
+        while page := list(islice(ranked, size)):
+            records = table.find_many([(each.prefix, each.key) for _, each in page])
+            for (score, each), record in zip(page, records, strict=True):
+                item = None if record is None else ITEMS.read(record)
+                # The item may have been deleted or replaced since its vectors were cached.
+                if (
+                    item is not None
+                    and item.updated_us == each.updated_us
+                    and self._is_wanted(item, op, now_ms)
+                ):
+                    yield score, item
+            size = min(2 * size, _SWEEP_BATCH)
+
     def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
-        check_count(op.limit, "a limit")
-        check_count(op.offset, "an offset")
+        check_count(op.limit, "limit")
+        check_count(op.offset, "offset")
         found: set[tuple[str, ...]] = set()
         now_ms = self._pool.store.engine.now_ms()
         for (text,) in self._table.groups(1):
@@ -263,25 +497,27 @@ class CasstoreStore(StoreClient, BaseStore):
         return sorted(found)[op.offset : op.offset + op.limit]
 
     def _is_inhabited(self, text: str, now_ms: int) -> bool:
-        """Has a namespace an item that is still seen? Mostly the first one is."""
+        """Whether a namespace has an item that has not expired; usually the first has not."""
         items = self._items(self._table.scan(text, page=_FEW))
-        return any(item.is_live(now_ms) for item in items)
+        return any(self._is_shown(item, now_ms) for item in items)
 
-    def _items(self, records: Iterable[Record]) -> Iterator[StoredItem]:
-        return map(stored_item, records)
+    def _items(self, records: Iterable[Record]) -> Iterator[ItemRow]:
+        return map(ITEMS.read, records)
 
-    def _value(self, item: StoredItem) -> dict[str, Any]:
-        value = encoding.decode(item.content.value, self._serde.loads_typed)
+    def _value(self, item: ItemRow) -> dict[str, Any]:
+        value = encoding.decode(item.value, self._serde.loads_typed)
         if type(value) is not dict:
-            raise CorruptionError(f"item {item.record.key} is damaged")
+            raise CorruptionError(f"item {item[:2]} is damaged")
         return value
 
     # --- writing ------------------------------------------------------------------------
 
-    def _write(self, puts: Mapping[tuple[tuple[str, ...], str], PutOp]) -> None:
+    def _write(self, work: _Work) -> None:
+        puts = work.puts
         if not puts:
             return
-        store, table = self._pool.store, self._table
+        store, table, index = self._pool.store, self._table, self._index
+        vectors = VectorTables(store)
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
             None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
@@ -293,39 +529,220 @@ class CasstoreStore(StoreClient, BaseStore):
         while True:
             attempts.begin()
             draft, now_ms = Draft(store), store.engine.now_ms()
-            moment = self._times.read(store, table, keys)
+            moment = self._times.read(store, table, keys, [(vectors.index, (INDEX_KEY,))])
+            described = vectors.index.decode_found(moment.records[-1])
+            if index is not None:
+                described = self._described(draft, index, described)
             with self._times.reserve(draft, moment, _now_ticks(now_ms), count=ticks) as first:
-                rows = zip(keys, values, puts.values(), moment.records, strict=True)
+                rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
                 times_us = iter(range(first * _TICK_US, (first + ticks) * _TICK_US))
+                changed: set[tuple[str, str]] = set()
                 for key, value, op, known in rows:
                     draft.expect(table, key, known)
+                    before = table.decode_found(known)
                     if value is None:
-                        draft.delete(table, key)
+                        if before is not None:
+                            table.remove(draft, before)
+                        if described is not None:
+                            vectors.delete(draft, *key)
                         continue
                     updated_us = next(times_us)
-                    before = None if known is None else stored_item(known)
                     if before is not None and before.is_live(now_ms):
-                        created_us = before.content.created_us
+                        created_us = before.created_us
                     else:
                         created_us = updated_us
-                    content = ItemContent(value, created_us, updated_us, op.ttl)
-                    draft.put(table, key, _begun(content, now_ms * MS_US).packed())
+                    item = ItemRow(
+                        *key, value, created_us, updated_us, op.ttl, fields=fields_of(op)
+                    )
+                    table.put(draft, _begun(item, now_ms * MS_US), before)
+                    content = work.vectors(op)
+                    if described is not None and content:
+                        changed.add(vectors.put(draft, item, described.generation, content))
+                    elif described is not None:
+                        vectors.delete(draft, *key)
+                for bucket in changed:
+                    vectors.mark(draft, bucket, first * _TICK_US)
                 try:
                     draft.commit()
                 except ConditionFailedError:
                     continue
             return
 
-    def _refresh(self, items: Collection[StoredItem]) -> None:
-        """Let the time of items that were read begin anew."""
+    def _described(self, draft: Draft, index: VectorIndex, found: IndexRow | None) -> IndexRow:
+        """The description of the index that a write adds vectors to, as its condition."""
+        index.require(found)
+        table = VectorTables(self._pool.store).index
+        draft.expect(table, (INDEX_KEY,), None if found is None else found.record)
+        if found is None:
+            found = index.new_description()
+            table.put(draft, found)
+        return found
+
+    def _refresh(self, items: Collection[ItemRow]) -> None:
+        """Restart the time to live of items that were read."""
         table, now_us = self._table, self._pool.store.engine.now_ms() * MS_US
 
-        def change(draft: Draft, item: StoredItem) -> None:
-            draft.expect(table, item.record.key, item.record)
-            draft.put(table, item.record.key, _begun(item.content, now_us).packed())
+        def change(draft: Draft, item: ItemRow) -> None:
+            draft.expect(table, item[:2], item.record)
+            table.put(draft, _begun(item, now_us), item)
 
-        timed = [item for item in items if item.content.ttl_minutes is not None]
-        self._change_unchanged(timed, change)
+        timed = [item for item in items if item.ttl_minutes is not None]
+        if timed:
+            self._change_unchanged(timed, change)
+
+    # --- the vector index ---------------------------------------------------------------
+
+    def reindex(self, *, rebuild: bool = False, batch: int = _EMBED_BATCH) -> int:
+        """Embed the items that have no vectors of this index; returns how many.
+
+        Call it after a change of the embedder, its size or the fields, and for items that were
+        stored without an index. A call after an interrupted one continues it. ``rebuild`` embeds
+        all items, for an embedder that changed under the same name. ``batch`` items are embedded at
+        once. While it runs, a search finds the items embedded so far by meaning.
+
+        >>> CasstoreStore(store).put(("notes",), "1", {"text": "hello"})
+        >>> lengths = lambda texts: [[len(text), 1] for text in texts]
+        >>> memory = CasstoreStore(store, index={"dims": 2, "embed": lengths, "fields": ["text"]})
+        >>> memory.reindex(), memory.reindex()
+        (1, 0)
+        """
+        index, generation = self._begin_reindex(rebuild, batch)
+        done = 0
+        for page in self._unindexed(generation, batch):
+            texts = [index.texts(self._value(item), item.fields) for item in page]
+            vectors = index.embed([text for each in texts for text in each])
+            done += self._put_vectors(generation, page, texts, vectors)
+        return done
+
+    async def areindex(self, *, rebuild: bool = False, batch: int = _EMBED_BATCH) -> int:
+        """As ``reindex``; embeds with the asynchronous methods of the embedder."""
+        run = self._pool.run
+        index, generation = await run(self._begin_reindex, rebuild, batch)
+        done = 0
+        pages = await run(self._unindexed, generation, batch)
+        while page := await run(next, pages, None):
+            texts = [index.texts(self._value(item), item.fields) for item in page]
+            vectors = await index.aembed([text for each in texts for text in each])
+            done += await run(self._put_vectors, generation, page, texts, vectors)
+        return done
+
+    def _begin_reindex(self, rebuild: bool, batch: int) -> tuple[VectorIndex, str]:
+        """Make the description that of this index; returns the index and its generation."""
+        check_flag(rebuild, "rebuild")
+        check_count(batch, "batch", least=1)
+        index, tables = self._index, VectorTables(self._pool.store)
+        if index is None:
+            raise NoVectorIndexError
+
+        def describe() -> str:
+            found = tables.find_index()
+            if found is not None and found.is_like(index.description) and not rebuild:
+                return found.generation
+            draft, made = Draft(tables.store), index.new_description()
+            draft.expect(tables.index, (INDEX_KEY,), None if found is None else found.record)
+            tables.index.put(draft, made)
+            draft.commit()
+            return made.generation
+
+        return index, transact("the vector index", describe)
+
+    def _unindexed(self, generation: str, batch: int) -> Iterator[list[ItemRow]]:
+        """The items without vectors of a generation, in pages."""
+        tables = VectorTables(self._pool.store)
+        records = self._table.scan()
+        while page := list(islice(records, _SWEEP_BATCH)):
+            items = list(self._items(page))
+            known = tables.vectors.find_many([vectors_key(*item[:2]) for item in items])
+            missing: list[ItemRow] = []
+            for item, record in zip(items, known, strict=True):
+                row = tables.vectors.decode_found(record)
+                is_current = row is not None and (row.generation, row.updated_us) == (
+                    generation,
+                    item.updated_us,
+                )
+                # An item without texts has no row; one with index=False keeps none.
+                if not is_current and (item.fields != () or row is not None):
+                    missing.append(item)
+            for start in range(0, len(missing), batch):
+                yield missing[start : start + batch]
+
+    def _put_vectors(
+        self,
+        generation: str,
+        items: Sequence[ItemRow],
+        texts: Sequence[Sequence[str]],
+        vectors: Embedded,
+    ) -> int:
+        """Write the vectors of items that are unchanged; returns how many were written."""
+        tables, table = VectorTables(self._pool.store), self._table
+        attempts = Attempts("the vectors of items")
+        while True:
+            attempts.begin()
+            draft, now_ms = Draft(tables.store), tables.store.engine.now_ms()
+            keys = [item[:2] for item in items]
+            moment = self._times.read(tables.store, table, keys, [(tables.index, (INDEX_KEY,))])
+            described = tables.index.decode_found(moment.records[-1])
+            if described is None or described.generation != generation:
+                raise ConflictError(
+                    "another process began to reindex with another embedder; stop one of them"
+                )
+            draft.expect(tables.index, (INDEX_KEY,), described.record)
+            done = 0
+            with self._times.reserve(draft, moment, _now_ticks(now_ms)) as first:
+                changed: set[tuple[str, str]] = set()
+                for item, known, each in zip(items, moment.records, texts, strict=False):
+                    # An item that was put meanwhile has its vectors from that write.
+                    if known is None or ITEMS.read(known).updated_us != item.updated_us:
+                        continue
+                    draft.expect(table, item[:2], known)
+                    if each:
+                        content = packed([vectors[text] for text in each])
+                        changed.add(tables.put(draft, item, generation, content))
+                        done += 1
+                    else:
+                        tables.delete(draft, *item[:2])
+                for bucket in changed:
+                    tables.mark(draft, bucket, first * _TICK_US)
+                try:
+                    draft.commit()
+                except ConditionFailedError:
+                    continue
+            return done
+
+
+class _Work:
+    """The operations of a batch, and the vectors of their texts once they are embedded."""
+
+    def __init__(self, ops: Iterable[Op], index: VectorIndex | None) -> None:
+        self.ops = list(ops)
+        for op in self.ops:
+            validate_op_namespace(op)
+        # Of two writes to one key in a batch, the last counts.
+        self.puts = {(op.namespace, op.key): op for op in self.ops if isinstance(op, PutOp)}
+        #: By text.
+        self.documents: Embedded = {}
+        self.queries: Embedded = {}
+        self._texts: dict[tuple[tuple[str, ...], str], list[str]] = {}
+        self.asked_queries: list[str] = []
+        if index is not None:
+            self._texts = {
+                place: index.texts(op.value, fields_of(op))
+                for place, op in self.puts.items()
+                if op.value is not None
+            }
+            self.asked_queries = [
+                op.query for op in self.ops if isinstance(op, SearchOp) and op.query
+            ]
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to embed."""
+        return [text for texts in self._texts.values() for text in texts]
+
+    def vectors(self, op: PutOp) -> bytes:
+        """The vectors of a put, packed; empty if it has none."""
+        texts = self._texts.get((op.namespace, op.key), ())
+        return packed([self.documents[text] for text in texts]) if texts else b""
 
 
 def _now_ticks(now_ms: int) -> int:
@@ -334,17 +751,13 @@ def _now_ticks(now_ms: int) -> int:
     return now_ms * _TICKS_A_MS + within
 
 
-def _latest_first(item: StoredItem) -> tuple[int, tuple[str, ...]]:
-    return -item.content.updated_us, item.record.key
-
-
-def _begun(content: ItemContent, now_us: int) -> ItemContent:
+def _begun(item: ItemRow, now_us: int) -> ItemRow:
     """An item whose time to live, if it has one, begins now."""
-    ttl = content.ttl_minutes
+    ttl = item.ttl_minutes
     if ttl is None:
-        return content
+        return item
     expires_us = now_us + lasting_us(ttl)
-    return content._replace(ttl_minutes=float(ttl), expires_us=expires_us)
+    return item._replace(ttl_minutes=float(ttl), expires_us=expires_us)
 
 
 def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
@@ -357,6 +770,6 @@ def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
         part = labels[len(labels) - len(path) :]
     else:
         raise InvalidInputError(
-            f"namespaces match by prefix or suffix, not {condition.match_type!r}"
+            f"match_type must be prefix or suffix, got {condition.match_type!r}"
         )
     return all(want in ("*", label) for want, label in zip(path, part, strict=True))

@@ -1,8 +1,8 @@
-"""What is remembered of long lists: what the newest ones were made of, by the digest of the list.
+"""A cache of long lists: the elements of those used last, by the digest of the list.
 
-What is kept is never handed out, only copies of it, so nobody can change it. A digest stands for
-one content for ever, so nothing in here can be out of date. It may have been deleted from the
-store, though: a write that builds on it asks for it within its transaction.
+Callers only get copies, so they cannot change the cache. A digest always names the same content, so
+the cache is never stale. But gc may have deleted the list from the store: a write that builds on it
+checks in its transaction that it exists.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from casstore.engine.forks import Lock
 from casstore.format.canonical import Link
 
 _MAX_KEPT_BYTES: Final = 64 << 20
-# What a message takes beside its text.
+# The approximate memory of a message in addition to its text.
 _OBJECT_BYTES: Final = 1500
 
 
 class Form(Enum):
     """How the elements of a list are stored."""
 
-    #: Each is an object that the serialiser spells: messages.
+    #: Objects that the serialiser encodes: messages.
     OBJECTS = "objects"
-    #: They are plain data, and the serialiser has spelled nothing of it: maps, texts, numbers.
+    #: Plain data that the serialiser has not encoded: maps, texts, numbers.
     PLAIN = "plain"
-    #: They are plain data with objects in it, or beside it.
+    #: Plain data that contains objects, or is mixed with them.
     MIXED = "mixed"
 
 
 class KnownList(NamedTuple):
-    """A list, and what the serialiser makes of its elements, joined."""
+    """A list, and the serialised forms of its elements, joined."""
 
     length: int
     body: bytes
-    #: Who has found all of them safe to load.
+    #: The serialiser that has checked all elements.
     passed_by: StrictSerializer
-    #: What they are when loaded, if these are objects that can be copied, and were loaded before.
+    #: The loaded elements, if they were loaded before and can be copied.
     objects: Sequence[Original] | None = None
     form: Form = Form.OBJECTS
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it takes, about."""
+        """The approximate memory it uses."""
         loaded = 0 if self.objects is None else len(self.body) + _OBJECT_BYTES * self.length
         return len(self.body) + loaded
 
 
 class KnownLists:
-    """Lists by digest, those used last, up to a number of bytes."""
+    """The most recently used lists by digest, up to a number of bytes."""
 
     def __init__(self, max_bytes: int = _MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -62,11 +62,11 @@ class KnownLists:
 
     @property
     def size_bytes(self) -> int:
-        """How much is kept, about."""
+        """The approximate memory in use."""
         return self._size_bytes
 
     def find(self, value: Any) -> KnownList | None:
-        """What the list that a channel links to was made of, if it is known."""
+        """The elements of the list that a channel links to, if cached."""
         if type(value) is not Link:
             return None
         with self._lock:
@@ -76,7 +76,7 @@ class KnownLists:
             return found
 
     def remember(self, value: Any, known: KnownList, instead_of: Any = None) -> None:
-        """Keep what a list was made of; the one that it has grown from is no longer needed."""
+        """Cache the elements of a list, in place of the list that it has grown from."""
         if type(value) is not Link:
             return
         with self._lock:
@@ -99,9 +99,9 @@ class KnownLists:
 
 
 class KeptList(NamedTuple):
-    """A list on its way into the store: how its channel holds it, and what it was made of."""
+    """A list to be stored: the channel's value, and its elements."""
 
     value: Any
     known: KnownList
-    #: What the channel held before.
+    #: The previous value of the channel.
     before: Any

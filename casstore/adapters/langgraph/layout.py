@@ -4,31 +4,34 @@ A checkpoint is a value:
 
     v, id, ts        as LangGraph gives them
     channels         [name, version, value?] each; a long value is a link to it
-    seen             versions_seen, with versions spelled as in channels
+    seen             versions_seen, with versions encoded as in channels
     more             whatever other fields the checkpoint has
     meta             its metadata
 
-A version that this saver gave is stored as its number, any other in a list of one.
+A version issued by this saver is stored as its number, any other in a list of one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError
+from casstore.format.canonical import Link
+from casstore.records.schema import Schema
+from casstore.session.records import Record
 
-# As in LangGraph's own savers, so that threads move between them; their random end, which tells
-# blobs of equal versions apart, is zero here: blobs are found by content.
+# The same format as LangGraph's own savers, so that threads can move between them. Their random
+# suffix, which distinguishes blobs of equal versions, is zero here: blobs are content-addressed.
 _VERSION: Final = re.compile(r"(\d{32})\.0{16}")
 _ENDING: Final = "." + "0" * 16
-_WRITE_TYPES: Final = (str, str, int, str)
 _FIELDS: Final = ("v", "id", "ts", "channel_values", "channel_versions", "versions_seen")
 
 
-class Place(NamedTuple):
-    """Where a checkpoint is found."""
+class CheckpointKey(NamedTuple):
+    """The key of a checkpoint."""
 
     thread: str
     namespace: str
@@ -54,7 +57,7 @@ class PendingRow(NamedTuple):
 
 
 def version_text(number: int) -> str:
-    """The version that this saver gives in the ``number``-th place."""
+    """The ``number``-th version that this saver issues."""
     return f"{number:032}{_ENDING}"
 
 
@@ -101,7 +104,7 @@ def pack_checkpoint(
 
 
 def other_fields(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a checkpoint that have no place of their own."""
+    """The fields of a checkpoint without a field of their own in the stored form."""
     return {name: value for name, value in checkpoint.items() if name not in _FIELDS}
 
 
@@ -127,33 +130,59 @@ def unpack_seen(stored: Any) -> dict[str, dict[str, Any]]:
         raise CorruptionError("a stored checkpoint is damaged") from exc
 
 
-def pack_writes(writes: Iterable[PendingRow]) -> list[Any]:
-    """Pending writes of several tasks as they are folded into a checkpoint's row."""
-    return [list(each) for each in writes]
+# --- rows -----------------------------------------------------------------------------------------
 
 
-def unpack_writes(stored: Any) -> list[PendingRow]:
-    """Pending writes that were folded into a checkpoint's row."""
-    try:
-        return [_checked(PendingRow(*each)) for each in stored]
-    except TypeError as exc:
-        raise CorruptionError("a stored pending write is damaged") from exc
+class CheckpointRow(NamedTuple):
+    """The row of a checkpoint."""
+
+    place: CheckpointKey
+    link: Link
+    parent: str | None = None
+    run: str | None = None
+    #: Writes of tasks that have no row of their own: those of a copied checkpoint.
+    folded_writes: tuple[PendingRow, ...] = ()
+    #: The history that delta channels need of deleted ancestors, by channel: [writes, seed?].
+    folded_history: Mapping[str, list[Any]] = MappingProxyType({})
+    record: Record | None = None
 
 
-def _checked(write: PendingRow) -> PendingRow:
-    if (type(write.task), type(write.path), type(write.slot), type(write.channel)) != _WRITE_TYPES:
-        raise TypeError(write)
-    return write
+class TaskWrite(NamedTuple):
+    """One pending write of a task, its value in stored form."""
+
+    path: str
+    slot: int
+    channel: str
+    value: Any
 
 
-def pack_task(writes: Iterable[PendingRow]) -> list[Any]:
-    """The pending writes of one task as its row holds them."""
-    return [list(each[1:]) for each in writes]
+class TaskRow(NamedTuple):
+    """The pending writes of a task."""
+
+    thread: str
+    namespace: str
+    checkpoint: str
+    task: str
+    writes: tuple[TaskWrite, ...]
+
+    @staticmethod
+    def of(place: CheckpointKey, task: str, writes: Iterable[PendingRow]) -> TaskRow:
+        """The row of a task."""
+        return TaskRow(*place, task, tuple([TaskWrite(*each[1:]) for each in writes]))
+
+    def pending(self) -> list[PendingRow]:
+        """The writes, each with its task."""
+        return [PendingRow(self.task, *each) for each in self.writes]
 
 
-def unpack_task(task: str, stored: Any) -> list[PendingRow]:
-    """The pending writes of one task's row."""
-    try:
-        return [_checked(PendingRow(task, *each)) for each in stored]
-    except TypeError as exc:
-        raise CorruptionError("a stored pending write is damaged") from exc
+class HeadRow(NamedTuple):
+    """The checkpoint that was put last in a namespace."""
+
+    thread: str
+    namespace: str
+    checkpoint: str
+
+
+CHECKPOINTS: Final = Schema("lg.checkpoints", CheckpointRow, 3)
+TASKS: Final = Schema("lg.writes", TaskRow, 4)
+HEADS: Final = Schema("lg.heads", HeadRow, 2)

@@ -1,8 +1,8 @@
-"""Long lists, as messages are: at each step most of a list is as it was.
+"""Stores long lists, such as messages: from step to step most elements stay the same.
 
-So of the lists put or read last, the serialised bytes of all elements are kept, and what loading
-them gives (``known_lists``). Putting compares the beginning of a list with these and stores what
-came new; reading need not fetch or check them again.
+So the serialised and loaded elements of recent lists are cached (``known_lists``). Putting a list
+compares its beginning with the cached one and stores only new elements; reading does not fetch or
+check cached elements again.
 
 Lists of objects, as messages of LangChain are, are dealt with here; those of plain data, in
 ``plain_lists``.
@@ -22,12 +22,12 @@ from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
 from casstore.session.records import Draft
 
-# A list as long as that is not loaded only to be remembered: it may never be read.
+# A list longer than this is not loaded only to be cached: it may never be read.
 _LOADED_AT_ONCE: Final = 16
 
 
 class ListCodec:
-    """Lists into stored ones and back, through the strict serialiser."""
+    """Encodes and decodes lists with the strict serialiser."""
 
     __slots__ = ("_known", "_plain", "_serde")
 
@@ -39,7 +39,8 @@ class ListCodec:
     def keep(self, draft: Draft, value: Any, before: Any) -> KeptList | None:
         """Store a list with a write; None if it is no list, or one that resists.
 
-        ``before`` is what the channel held: perhaps the list that this one has grown from.
+        ``before`` is the previous value of the channel, perhaps the list that this one has grown
+        from.
         """
         if type(value) not in (list, tuple):
             return None
@@ -57,7 +58,7 @@ class ListCodec:
         if body is None:
             return None
         if old is not None and body.startswith(old.body):
-            # Extensions say themselves where they end: these are the elements of the old list.
+            # Extensions are self-delimiting, so these are the elements of the old list.
             new = cut_objects(body, len(old.body))
             if new is None:
                 return None
@@ -79,7 +80,7 @@ class ListCodec:
     def _grown(
         self, draft: Draft, before: Any, old: KnownList, items: Sequence[Any]
     ) -> KeptList | None:
-        """A list that begins as the old one, whose elements need not be serialised again."""
+        """A list that starts with the old one, whose elements are not serialised again."""
         if not items:
             return KeptList(before, old, before)
         added = self._serde.dump_objects(items)
@@ -98,9 +99,9 @@ class ListCodec:
         return KeptList(kept, known, before)
 
     def _loaded(self, count: int, body: bytes) -> Sequence[Original] | None:
-        """What checked bytes are when they are loaded, to be kept and copied; None if that fails.
+        """Load checked bytes, to be cached and copied; None if loading fails.
 
-        Whoever reads the list is told then what is wrong with it.
+        The error is raised when the list is read.
         """
         try:
             objects = self._serde.load_objects(count, body)
@@ -109,12 +110,12 @@ class ListCodec:
         return originals(objects)
 
     def remember(self, kept: Sequence[KeptList]) -> None:
-        """Note what was put."""
+        """Cache the lists that were put."""
         for each in kept:
             self._known.remember(each.value, each.known, each.before)
 
     def load_known(self, value: Any) -> list[Any] | None:
-        """The list that a channel links to, if it is known; its objects are new ones each time."""
+        """The list that a channel links to, if cached; its objects are new ones each time."""
         known = self._known.find(value)
         if known is None:
             return None
@@ -127,7 +128,7 @@ class ListCodec:
         return self._load(value, known, remember=True)
 
     def load(self, value: Any, stored: Any, *, remember: bool) -> list[Any] | None:
-        """The list that was read by a link; None if it is none."""
+        """Decode a list that was read by a link; None if it is not one. ``remember`` caches it."""
         if type(value) is not Link or type(stored) is not list:
             return None
         parts: list[bytes] = []
@@ -149,7 +150,7 @@ class ListCodec:
             kept = originals(objects)
             self._known.remember(value, known._replace(passed_by=self._serde, objects=kept))
             if kept is not None:
-                # The caller's are copies: these here stay as they are.
+                # The caller gets copies, so the cached objects do not change.
                 return [original.copy() for original in kept]
         return objects
 

@@ -1,12 +1,12 @@
-"""Long lists of plain data, as messages without a class are, and of plain data with objects in it.
+"""Stores long lists of plain data, such as messages without a class, also mixed with objects.
 
-Their elements are stored taken apart (``encoding``), which takes long for a long list. But what the
-serialiser makes of a list, at the speed of C, tells whether it begins as it did: equal bytes are
-equal elements, since each says itself where it ends. Then only what came new is taken apart.
+Encoding the elements one by one (``encoding``) is slow for a long list. Serialising the whole list
+is fast, and shows whether it starts with the cached list: elements are self-delimiting, so equal
+bytes are equal elements. Then only the new elements are encoded.
 
-Where nothing went through the serialiser when the elements were taken apart, its bytes load as the
-same list, and need not be looked at: they name nothing. They are kept in memory and come from
-nowhere else.
+If no element needed the serialiser when it was encoded, the serialised bytes load as the same list.
+They name no types, so they are loaded without a check; they are cached in memory and never come
+from the store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from casstore.session.records import Draft
 
 
 class PlainLists:
-    """Lists of plain data into stored ones and back."""
+    """Encodes and decodes lists of plain data."""
 
     __slots__ = ("_serde",)
 
@@ -33,14 +33,14 @@ class PlainLists:
     ) -> KeptList | None:
         """Store a list with a write; None if the serialiser does not take it whole.
 
-        ``old`` is what the channel held, if it is known what that was made of.
+        ``old`` is the previous value of the channel, if its elements are cached.
         """
         body = self._serde.dump_objects(value)
         if body is None:
             return None
         if (
             old is not None
-            # What another serialiser lets pass may be forbidden here.
+            # Another serialiser may accept what this one forbids.
             and old.passed_by is self._serde
             and body.startswith(old.body)
         ):
@@ -56,7 +56,7 @@ class PlainLists:
         return KeptList(kept, KnownList(len(value), body, self._serde, form=form), before)
 
     def _taken_apart(self, items: Sequence[Any]) -> tuple[list[Any], Form]:
-        """The stored forms of elements, and whether the serialiser had a part in them."""
+        """The stored forms of elements, and whether the serialiser encoded any part of them."""
         form = Form.PLAIN
 
         def dump(value: Any) -> tuple[str, bytes]:
@@ -67,19 +67,19 @@ class PlainLists:
         return encoding.encode_items(items, dump), form
 
     def load_known(self, known: KnownList) -> list[Any] | None:
-        """A list that is known, made anew; None if it has to be read."""
+        """A new copy of a cached list; None if it has to be read."""
         if known.form is not Form.PLAIN:
             return None
         return self._serde.load_objects(known.length, known.body)
 
     def load(self, stored: list[Any]) -> tuple[list[Any], KnownList | None]:
-        """The list of these stored forms, and what it is made of, if that can be told."""
+        """The list of these stored forms, and its elements if they can be cached."""
         form = Form.PLAIN
 
-        def load(spelled: tuple[str, bytes]) -> Any:
+        def load(encoded: tuple[str, bytes]) -> Any:
             nonlocal form
             form = Form.MIXED
-            return self._serde.loads_typed(spelled)
+            return self._serde.loads_typed(encoded)
 
         found = [encoding.decode(item, load) for item in stored]
         body = self._serde.dump_objects(found)

@@ -1,8 +1,8 @@
-"""Serialised state taken apart without rebuilding any object in it.
+"""Decodes serialised state without rebuilding any object in it.
 
-LangGraph's bytes name types inside msgpack extensions. Read like this, an extension stays what
-it is, a number and bytes; so state moves from one saver to another although nobody
-here has its types, and nothing that it names is imported.
+LangGraph's bytes name types inside msgpack extensions. Here an extension stays a number and bytes.
+So state can move from one saver to another where its types are not installed, and nothing that it
+names is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPTION = ormsgpack.OPT_NON_STR_KEYS
 
 
 class Raw:
-    """An object as it is spelled."""
+    """An object in its serialised form."""
 
     __slots__ = ("code", "data")
 
@@ -29,7 +29,7 @@ class Raw:
 
 
 def load_raw(data: tuple[str, bytes]) -> Any:
-    """The value of tag and bytes, its objects left as they are spelled."""
+    """Decode tag and bytes; objects stay in their serialised form."""
     tag, payload = data
     if tag == "null":
         return None
@@ -44,7 +44,7 @@ def load_raw(data: tuple[str, bytes]) -> Any:
 
 
 def dump_raw(value: Any) -> tuple[str, bytes]:
-    """Tag and bytes of such a value: those that LangGraph's serialiser gives for the real one."""
+    """Encode such a value: the result equals that of LangGraph's serialiser for the real value."""
     if value is None:
         return "null", b""
     if type(value) is bytes:
@@ -57,32 +57,32 @@ def dump_raw(value: Any) -> tuple[str, bytes]:
 def pack_raw(value: Any) -> bytes:
     """The bytes of such a value; equal values have equal bytes, not-a-number included.
 
-    InvalidInputError if it has none: a number beyond 64 bits, which JSON can hold.
+    InvalidInputError if it cannot be encoded: JSON may hold numbers beyond 64 bits.
     """
     try:
-        return ormsgpack.packb(value, default=_spell, option=_OPTION)
+        return ormsgpack.packb(value, default=_encode, option=_OPTION)
     except ormsgpack.MsgpackEncodeError as exc:
-        raise InvalidInputError(f"state that LangGraph's serialiser cannot spell: {exc}") from exc
+        raise InvalidInputError(f"LangGraph's serialiser cannot encode this state: {exc}") from exc
 
 
 def pack_form(form: Any) -> bytes:
     """The bytes of a stored form (``encoding``), however its keys are ordered; equal if they are.
 
-    More is equal to Python: 1, 1.0 and True.
+    Unlike ==, this distinguishes 1, 1.0 and True.
     """
     return ormsgpack.packb(form, option=ormsgpack.OPT_SORT_KEYS)
 
 
 def open_snapshot(value: Any) -> Any:
-    """A delta snapshot that is a channel's whole value, opened; anything else as it is."""
+    """Decode a delta snapshot that is a channel's whole value; any other value is unchanged."""
     if type(value) is Raw and value.code == EXT_DELTA_SNAPSHOT:
         return _DeltaSnapshot(load_raw(("msgpack", value.data)))
     return value
 
 
-def _spell(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if type(value) is Raw:
         return ormsgpack.Ext(value.code, value.data)
     if type(value) is _DeltaSnapshot:
         return ormsgpack.Ext(EXT_DELTA_SNAPSHOT, pack_raw(value.value))
-    raise TypeError(f"{type(value).__name__} has no spelling")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")

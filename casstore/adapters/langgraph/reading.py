@@ -1,4 +1,4 @@
-"""From LangGraph's configs to rows, and from rows to LangGraph's tuples."""
+"""Converts LangGraph's configs to rows, and rows to LangGraph's tuples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, get_
 from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
-from casstore.adapters.langgraph.layout import Channel, Place
+from casstore.adapters.langgraph.layout import Channel, CheckpointKey, CheckpointRow
 from casstore.adapters.langgraph.lists import ListCodec
-from casstore.adapters.langgraph.threads import CheckpointRow, StoredCheckpoint, Threads
+from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
 from casstore.errors import CorruptionError, InvalidInputError, ObjectNotFoundError
 
 # Tuples that a listing reads at once.
@@ -35,7 +35,7 @@ def config_parts(config: RunnableConfig) -> tuple[str, str, str | None]:
     )
 
 
-def config_of(place: Place) -> RunnableConfig:
+def config_of(place: CheckpointKey) -> RunnableConfig:
     """The config that names a checkpoint."""
     return {
         "configurable": {
@@ -51,20 +51,20 @@ def find_row(threads: Threads, config: RunnableConfig) -> CheckpointRow | None:
     thread, namespace, checkpoint = config_parts(config)
     if checkpoint is None:
         return threads.find_latest(thread, namespace)
-    return threads.find(Place(thread, namespace, checkpoint))
+    return threads.find(CheckpointKey(thread, namespace, checkpoint))
 
 
 def find_rows(
     threads: Threads, config: RunnableConfig | None, before: str | None
 ) -> Iterator[CheckpointRow]:
-    """The rows that a listing is about, newest first."""
+    """The rows of a listing, newest first."""
     if config is None:
         return threads.merged_rows(None, before)
     thread, namespace, checkpoint = config_parts(config)
     everywhere = config["configurable"].get("checkpoint_ns") is None
     if checkpoint is not None:
         namespaces = threads.namespaces(thread) if everywhere else [namespace]
-        found = [threads.find(Place(thread, each, checkpoint)) for each in namespaces]
+        found = [threads.find(CheckpointKey(thread, each, checkpoint)) for each in namespaces]
         return iter([row for row in found if row and (before is None or checkpoint < before)])
     if everywhere:
         return threads.merged_rows(thread, before)
@@ -72,7 +72,7 @@ def find_rows(
 
 
 class TupleReader:
-    """Reads checkpoints as LangGraph wants them."""
+    """Reads checkpoints as LangGraph's tuples."""
 
     def __init__(self, threads: Threads, codec: Codec, lists: ListCodec | None) -> None:
         self._threads = threads
@@ -80,7 +80,7 @@ class TupleReader:
         self._lists = lists
 
     def find(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that a config names, or the latest; None if there is none."""
+        """The checkpoint that a config names, or the latest; None if it does not exist."""
         while (row := find_row(self._threads, config)) is not None:
             if found := self._present([row], {}):
                 return found[0]
@@ -89,9 +89,9 @@ class TupleReader:
     def list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any], before: str | None
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first, whose metadata has all that is wanted."""
+        """Checkpoints whose metadata matches, newest first."""
         rows = find_rows(self._threads, config, before)
-        # One first, for many ask for no more; then in pages.
+        # Read one first, because many callers need no more; then read pages.
         page = 1
         while batch := [*islice(rows, page)]:
             yield from self._present(batch, wanted)
@@ -100,7 +100,7 @@ class TupleReader:
     def _present(
         self, rows: Sequence[CheckpointRow], wanted: Mapping[str, Any]
     ) -> Sequence[CheckpointTuple]:
-        """The tuples of those rows that are wanted, without such as were deleted just now."""
+        """The tuples of the matching rows, without those deleted meanwhile."""
         try:
             return self._tuples(
                 [
@@ -110,7 +110,7 @@ class TupleReader:
                 ]
             )
         except (ObjectNotFoundError, CorruptionError):
-            # Deleted and collected since the rows were read? Only then may something be missing.
+            # Objects may be missing only if the checkpoints were deleted since the rows were read.
             left = [row for row in rows if self._is_unchanged(row)]
             if len(left) == len(rows):
                 raise
@@ -118,7 +118,7 @@ class TupleReader:
 
     def _is_unchanged(self, row: CheckpointRow) -> bool:
         now = self._threads.find(row.place)
-        return now is not None and now.record.row == row.record.row
+        return now is not None and now._replace(record=row.record) == row
 
     def histories(
         self, config: RunnableConfig, channels: Sequence[str]
@@ -140,20 +140,20 @@ class TupleReader:
 
     def _matches(self, stored: StoredCheckpoint, wanted: Mapping[str, Any]) -> bool:
         metadata = self._fields(stored, "meta")
-        # Compared here, in Python: a key is only ever looked up, never part of a query.
+        # Compare in Python: a metadata key is never part of a query.
         return all(metadata.get(key) == value for key, value in wanted.items())
 
     def _tuples(self, found: Sequence[StoredCheckpoint]) -> Sequence[CheckpointTuple]:
         channels = [stored.channels for stored in found]
         places = [each.value for own in channels for each in own.values() if each.has_value]
-        # Whoever reads one may go on from it; a listing would only drive others out.
+        # A reader of one checkpoint may continue from it; a listing would only evict other entries.
         values = iter(self._values(places, remember=len(found) == 1))
         return [
             self._tuple(stored, own, values) for stored, own in zip(found, channels, strict=True)
         ]
 
     def _values(self, places: Sequence[Any], *, remember: bool) -> Sequence[Any]:
-        """The values of channels, of which each is a stored form or a link to it."""
+        """The values of channels; each is a stored form or a link to one."""
         lists = self._lists
         if lists is None:
             return [self._decode(stored) for stored in self._threads.resolve(places)]
@@ -201,7 +201,7 @@ class TupleReader:
         )
 
     def _fields(self, stored: StoredCheckpoint, part: str) -> dict[str, Any]:
-        """A part of a checkpoint that is a dict."""
+        """A dict that is part of a checkpoint."""
         fields = self._decode(stored.value.get(part))
         if type(fields) is not dict:
             raise CorruptionError(f"checkpoint {stored.row.place} is damaged")

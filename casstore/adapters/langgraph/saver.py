@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -25,7 +25,7 @@ from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec, encodes_as_langgraph
 from casstore.adapters.langgraph.known_lists import KnownLists
-from casstore.adapters.langgraph.layout import Place
+from casstore.adapters.langgraph.layout import CheckpointKey
 from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
@@ -37,13 +37,22 @@ from casstore.errors import InvalidInputError
 from casstore.store import Store
 
 
+class _Parts(NamedTuple):
+    """The objects that read and write the checkpoints of one store."""
+
+    serde: SerializerProtocol
+    threads: Threads
+    reader: TupleReader
+    writer: StepWriter
+
+
 class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer on a store. Sync and async methods may be mixed freely.
 
-    ``allowed`` are types, beside LangGraph's own safe ones, that checkpoints may hold: classes,
-    or pairs of module and name. ``serde`` replaces the strict serialiser altogether.
-    ``on_branch`` says what becomes of a step on a checkpoint from which somebody else has gone
-    on: ``keep`` stores it beside and warns in the log, ``refuse`` raises BranchedThreadError.
+    ``allowed`` are further types that checkpoints may hold, in addition to LangGraph's safe ones:
+    classes, or pairs of module and name. ``serde`` replaces the strict serialiser. ``on_branch``
+    applies to a step based on a checkpoint from which another step has already continued: ``keep``
+    stores it as a branch and logs a warning, ``refuse`` raises BranchedThreadError.
 
     >>> from langgraph.graph import START, MessagesState, StateGraph
     >>> builder = StateGraph(MessagesState)
@@ -77,7 +86,7 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         on_branch: OnBranch = "keep",
         **options: Any,
     ) -> CasstoreSaver:
-        """A saver on the store at ``path``, which it opens and closes itself.
+        """A saver on a store at ``path`` that it opens and closes.
 
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
@@ -94,7 +103,7 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         on_branch: OnBranch,
     ) -> None:
         if on_branch not in ("keep", "refuse"):
-            raise InvalidInputError(f"on_branch is 'keep' or 'refuse', not {on_branch!r}")
+            raise InvalidInputError(f"on_branch must be 'keep' or 'refuse', got {on_branch!r}")
         if serde is not None and allowed:
             raise InvalidInputError("allowed types are for the saver's own serialiser: leave serde")
         inner: Any = serde
@@ -110,33 +119,43 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         self._parents = Parents()
         self._lists = KnownLists()
         self._on_branch = on_branch
+        self._made: _Parts | None = None
 
     @property
     def _threads(self) -> Threads:
-        return Threads(self._pool.store)
+        return self._parts.threads
 
     @property
     def _reader(self) -> TupleReader:
-        return TupleReader(self._threads, Codec(self.serde), self._list_codec)
+        return self._parts.reader
 
     @property
     def _writer(self) -> StepWriter:
-        return StepWriter(
-            self._threads, Codec(self.serde), self._parents, self._list_codec, self._on_branch
-        )
+        return self._parts.writer
 
     @property
-    def _list_codec(self) -> ListCodec | None:
-        serde = self.serde
-        # Joining the encoded elements of a list is specific to StrictSerializer.
-        if type(serde) is StrictSerializer and encodes_as_langgraph(serde):
-            return ListCodec(serde, self._lists)
-        return None
+    def _parts(self) -> _Parts:
+        """The reader and the writer of the open store; built again if LangGraph replaces serde."""
+        store, serde = self._pool.store, self.serde
+        parts = self._made
+        if parts is None or parts.threads.store is not store or parts.serde is not serde:
+            threads, codec = Threads(store), Codec(serde)
+            lists = None
+            # Joining the encoded elements of a list is specific to StrictSerializer.
+            if type(serde) is StrictSerializer and encodes_as_langgraph(serde):
+                lists = ListCodec(serde, self._lists)
+            parts = self._made = _Parts(
+                serde,
+                threads,
+                TupleReader(threads, codec, lists),
+                StepWriter(threads, codec, self._parents, lists, self._on_branch),
+            )
+        return parts
 
     # --- reading ------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that ``config`` names, or the latest; None if there is none."""
+        """The checkpoint that ``config`` names, or the latest; None if it does not exist."""
         return self._reader.find(config)
 
     def list(
@@ -149,8 +168,9 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, newest first.
 
-        Of a namespace, of a thread if ``config`` names none, or of all threads if it is None;
-        with ``filter``, those whose metadata has all of its keys and values.
+        The checkpoints of a namespace; of a thread if ``config`` names no namespace; of all threads
+        if ``config`` is None. ``filter`` selects those whose metadata has all of its keys and
+        values.
         """
         until = None if before is None else get_checkpoint_id(before)
         found = self._reader.list(config, filter or {}, until)
@@ -171,9 +191,9 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint on top of the one that ``config`` names."""
+        """Store a checkpoint based on the one that ``config`` names."""
         thread, namespace, parent = config_parts(config)
-        place = Place(thread, namespace, checkpoint["id"])
+        place = CheckpointKey(thread, namespace, checkpoint["id"])
         meta: dict[str, Any] = {**get_checkpoint_metadata(config, metadata)}
         self._writer.put(Step(place, parent, checkpoint, meta, new_versions))
         return config_of(place)
@@ -185,22 +205,27 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task has written; told twice, the first counts, but for special ones."""
+        """Store the writes of a task.
+
+        Repeated writes are ignored, unless all writes of the call are on special channels.
+        """
         thread, namespace, checkpoint = config_parts(config)
         if checkpoint is None:
             raise InvalidInputError("writes belong to a checkpoint, and the config names none")
-        self._writer.put_writes(Place(thread, namespace, checkpoint), writes, task_id, task_path)
+        self._writer.put_writes(
+            CheckpointKey(thread, namespace, checkpoint), writes, task_id, task_path
+        )
 
     def delete_thread(self, thread_id: str) -> None:
-        """Take everything of a thread away."""
+        """Delete everything of a thread."""
         care.delete_thread(self._threads, str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Take away the checkpoints of these runs; those that stay read as before."""
+        """Delete the checkpoints of these runs; the others can be read as before."""
         care.delete_for_runs(self._threads, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Give another thread all checkpoints of this one, sharing everything."""
+        """Copy all checkpoints of a thread to another thread; they share all objects."""
         care.copy_thread(self._threads, str(source_thread_id), str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
@@ -208,13 +233,13 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         care.prune(self._threads, thread_ids, strategy)
 
     def get_next_version(self, current: str | int | float | None, channel: None) -> str:
-        """The version after ``current``; equal work gives equal versions."""
+        """The version after ``current``; deterministic, so equal steps give equal versions."""
         if current is None:
             return layout.version_text(1)
         number = current.split(".")[0] if isinstance(current, str) else current
         return layout.version_text(int(number) + 1)
 
-    # --- the same, awaited --------------------------------------------------------------
+    # --- async --------------------------------------------------------------------------
 
     aget_tuple = awaited(get_tuple)
     alist = iterated(list, page=PAGE)

@@ -43,7 +43,8 @@ from casstore.session.arguments import list_of
 AllowedType = type | tuple[str, str]
 _Refuse = Callable[[str, str], None]
 
-# What LangGraph writes today. Its older tags call constructors ("json") or worse ("pickle").
+# The tags that LangGraph writes today. Its older tags call constructors ("json") or run code
+# ("pickle").
 _TAGS: Final = ("null", "bytes", "bytearray", "msgpack")
 _CONSTRUCTORS: Final = (
     EXT_CONSTRUCTOR_SINGLE_ARG,
@@ -60,24 +61,26 @@ _LANGCHAIN_DATA: Final = frozenset(
     for path in LC_REVIVER.allowed_class_paths or ()
     if path[0] == "langchain_core" and path[1] in _DATA_PACKAGES
 )
-# Msgpack's spelling of extensions and of a list.
+# Msgpack's codes of extensions and lists.
 _FIXED_BYTES: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _LENGTH_BYTES: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 _ARRAY_16: Final = 0xDC
 _ARRAY_32: Final = 0xDD
-# Objects inside objects; each level is a call inside a call.
+# The limit of objects inside objects; each level is a recursive call.
 _MAX_NESTING: Final = 64
-# How much is remembered of what was looked at: at each step most messages are the same ones.
+# The size of the cache of checked bytes: at each step most messages are the same.
 _MAX_PASSED_BYTES: Final = 8 << 20
 
 
 def _checked_types(allowed: Collection[AllowedType]) -> tuple[AllowedType, ...]:
-    types = list_of(allowed, "allowed types")
+    types = list_of(allowed, "allowed")
     for one in types:
         is_pair = isinstance(one, tuple) and all(type(part) is str for part in one)
         if not is_pair and not isinstance(one, type):
-            raise InvalidInputError(f"a type is a class, or module and name, not {one!r:.80}")
+            raise InvalidInputError(
+                f"an allowed type must be a class or (module, name), got {one!r:.80}"
+            )
     return tuple(types)
 
 
@@ -119,7 +122,7 @@ class StrictSerializer(JsonPlusSerializer):
             wider = copy.copy(self)
         assert isinstance(wider, StrictSerializer)
         wider._loads_others_as_data = True
-        # Bytes that pass there may be refused here.
+        # The new serialiser accepts bytes that this one refuses: they share no cache.
         wider._passed = _Passed()
         return wider
 
@@ -134,7 +137,7 @@ class StrictSerializer(JsonPlusSerializer):
         return tag, bytes(payload)
 
     def dump_objects(self, objects: Sequence[Any]) -> bytes | None:
-        """The bytes of all these, one behind the other, not looked at; None if they resist."""
+        """The joined bytes of these objects, unchecked; None if they cannot be encoded."""
         try:
             _, payload = super().dumps_typed([*objects])
         except ormsgpack.MsgpackEncodeError:
@@ -143,7 +146,7 @@ class StrictSerializer(JsonPlusSerializer):
         return bytes(payload[3 if head == _ARRAY_16 else 5 if head == _ARRAY_32 else 1 :])
 
     def load_objects(self, count: int, body: bytes) -> list[Any]:
-        """As many objects from bytes that were checked and cut without a rest (``cut_objects``)."""
+        """Load ``count`` objects from bytes that are safe to load and hold nothing else."""
         objects = self._unpack(bytes((_ARRAY_32,)) + count.to_bytes(4, "big") + body)
         if type(objects) is not list:
             raise CorruptionError("stored elements are not what they seemed")
@@ -153,7 +156,7 @@ class StrictSerializer(JsonPlusSerializer):
         """The value of tag and bytes; UnsafePayloadError if they name anything forbidden."""
         tag, payload = data[0], bytes(data[1])
         if tag not in _TAGS:
-            raise UnsafePayloadError(repr(tag), "no codec that may be loaded")
+            raise UnsafePayloadError(repr(tag), "this codec must not be loaded")
         if tag == "msgpack":
             self.check(payload)
             return self._unpack(payload)
@@ -166,7 +169,7 @@ class StrictSerializer(JsonPlusSerializer):
             raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
 
     def _build(self, code: int, data: bytes) -> Any:
-        """An object of a state. Messages, of which there are many, take the short way."""
+        """Load an object of a state; messages, the most frequent, have a fast path."""
         if code == EXT_PYDANTIC_V2:
             try:
                 module, name, fields, _ = ormsgpack.unpackb(
@@ -175,12 +178,12 @@ class StrictSerializer(JsonPlusSerializer):
                 if (module, name) in SAFE_MSGPACK_TYPES:
                     return getattr(sys.modules[module], name)(**fields)
             except Exception:
-                # Not imported yet, or it resists: LangGraph says what becomes of it then.
+                # The class is not imported yet, or construction fails: LangGraph handles both.
                 return self._unpack_ext_hook(code, data)
         return self._unpack_ext_hook(code, data)
 
     def check(self, payload: bytes) -> None:
-        """Refuse bytes that name what may not be loaded. Imports nothing, calls nothing."""
+        """Refuse bytes that name a forbidden type. Imports nothing and calls nothing."""
         if payload in self._passed.payloads:
             return
         self._look(payload)
@@ -194,7 +197,7 @@ class StrictSerializer(JsonPlusSerializer):
             refused.append(UnsafePayloadError(name, reason))
 
         def look(code: int, data: bytes) -> None:
-            # The decoder would wrap what is raised in here, so the first refusal is kept.
+            # The decoder would wrap an exception raised here, so record the first refusal.
             nonlocal depth
             if refused:
                 return
@@ -244,8 +247,8 @@ class StrictSerializer(JsonPlusSerializer):
 def cut_objects(body: bytes, start: int = 0) -> list[bytes] | None:
     """Msgpack extensions, one behind the other, each by itself; None if there is anything else.
 
-    A decoder reads no further than it has to. Elements may only be joined if each ends where its
-    bytes do: something hidden behind one would become an element that nobody has looked at.
+    A decoder stops at the end of an element. Elements may only be joined if each one ends where its
+    bytes end: bytes hidden after it would become an unchecked element.
     """
     parts: list[bytes] = []
     while start < len(body):
@@ -265,7 +268,7 @@ def cut_objects(body: bytes, start: int = 0) -> list[bytes] | None:
 
 
 class _Passed:
-    """Bytes that were looked at and may be loaded, compared whole; a bounded number of them."""
+    """A bounded set of bytes that were checked and may be loaded."""
 
     __slots__ = ("payloads", "size_bytes")
 
@@ -274,8 +277,8 @@ class _Passed:
         self.size_bytes = 0
 
     def add(self, payload: bytes) -> None:
-        """Remember these, and forget all others if they are too many."""
-        # Threads may race here; then a little more or less is remembered.
+        """Add these; if they do not fit, clear the set first."""
+        # Threads may race here, which only changes how much is cached.
         if self.size_bytes + len(payload) > _MAX_PASSED_BYTES:
             self.payloads, self.size_bytes = set(), 0
         if len(payload) <= _MAX_PASSED_BYTES:

@@ -1,4 +1,4 @@
-"""A step of a graph into rows: its checkpoint, and what its tasks have written."""
+"""Stores the steps of a graph: checkpoints, and the writes of tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.known_lists import KeptList
-from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
+from casstore.adapters.langgraph.layout import (
+    Channel,
+    CheckpointKey,
+    CheckpointRow,
+    HeadRow,
+    PendingRow,
+    TaskRow,
+)
 from casstore.adapters.langgraph.lists import ListCodec
-from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.adapters.langgraph.threads import Threads
 from casstore.engine.forks import Lock
 from casstore.errors import (
     BranchedThreadError,
@@ -24,25 +31,25 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.session.attempts import Attempts
-from casstore.session.records import Draft
+from casstore.session.records import Draft, Record, find_records
 
 logger = logging.getLogger(__name__)
 
 OnBranch = Literal["keep", "refuse"]
 
 _KEPT_PARENTS: Final = 256
-# Steps that say themselves that they leave the path.
+# Sources of steps that branch off on purpose.
 _DELIBERATE: Final = ("fork", "update")
 
 
 class Parents:
-    """The channels of the checkpoints put or read last: the next step need not read them."""
+    """A cache of the channels of recent checkpoints, so that the next step need not read them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._known: OrderedDict[Place, dict[str, Channel]] = OrderedDict()
+        self._known: OrderedDict[CheckpointKey, dict[str, Channel]] = OrderedDict()
 
-    def remember(self, place: Place, channels: dict[str, Channel]) -> None:
+    def remember(self, place: CheckpointKey, channels: dict[str, Channel]) -> None:
         """Keep the channels of a checkpoint."""
         with self._lock:
             self._known[place] = channels
@@ -50,13 +57,13 @@ class Parents:
             while len(self._known) > _KEPT_PARENTS:
                 self._known.popitem(last=False)
 
-    def recall(self, place: Place) -> dict[str, Channel] | None:
-        """The channels of a checkpoint, if they are known."""
+    def recall(self, place: CheckpointKey) -> dict[str, Channel] | None:
+        """The channels of a checkpoint, if cached."""
         with self._lock:
             return self._known.get(place)
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Clear the cache."""
         with self._lock:
             self._known.clear()
 
@@ -64,20 +71,20 @@ class Parents:
 class Step(NamedTuple):
     """A checkpoint to be put."""
 
-    place: Place
+    place: CheckpointKey
     parent: str | None
     checkpoint: Checkpoint
     metadata: dict[str, Any]
     new_versions: ChannelVersions
 
     @property
-    def above(self) -> Place | None:
-        """Where the checkpoint is that it builds on."""
+    def above(self) -> CheckpointKey | None:
+        """The place of the parent checkpoint."""
         return None if self.parent is None else self.place._replace(checkpoint=self.parent)
 
 
 class StepWriter:
-    """Writes steps; each is one write, done wholly or not at all."""
+    """Stores steps, each in one transaction."""
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class StepWriter:
     # --- checkpoints --------------------------------------------------------------------
 
     def put(self, step: Step) -> None:
-        """Store a checkpoint on top of its parent."""
+        """Store a checkpoint based on its parent."""
         take_over = True
         attempts = Attempts(f"thread {step.place.thread!r}")
         while True:
@@ -108,8 +115,8 @@ class StepWriter:
             except (ObjectNotFoundError, CorruptionError):
                 if not take_over:
                     raise
-                # What the parent had was collected, perhaps while it was read: everything is
-                # stored anew.
+                # The parent's objects were collected, perhaps while they were read: store all
+                # channels again.
                 self._parents.forget()
                 take_over = False
                 continue
@@ -121,7 +128,11 @@ class StepWriter:
         known = self._known(step.above) if take_over else {}
         channels, lists = self._channels(draft, step, known)
         needs_parent = self._expect_parent(draft, step, channels)
-        other_head = self._move_head(draft, step, needs_parent=needs_parent)
+        head, before = find_records(
+            threads.store,
+            [(threads.heads, (place.thread, place.namespace)), (threads.checkpoints, place)],
+        )
+        other_head = self._move_head(draft, step, head, needs_parent=needs_parent)
         link = draft.keep(
             layout.pack_checkpoint(
                 step.checkpoint,
@@ -131,17 +142,17 @@ class StepWriter:
             )
         )
         run = step.metadata.get("run_id")
-        content = row_content(link, step.parent, None if run is None else str(run))
-        before = threads.find(place)
-        if before is not None:
-            content = before._replace(link=link, parent=step.parent, run=content.get("r")).content()
-        draft.expect(threads.checkpoints, place, None if before is None else before.record)
-        draft.put(threads.checkpoints, place, content)
+        row = CheckpointRow(place, link, step.parent, None if run is None else str(run))
+        stored = threads.checkpoints.decode_found(before)
+        if stored is not None:
+            row = stored._replace(link=link, parent=row.parent, run=row.run)
+        draft.expect(threads.checkpoints, place, before)
+        threads.checkpoints.put(draft, row)
         draft.commit()
         self._parents.remember(place, channels)
         if self._lists is not None:
             self._lists.remember(lists)
-        if before is not None and before.link != link:
+        if stored is not None and stored.link != link:
             logger.warning(
                 "thread %r: checkpoint %s was put again with other content",
                 place.thread, place.checkpoint,
@@ -184,7 +195,7 @@ class StepWriter:
                 channels[name] = Channel(stored, False, None)
         return channels, lists
 
-    def _known(self, place: Place | None) -> Mapping[str, Channel]:
+    def _known(self, place: CheckpointKey | None) -> Mapping[str, Channel]:
         if place is None:
             return {}
         known = self._parents.recall(place)
@@ -197,9 +208,9 @@ class StepWriter:
         return known
 
     def _expect_parent(self, draft: Draft, step: Step, channels: Mapping[str, Channel]) -> bool:
-        """Refuse a checkpoint that could only be read with a parent that is gone.
+        """Refuse a checkpoint that needs a parent which was deleted.
 
-        True if it needs the parent, and that is there.
+        True if it needs the parent, and the parent exists.
         """
         counters = step.metadata.get("counters_since_delta_snapshot") or {}
         above = step.above
@@ -213,22 +224,23 @@ class StepWriter:
         draft.expect(self._threads.checkpoints, above, row.record)
         return True
 
-    def _move_head(self, draft: Draft, step: Step, *, needs_parent: bool) -> str | None:
-        """Note which checkpoint was put last; the other head if this one leaves its path.
+    def _move_head(
+        self, draft: Draft, step: Step, head: Record | None, *, needs_parent: bool
+    ) -> str | None:
+        """Record the latest checkpoint; the other head if this step branches off from ``head``.
 
-        Whoever takes checkpoints away looks at the head, too: a new one may need them.
+        Pruning and deleting runs make the head a condition, because a new checkpoint may need the
+        deleted ones.
         """
         place, heads = step.place, self._threads.heads
         if place.namespace and not needs_parent:
             return None
-        key = (place.thread, place.namespace)
-        head = heads.find(*key)
-        draft.expect(heads, key, head)
-        draft.put(heads, key, place.checkpoint)
+        draft.expect(heads, (place.thread, place.namespace), head)
+        heads.put(draft, HeadRow(*place))
         if head is None or place.namespace or step.metadata.get("source") in _DELIBERATE:
-            # Graphs inside a graph are started again from where they were, as often as need be.
+            # Subgraphs are restarted from earlier checkpoints as often as needed.
             return None
-        latest: str = head.value
+        latest = heads.decode(head).checkpoint
         if latest in (step.parent, place.checkpoint):
             return None
         if self._on_branch == "refuse":
@@ -238,9 +250,12 @@ class StepWriter:
     # --- what tasks have written --------------------------------------------------------
 
     def put_writes(
-        self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
+        self, place: CheckpointKey, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> None:
-        """Store what a task has written; told twice, the first counts, but for special ones."""
+        """Store the writes of a task.
+
+        Repeated writes are ignored, unless all writes of the call are on special channels.
+        """
         threads = self._threads
         new = [
             PendingRow(task, path, WRITES_IDX_MAP.get(name, at), name, self._codec.encode(value))
@@ -250,12 +265,14 @@ class StepWriter:
         key = (*place, task)
 
         def attempt(draft: Draft) -> None:
-            record = threads.writes.find(*key)
+            record, checkpoint = find_records(
+                threads.store, [(threads.writes, key), (threads.checkpoints, place)]
+            )
             if record is not None:
-                known = layout.unpack_task(task, record.value)
+                known = threads.writes.decode(record).pending()
             else:
-                row = threads.find(place)
-                folded = [] if row is None else row.folded_writes
+                row = threads.checkpoints.decode_found(checkpoint)
+                folded = () if row is None else row.folded_writes
                 known = [each for each in folded if each.task == task]
             merged = {each.slot: each for each in known}
             for each in new:
@@ -263,6 +280,6 @@ class StepWriter:
                     merged[each.slot] = each
             if merged:
                 draft.expect(threads.writes, key, record)
-                draft.put(threads.writes, key, layout.pack_task(merged.values()))
+                threads.writes.put(draft, TaskRow.of(place, task, merged.values()))
 
         care.retry(f"task {task}", attempt, threads)

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final
 
-from casstore.adapters.langgraph.item_records import DOT, MS_US, items_table, labels, stored_item
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from casstore.adapters.langgraph.encoding import decode
+from casstore.adapters.langgraph.item_records import (
+    DOT,
+    ITEMS,
+    MS_US,
+    TIMES_TABLE,
+    delete_stale_recent,
+    items_table,
+    labels,
+)
 from casstore.adapters.langgraph.items import CasstoreStore
-from casstore.adapters.langgraph.threads import Threads, checkpoint_row
+from casstore.adapters.langgraph.layout import CHECKPOINTS, HEADS, TASKS, Channel, CheckpointRow
+from casstore.adapters.langgraph.raw import Raw, load_raw
+from casstore.adapters.langgraph.threads import Threads
+from casstore.adapters.langgraph.vector_records import (
+    CHANGES,
+    INDEX,
+    VECTORS,
+    VectorTables,
+    delete_stale_vectors,
+)
+from casstore.errors import CorruptionError
 from casstore.maintenance.consistency import Facts, Judges
-from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
-from casstore.session.records import Record
+from casstore.maintenance.systems import EntryStep, RecordSystem, SystemEntry, entry_keys
+from casstore.records.schema import tables_of
+from casstore.records.schema_check import judges
 from casstore.store import Store
 
 
@@ -21,39 +44,113 @@ class ThreadsSystem(RecordSystem):
     name = "lg"
     version = 1
     title = "LangGraph threads"
-    tables = ("lg.checkpoints", "lg.heads", "lg.writes")
+    prefix = "langgraph"
+    tables = tables_of(CHECKPOINTS, HEADS, TASKS)
 
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
         """Threads, by id; each changed when its newest checkpoint was made."""
         threads = Threads(store)
-        found: list[SystemEntry] = []
-        for (thread,) in entry_keys(threads.checkpoints, 1, after=after, limit=limit):
-            size_bytes = sum(
-                [
-                    table.size_bytes(thread)
-                    for table in (threads.checkpoints, threads.writes, threads.heads)
-                ]
-            )
-            newest = [
-                row
-                for namespace in threads.namespaces(thread)
-                if (row := threads.find_latest(thread, namespace)) is not None
-            ]
-            times = [_made_at_ms(one.value) for one in threads.read(newest)]
-            changed_at_ms = max([one for one in times if one is not None], default=None)
-            title = f"{len(newest)} namespaces" if len(newest) > 1 else "one namespace"
-            found.append(SystemEntry(thread, title, changed_at_ms, size_bytes))
-        return found
+        return [
+            _thread_entry(threads, thread)
+            for (thread,) in entry_keys(threads.checkpoints, 1, after=after, limit=limit)
+        ]
+
+    def find_entry(self, store: Store, entry: str) -> SystemEntry | None:
+        """One thread; None if it has no checkpoint."""
+        threads = Threads(store)
+        return _thread_entry(threads, entry) if threads.namespaces(entry) else None
+
+    def steps(self, store: Store, entry: str, *, limit: int = 100) -> Iterator[EntryStep]:
+        """The checkpoints of a thread, newest first, with step, source and changed channels."""
+        threads = Threads(store)
+        for row in islice(threads.merged_rows(entry), limit):
+            yield _step(threads, row)
+
+    def content(self, store: Store, entry: str) -> dict[str, Any]:
+        """The channels of the newest checkpoint, by namespace. Imports no class that they name."""
+        threads = Threads(store)
+        return {
+            namespace: _channel_values(threads, row)
+            for namespace in threads.namespaces(entry)
+            if (row := threads.find_latest(entry, namespace)) is not None
+        }
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Decode the row of each checkpoint."""
-        return {Threads(store).checkpoints: _check_checkpoint}
+        """Decode each row."""
+        threads = Threads(store)
+        return judges(store, facts, [threads.checkpoints, threads.writes, threads.heads])
 
 
-def _check_checkpoint(record: Record) -> None:
-    checkpoint_row(record)
+def _thread_entry(threads: Threads, thread: str) -> SystemEntry:
+    tables = (threads.checkpoints, threads.writes, threads.heads)
+    newest = [
+        row
+        for namespace in threads.namespaces(thread)
+        if (row := threads.find_latest(thread, namespace)) is not None
+    ]
+    times = [_made_at_ms(one.value) for one in threads.read(newest)]
+    changed_at_ms = max([one for one in times if one is not None], default=None)
+    title = f"{len(newest)} namespaces" if len(newest) > 1 else "one namespace"
+    size_bytes = sum([table.size_bytes(thread) for table in tables])
+    return SystemEntry(thread, title, changed_at_ms, size_bytes)
+
+
+def _step(threads: Threads, row: CheckpointRow) -> EntryStep:
+    [stored] = threads.read([row])
+    meta = decode(stored.value.get("meta"), load_raw)
+    step, source = (meta.get("step"), meta.get("source")) if isinstance(meta, dict) else (None,) * 2
+    before: dict[str, Channel] = {}
+    if row.parent is not None:
+        parent = threads.find(row.place._replace(checkpoint=row.parent))
+        if parent is not None:
+            before = threads.read([parent])[0].channels
+    unset = Channel(None, False, None)
+    channels = stored.channels
+    changed = sorted(
+        [name for name, one in channels.items() if one.version != before.get(name, unset).version]
+    )
+    words = [f"step {step}", str(source), f"changed {', '.join(changed) or 'no channel'}"]
+    if row.place.namespace:
+        words.insert(0, f"namespace {row.place.namespace}")
+    details = {
+        "namespace": row.place.namespace,
+        "parent": row.parent,
+        "step": step,
+        "source": source,
+        "changed_channels": changed,
+    }
+    return EntryStep(row.place.checkpoint, _made_at_ms(stored.value), "; ".join(words), details)
+
+
+def _channel_values(threads: Threads, row: CheckpointRow) -> dict[str, Any]:
+    [stored] = threads.read([row])
+    channels = {name: one.value for name, one in stored.channels.items() if one.has_value}
+    values = threads.resolve(channels.values())
+    return {
+        name: _readable(decode(value, load_raw))
+        for name, value in zip(channels, values, strict=True)
+    }
+
+
+def _readable(value: Any) -> Any:
+    """State as plain values: an object becomes a map with its class and its fields."""
+    if isinstance(value, Raw):
+        try:
+            found = load_raw(("msgpack", value.data))
+        except CorruptionError:
+            found = None
+        if isinstance(found, list) and len(found) >= 3 and isinstance(found[1], str):
+            return {"class": f"{found[0]}.{found[1]}", "fields": _readable(found[2])}
+        return value.data if found is None else _readable(found)
+    if isinstance(value, _DeltaSnapshot):
+        return _readable(value.value)
+    if isinstance(value, dict):
+        return {str(key): _readable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(one) for one in value]
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def _made_at_ms(checkpoint: Any) -> int | None:
@@ -68,38 +165,47 @@ class MemorySystem(RecordSystem):
     """Items of LangGraph's long-term memory."""
 
     name = "lgm"
-    version = 1
+    version = 2
     title = "LangGraph memory"
-    tables = ("lgm.items", "lgm.times")
+    prefix = "langgraph-memory"
+    tables = (*tables_of(ITEMS, VECTORS, CHANGES, INDEX), TIMES_TABLE)
 
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
         """Namespaces that have items, each with the time of its latest update."""
-        table = items_table(store)
+        table, vectors = items_table(store), VectorTables(store).vectors
         found: list[SystemEntry] = []
         for (namespace,) in entry_keys(table, 1, after=after, limit=limit):
             times = [
-                *table.read_each(
-                    table.scan(namespace), lambda item: stored_item(item).content.updated_us
-                )
+                *table.read_each(table.scan(namespace), lambda item: table.decode(item).updated_us)
             ]
             title = f"{len(times)} items in {DOT.join(labels(namespace))}"
             changed_at_ms = max(times) // MS_US if times else None
-            found.append(SystemEntry(namespace, title, changed_at_ms, table.size_bytes(namespace)))
+            size_bytes = table.size_bytes(namespace) + vectors.size_bytes(namespace)
+            found.append(SystemEntry(namespace, title, changed_at_ms, size_bytes))
         return found
 
+    def content(self, store: Store, entry: str) -> dict[str, Any]:
+        """The items of a namespace, by key. Imports no class that they name."""
+        table = items_table(store)
+        items = table.read_each(table.scan(entry), table.decode)
+        return {item.key: _readable(decode(item.value, load_raw)) for item in items}
+
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Decode each item's record."""
-        return {items_table(store): _check_item}
+        """Decode each row; vectors need their item."""
+        tables = VectorTables(store)
+        return judges(
+            store, facts, [items_table(store), tables.vectors, tables.changes, tables.index]
+        )
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove items that have expired."""
         return CasstoreStore(store).sweep_ttl()
 
-
-def _check_item(record: Record) -> None:
-    stored_item(record)
+    def after_copy(self, source: Store, target: Store) -> int:
+        """Remove vectors and index rows of items that the copy has replaced."""
+        return delete_stale_recent(target) + delete_stale_vectors(target)
 
 
 THREADS: Final = ThreadsSystem()

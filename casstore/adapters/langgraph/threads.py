@@ -1,7 +1,7 @@
-"""Threads in a store: rows and links of checkpoints and writes, nothing deserialised.
+"""The rows of threads: checkpoints and writes with their links; nothing is deserialised.
 
-Everything here works on stored forms (``encoding``, ``layout``): copying, pruning and walking
-the history of a thread never import or call what a checkpoint names.
+Works on stored forms (``encoding``, ``layout``): copying, pruning and walking the history of a
+thread never import or call a type that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -13,38 +13,20 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import writes_sort_key
 
 from casstore.adapters.langgraph.layout import (
+    CHECKPOINTS,
+    HEADS,
+    TASKS,
     Channel,
+    CheckpointKey,
+    CheckpointRow,
     PendingRow,
-    Place,
-    pack_writes,
     unpack_channels,
-    unpack_task,
-    unpack_writes,
 )
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
-from casstore.session.records import Draft, Record, Table
+from casstore.records.schema import RowTable
+from casstore.session.records import Draft, Record
 from casstore.store import Store
-
-
-class CheckpointRow(NamedTuple):
-    """The row of a checkpoint."""
-
-    place: Place
-    record: Record
-    link: Link
-    parent: str | None
-    run: str | None
-    #: Writes of tasks that have no row of their own: those of a copied checkpoint.
-    folded_writes: list[PendingRow]
-    #: What delta channels need of ancestors that are gone, by channel: [writes, seed?].
-    folded_history: dict[str, list[Any]]
-
-    def content(self) -> dict[str, Any]:
-        """What the row holds."""
-        return row_content(
-            self.link, self.parent, self.run, self.folded_writes, self.folded_history
-        )
 
 
 class StoredCheckpoint(NamedTuple):
@@ -59,46 +41,25 @@ class StoredCheckpoint(NamedTuple):
         return unpack_channels(self.value)
 
 
-def row_content(
-    link: Link,
-    parent: str | None,
-    run: str | None,
-    writes: Sequence[PendingRow] = (),
-    history: dict[str, list[Any]] | None = None,
-) -> dict[str, Any]:
-    """What the row of a checkpoint holds."""
-    content: dict[str, Any] = {"c": link}
-    if parent is not None:
-        content["p"] = parent
-    if run is not None:
-        content["r"] = run
-    if writes:
-        content["w"] = pack_writes(writes)
-    if history:
-        content["h"] = history
-    return content
-
-
 class Threads:
     """The rows of all threads of a store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.checkpoints = Table(store, "lg.checkpoints", 3)
-        self.writes = Table(store, "lg.writes", 4)
-        self.heads = Table(store, "lg.heads", 2)
+        self.checkpoints = RowTable(store, CHECKPOINTS)
+        self.writes = RowTable(store, TASKS)
+        self.heads = RowTable(store, HEADS)
 
     # --- finding ------------------------------------------------------------------------
 
-    def find(self, place: Place) -> CheckpointRow | None:
+    def find(self, place: CheckpointKey) -> CheckpointRow | None:
         """The row of one checkpoint."""
-        record = self.checkpoints.find(*place)
-        return None if record is None else checkpoint_row(record)
+        return self.checkpoints.get(*place)
 
     def find_latest(self, thread: str, namespace: str) -> CheckpointRow | None:
         """The row of the checkpoint with the highest id."""
         for record in self.checkpoints.scan(thread, namespace, reverse=True, page=1):
-            return checkpoint_row(record)
+            return self.checkpoints.decode(record)
         return None
 
     def rows(
@@ -106,7 +67,7 @@ class Threads:
     ) -> Iterator[CheckpointRow]:
         """The checkpoints of one namespace, newest first."""
         found = self.checkpoints.scan(thread, namespace, before=before, reverse=True, page=32)
-        return map(checkpoint_row, found)
+        return map(self.checkpoints.decode, found)
 
     def merged_rows(self, thread: str | None, before: str | None = None) -> Iterator[CheckpointRow]:
         """The checkpoints of all namespaces of a thread, or of all threads, newest first.
@@ -120,7 +81,7 @@ class Threads:
         heapq.heapify(newest)
         while newest:
             (latest, group) = newest[0]
-            row = self.find(Place(group[0], group[1], latest.text))
+            row = self.find(CheckpointKey(group[0], group[1], latest.text))
             if row is not None:
                 yield row
             if (following := self._newest_id(group, latest.text)) is None:
@@ -144,7 +105,7 @@ class Threads:
         values = self.store.get_many([row.link.digest for row in rows])
         for value in values:
             if type(value) is not dict:
-                raise CorruptionError("a row leads to something that is no checkpoint")
+                raise CorruptionError("a row links to a value that is not a checkpoint")
         return [StoredCheckpoint(*each) for each in zip(rows, values, strict=True)]
 
     def resolve(self, values: Iterable[Any]) -> list[Any]:
@@ -159,32 +120,32 @@ class Threads:
 
     def pending(self, row: CheckpointRow) -> list[PendingRow]:
         """The pending writes of a checkpoint, in the order in which LangGraph applies them."""
-        return sorted_writes(row.folded_writes, unpack_tasks(self.writes.scan(*row.place)))
+        return sorted_writes(row.folded_writes, pending_by_task(self.writes.scan(*row.place)))
 
     # --- writing ------------------------------------------------------------------------
 
-    def delete_checkpoint(self, draft: Draft, place: Place) -> None:
-        """Add to a write: a checkpoint and its pending writes go."""
+    def delete_checkpoint(self, draft: Draft, place: CheckpointKey) -> None:
+        """Delete a checkpoint and its pending writes in a write."""
         draft.delete(self.checkpoints, place)
         for record in self.writes.scan(*place):
             draft.delete(self.writes, record.key)
 
     def delete_thread(self, draft: Draft, thread: str) -> None:
-        """Add to a write: everything of a thread goes."""
+        """Delete everything of a thread in a write."""
         for table in (self.checkpoints, self.writes, self.heads):
             for record in table.scan(thread):
                 draft.delete(table, record.key)
 
 
-def unpack_tasks(records: Iterable[Record]) -> dict[str, list[PendingRow]]:
+def pending_by_task(records: Iterable[Record]) -> dict[str, list[PendingRow]]:
     """The pending writes of rows, by their tasks."""
-    return {record.key[3]: unpack_task(record.key[3], record.value) for record in records}
+    return {record.key[3]: TASKS.read(record).pending() for record in records}
 
 
 def sorted_writes(
     folded: Sequence[PendingRow], by_task: dict[str, list[PendingRow]]
 ) -> list[PendingRow]:
-    """Folded writes and those of tasks' rows together; a task's row counts for all of it."""
+    """Merge folded writes and those of task rows; a task's row replaces its folded writes."""
     writes = [each for each in folded if each.task not in by_task]
     for own in by_task.values():
         writes += own
@@ -192,7 +153,7 @@ def sorted_writes(
 
 
 class _Descending:
-    """A text that sorts the other way round."""
+    """A text with inverted sort order."""
 
     __slots__ = ("text",)
 
@@ -206,23 +167,3 @@ class _Descending:
         return isinstance(other, _Descending) and self.text == other.text
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def checkpoint_row(record: Record) -> CheckpointRow:
-    """The row of a checkpoint, as it was found."""
-    content = record.value
-    try:
-        link, parent, run = content["c"], content.get("p"), content.get("r")
-        if (type(link), type(parent or ""), type(run or "")) != (Link, str, str):
-            raise TypeError(content)
-        return CheckpointRow(
-            Place(*record.key),
-            record,
-            link,
-            parent,
-            run,
-            unpack_writes(content.get("w", ())),
-            dict(content.get("h", {})),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise CorruptionError(f"the row of checkpoint {record.key} is damaged") from exc

@@ -1,14 +1,14 @@
 """The branches of a conversation: names for leaves of one graph.
 
-They are kept beside the graph, in ``turn_state`` of the session's checkpoint, so that a commit
-moves a branch and adds to it in one step:
+They are stored in ``turn_state`` of the session's checkpoint, so that one commit appends items and
+moves the branch:
 
     openai-agents   1
-    clears          how often the conversation was cleared
+    clears          the number of times the conversation was cleared
     branches        name: [leaf or nil, created, items, turns]
-    used            names that are taken for good, also of branches that are gone
+    used            further names that are reserved: those of deleted branches
 
-A session that has no such state yet, an imported one for example, is the branch ``main``.
+A session without this state, for example an imported one, is the branch ``main``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VERSION: Final = 1
 
 
 class Branch(NamedTuple):
-    """A way through a conversation. ``turns`` are messages of the user, ``items`` all.
+    """A branch of a conversation. ``turns`` counts the user's messages, ``items`` all items.
 
     >>> import asyncio
     >>> async def main():
@@ -35,7 +35,7 @@ class Branch(NamedTuple):
     """
 
     name: str
-    #: The node that it ends in; None: it is empty.
+    #: The last node of the branch; None: it is empty.
     leaf: str | None
     created_at_ms: int
     items: int
@@ -50,33 +50,33 @@ class Branches(NamedTuple):
     used: frozenset[str]
 
     def get(self, name: str) -> Branch:
-        """A branch; BranchNotFoundError if there is none of that name."""
+        """A branch; BranchNotFoundError if the name does not exist."""
         found = self.by_name.get(name)
         if found is None:
             raise BranchNotFoundError(name)
         return found
 
     def put(self, branch: Branch) -> Branches:
-        """The same with this branch as it now is."""
+        """A copy with this branch replaced or added."""
         return self._replace(by_name={**self.by_name, branch.name: branch})
 
     def drop(self, name: str) -> Branches:
-        """The same without this branch; its name stays taken."""
+        """A copy without this branch; its name stays reserved."""
         left = {key: each for key, each in self.by_name.items() if key != name}
         return self._replace(by_name=left)
 
     def cleared(self, now_ms: int) -> Branches:
-        """Nothing but an empty main branch; names stay taken."""
+        """A copy with only an empty main branch; names stay reserved."""
         return Branches(self.clears + 1, {MAIN: Branch(MAIN, None, now_ms, 0, 0)}, self.used)
 
 
 def none_yet() -> Branches:
-    """Of a conversation that nobody has begun."""
+    """The branches of a new conversation."""
     return Branches(0, {MAIN: Branch(MAIN, None, 0, 0, 0)}, frozenset((MAIN,)))
 
 
 def pack(branches: Branches) -> dict[str, Any]:
-    """As it is stored."""
+    """The stored form."""
     return {
         _MARK: _VERSION,
         "clears": branches.clears,
@@ -86,7 +86,7 @@ def pack(branches: Branches) -> dict[str, Any]:
 
 
 def unpack(session: str, stored: Any) -> Branches | None:
-    """What ``pack`` made; None if nothing is stored."""
+    """Decode the result of ``pack``; None if nothing is stored."""
     if stored is None:
         return None
     if type(stored) is not dict or _MARK not in stored:

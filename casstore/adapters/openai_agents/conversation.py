@@ -1,8 +1,8 @@
 """A conversation as a session of the runtime: items are nodes, branches name leaves.
 
-Every change is one commit on the revision that it was made from. If somebody else was first, it
-is made anew from what is there then: so two writers on one branch both get through, one behind
-the other. The ``frame`` of a node is the number of its turn.
+Every change is one commit based on the revision that was read. If another writer commits first, the
+change is retried on the new revision: so two writers on one branch both succeed, one after the
+other. The ``frame`` of a node is the number of its turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
 from casstore.session.attempts import Attempts
-from casstore.session.data import UNFENCED, Checkpoint, Commit, Node, NodeDraft, Time, Usage
+from casstore.session.data import Checkpoint, Commit, Node, NodeDraft, Time, Usage
 from casstore.session.nodes import Nodes
 from casstore.store import Store
 
@@ -45,14 +45,14 @@ class View(NamedTuple):
 
 
 class At(NamedTuple):
-    """Where somebody stands in a conversation. A clear takes everybody back to main."""
+    """A session object's current branch. A clear moves every session object back to main."""
 
     branch: str
     clears: int
 
 
 class Tail(NamedTuple):
-    """The last items of a branch, oldest first, and the nodes that hold them."""
+    """The last items of a branch, oldest first, and their nodes."""
 
     at: At
     nodes: list[str]
@@ -62,7 +62,7 @@ class Tail(NamedTuple):
 
 
 class TurnUsage(NamedTuple):
-    """What a turn has used."""
+    """The requests and tokens that a turn has used."""
 
     turn: int
     requests: int
@@ -83,7 +83,7 @@ class Conversation:
     # --- reading ------------------------------------------------------------------------
 
     def view(self) -> View:
-        """The conversation as it is."""
+        """The current revision of the conversation."""
         state = self._session.load(hydrate=False)
         if state is None:
             return View(0, None, 0, Checkpoint(), table.none_yet())
@@ -98,13 +98,13 @@ class Conversation:
         return View(head.revision, state.leaf, head.node_count, state.checkpoint, found)
 
     def where(self, at: At, view: View) -> Branch:
-        """The branch that somebody means; after a clear by anybody, main."""
+        """The branch of a position; main if the conversation was cleared since."""
         return view.branches.get(at.branch if at.clears == view.branches.clears else MAIN)
 
     def read(
         self, at: At, pick: Callable[[View, Branch, Nodes], Result], *, payloads: bool = True
     ) -> Result:
-        """What ``pick`` makes of a branch and its nodes."""
+        """The result of ``pick`` for a branch and its nodes."""
         attempts = Attempts(f"session {self._session.id!r}")
         while True:
             attempts.begin()
@@ -113,7 +113,7 @@ class Conversation:
             try:
                 return pick(view, branch, self.path(branch, payloads=payloads))
             except NodeNotFoundError:
-                # Cleared or pruned since it was looked up; unless it is just not there.
+                # The branch was cleared or pruned since it was read; otherwise the node is missing.
                 if self.view().revision == view.revision:
                     raise
 
@@ -123,10 +123,10 @@ class Conversation:
             return self._session.nodes(payloads=payloads)[:0]
         return self._session.nodes(leaf=branch.leaf, payloads=payloads)
 
-    # --- adding and taking away -----------------------------------------------------------
+    # --- appending and removing -----------------------------------------------------------
 
     def add(self, at: At, items: Sequence[Any]) -> None:
-        """Put items at the end of a branch, all or none."""
+        """Append items to a branch, all or none."""
         payloads = _payloads(items)
 
         def change(view: View) -> Commit:
@@ -165,7 +165,7 @@ class Conversation:
         items: Sequence[Any],
         drops: Callable[[Any], bool] | None = None,
     ) -> bool:
-        """Put items in place of the last ones of a branch, in one commit.
+        """Replace the last items of a branch, in one commit.
 
         ``expected`` are the nodes of the items to replace, or None for all items of the branch;
         False, and nothing happens, if the branch no longer ends in them, as after a clear. Items
@@ -191,7 +191,7 @@ class Conversation:
                 dropped += 1
             now_ms = self._store.engine.now_ms()
             if dropped:
-                # A path begins at its root, so nodes behind removed ones are stored once more.
+                # A path starts at its root, so the nodes after removed ones are stored again.
                 grown = _Growth(None, 0, view.revision + 1)
                 for node in kept[dropped:]:
                     grown.extend([node.payload], node.time)
@@ -235,7 +235,7 @@ class Conversation:
         return None if left == own else {**usage, branch.name: left}
 
     def pop(self, at: At) -> Any:
-        """Take the last item of a branch off; None if it is empty."""
+        """Remove and return the last item of a branch; None if it is empty."""
         popped: list[Any] = []
 
         def change(view: View) -> Commit | None:
@@ -254,7 +254,7 @@ class Conversation:
                 turns=branch.turns - is_user(item),
             )
             usage = self.usage(view)
-            # If the turn began with this item, nothing is left of it.
+            # If the turn started with this item, the turn is empty now, and its usage is removed.
             own = usage.get(branch.name, {})
             left = {anchor: row for anchor, row in own.items() if anchor != node.id}
             changed = None if left == own else {**usage, branch.name: left}
@@ -264,7 +264,7 @@ class Conversation:
         return popped[0] if popped else None
 
     def clear(self) -> Branches:
-        """Take everything away, also what it was before."""
+        """Remove all items, branches and usage, and earlier revisions."""
 
         def change(view: View) -> Commit | None:
             if not view.revision:
@@ -278,7 +278,7 @@ class Conversation:
         return self.view().branches
 
     def prune(self) -> int:
-        """Remove for good what no branch leads to, and earlier revisions; how many items went."""
+        """Remove items of no branch, and earlier revisions; returns the number of items."""
         removed = 0
 
         def change(view: View) -> Commit | None:
@@ -306,14 +306,14 @@ class Conversation:
         return removed
 
     def _forget_history(self) -> None:
-        """Earlier revisions go, except what is protected, pinned or held by a lease."""
+        """Delete earlier revisions, except those protected, pinned or leased."""
         if self._session.head() is None:
             return
         plan = retention.plan(
             self._store,
             sessions=[self._session.id],
             policy=Policy(last=1, labelled=False),
-            # The caller asked for these items to go: a policy for pruning does not keep them.
+            # The caller asked to delete these items, so retention policies do not apply.
             override_policies=True,
         )
         retention.execute(self._store, plan)
@@ -321,7 +321,7 @@ class Conversation:
     # --- branches ---------------------------------------------------------------------------
 
     def branch(self, at: At, turn: int | None, name: Callable[[Branches], str]) -> At:
-        """Begin a branch before a turn of this one, or (None) at its end."""
+        """Create a branch before a turn of this one, or (None) at its end."""
         made = at
 
         def change(view: View) -> Commit:
@@ -341,23 +341,23 @@ class Conversation:
         return made
 
     def delete_branch(self, name: str) -> None:
-        """Take a branch away; what other branches share stays."""
+        """Delete a branch; items shared with other branches stay."""
 
         def change(view: View) -> Commit:
             branch = view.branches.get(name)
             usage = self.usage(view)
             left = {key: rows for key, rows in usage.items() if key != branch.name}
-            # What a picker shows of the session is not a branch that is gone.
+            # The session's visible leaf must not be that of a deleted branch.
             leaf = view.branches.get(MAIN).leaf if view.leaf == branch.leaf else view.leaf
             return step(view, view.branches.drop(name), leaf=leaf, usage=left if usage else None)
 
         self._change(change)
 
     def _turn_start(self, branch: Branch, nodes: Nodes, turn: int) -> int:
-        """The place of the message that a turn begins with."""
+        """The position of the message that starts a turn."""
         if type(turn) is not int or not 1 <= turn <= branch.turns:
             raise InvalidInputError(
-                f"branch {branch.name!r} has turns 1 to {branch.turns}, not {turn!r}"
+                f"turn must be from 1 to {branch.turns} in branch {branch.name!r}, got {turn!r}"
             )
         if nodes[0].frame is not None:
             return bisect_left(range(len(nodes)), turn, key=lambda at: _turn_of(nodes[at]))
@@ -371,7 +371,7 @@ class Conversation:
     # --- usage ------------------------------------------------------------------------------
 
     def usage(self, view: View) -> dict[str, dict[str, list[Any]]]:
-        """By branch and by the node that a turn begins with."""
+        """The usage, by branch and by the first node of the turn."""
         link = view.checkpoint.execution_state
         if not isinstance(link, Link):
             return {}
@@ -379,7 +379,7 @@ class Conversation:
         return found
 
     def put_usage(self, at: At, used: TurnUsage, model: str) -> bool:
-        """Note what the latest turn of a branch has used, in place of what was noted before.
+        """Record the usage of the latest turn of a branch, replacing an earlier record.
 
         False, and nothing happens, if the conversation was cleared since, or has no turn.
         """
@@ -414,7 +414,7 @@ class Conversation:
     # --- committing -------------------------------------------------------------------------
 
     def _change(self, make: Callable[[View], Commit | None]) -> None:
-        """Commit what ``make`` makes of the conversation as it is; None: nothing to do."""
+        """Commit the change that ``make`` returns for the current conversation; None: no change."""
         attempts = Attempts(f"session {self._session.id!r}")
         while True:
             attempts.begin()
@@ -440,14 +440,13 @@ def step(
     ledger: Usage | None = None,
     **parts: Any,
 ) -> Commit:
-    """A commit on top of what was seen. ``usage`` None keeps what is noted."""
+    """A commit based on the revision that was read. ``usage`` None keeps the recorded usage."""
     checkpoint = view.checkpoint._replace(turn_state=table.pack(branches))
     if usage is not None:
         checkpoint = checkpoint._replace(execution_state=usage)
     return Commit(
         checkpoint=checkpoint,
         expected=view.revision,
-        lease=UNFENCED,
         usage=[] if ledger is None else [ledger],
         **parts,
     )
@@ -463,10 +462,10 @@ class _Growth:
         self._revision = revision
 
     def extend(self, payloads: Sequence[Any], time: Time) -> None:
-        """Add items as they are stored."""
+        """Append items in stored form."""
         for payload in payloads:
             self.turns += is_user(restored(payload))
-            # Revisions are never given twice, so the ids are new.
+            # Revision numbers are never reused, so the ids are new.
             own = f"i{self._revision}.{len(self.drafts)}"
             self.drafts.append(NodeDraft(own, payload, self.leaf, frame=str(self.turns), time=time))
             self.leaf = own
@@ -476,7 +475,7 @@ def _payloads(items: Sequence[Any]) -> list[Any]:
     """Items as they are stored."""
     for item in items:
         if type(item) is not dict:
-            raise InvalidInputError(f"an item is a dict, not {type(item).__name__}")
+            raise InvalidInputError(f"an item must be a dict, got {type(item).__name__}")
     return [storable(item) for item in items]
 
 
@@ -487,7 +486,7 @@ def _turn_of(node: Node) -> int:
 
 
 def spent(used: TurnUsage, before: TurnUsage | None, model: str) -> Usage:
-    """What the ledger of the session does not count yet."""
+    """The usage that the session's ledger does not count yet."""
 
     def counts(one: TurnUsage | None) -> tuple[int, int, int, int]:
         if one is None:

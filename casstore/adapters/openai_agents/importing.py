@@ -101,8 +101,8 @@ def import_sessions(
     1
     """
     check_store(store)
-    check_text(sessions_table, "a table")
-    check_text(messages_table, "a table")
+    check_text(sessions_table, "sessions_table")
+    check_text(messages_table, "messages_table")
     with SqliteSource(source) as opened:
         database = SdkDatabase(opened, sessions_table, messages_table)
         part = _Items(database, store, database.choose(sessions))

@@ -1,4 +1,4 @@
-"""Items of a conversation, looked at: whose they are, of what kind, which tool."""
+"""Reads items of a conversation: their role, kind and tool."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CALLS: Final = (
 
 
 def is_user(item: Any) -> bool:
-    """Does a turn begin with it?"""
+    """Whether a turn starts with this item."""
     return type(item) is dict and item.get("role") == "user"
 
 
 def kind_of(item: Any) -> str:
-    """``user``, ``assistant``, or the type that the item says it has."""
+    """``user``, ``assistant``, or the item's type."""
     if type(item) is dict:
         if item.get("role") in ("user", "assistant"):
             return str(item["role"])
@@ -64,13 +64,13 @@ def tool_calls(turn: list[Any]) -> list[str | None]:
     """The tools called in the items of one turn, once for each call."""
     called = [tool_of(item) for item in turn if kind_of(item) in _CALLS]
     if _SEARCH not in called:
-        # The provider may have searched by itself: then only the output tells.
+        # The provider may run a search without a call; then only the output names the tool.
         called += [_SEARCH for item in turn if kind_of(item) == _SEARCH_OUTPUT]
     return called
 
 
 def texts_in(content: Any) -> list[str]:
-    """What the user has written in a message."""
+    """The text of a user's message."""
     if type(content) is str:
         return [content]
     parts = content if type(content) is list else []
@@ -79,7 +79,7 @@ def texts_in(content: Any) -> list[str]:
 
 
 def preview(content: Any, max_chars: int | None = None) -> str:
-    """The content as a text, cut if it is longer than that."""
+    """The content as text, truncated to a length."""
     text = content if type(content) is str else json.dumps(content, ensure_ascii=False)
     if max_chars is not None and len(text) > max_chars:
         return text[:max_chars] + "..."

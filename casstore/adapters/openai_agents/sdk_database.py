@@ -1,8 +1,8 @@
 """A database of the SDK's SQLiteSession or AdvancedSQLiteSession, read as the SDK reads it.
 
-A plain session is the messages of its id in their order. One with branches has rows in
-``message_structure``, which say for each branch which messages it has; branches share messages
-by naming the same ones. A database may hold both kinds.
+A plain session consists of the messages with its id, in order. A session with branches has rows in
+``message_structure`` that list the messages of each branch; branches may share messages. A database
+may hold both kinds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SESSIONS: Final = "SELECT session_id, created_at FROM {sessions} ORDER BY sessi
 _SESSION: Final = "SELECT created_at FROM {sessions} WHERE session_id = ?"
 _COUNT: Final = "SELECT count(*) FROM {messages}"
 _COUNT_OF: Final = "SELECT count(*) FROM {messages} WHERE session_id = ?"
-# Nothing but the SDK's care keeps such messages from being there.
+# SQLite enforces foreign keys only on request, so messages without a session may exist.
 _STRAYS: Final = """
     SELECT DISTINCT session_id, NULL FROM {messages}
     WHERE session_id NOT IN (SELECT session_id FROM {sessions})"""
@@ -35,7 +35,7 @@ _BRANCHED: Final = """
 _BRANCHES: Final = """
     SELECT branch_id, min(created_at) FROM message_structure
     WHERE session_id = ? GROUP BY branch_id ORDER BY branch_id <> ?, min(id)"""
-# Text that is no UTF-8 must not end the reading of everything else.
+# Text that is not UTF-8 must not stop the import of other items.
 _ITEM: Final = """
     SELECT CAST(message_data AS BLOB), typeof(message_data) FROM {messages} WHERE id = ?"""
 _UNLINKED: Final = """
@@ -74,7 +74,7 @@ class SourceSession(NamedTuple):
 
     id: str
     created_at_ms: int
-    #: Are there rows that say what its branches are?
+    #: Whether the database has rows that describe its branches.
     branched: bool
 
 
@@ -82,7 +82,7 @@ class Message(NamedTuple):
     """A message on a branch, without its content."""
 
     row: int
-    #: What its node is called in a store: no other message of the database has it.
+    #: The id of its node in a store; unique in the database.
     node: str
     #: The SDK's number of its turn, None: a plain session.
     turn: int | None
@@ -90,7 +90,7 @@ class Message(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What a message holds."""
+    """The content of a message."""
 
     #: In the form in which JSON is stored.
     payload: Any
@@ -98,7 +98,7 @@ class Item(NamedTuple):
 
 
 class UnreadableItemError(CorruptionError):
-    """A message holds no JSON, or none that can be stored. ``reason`` says why."""
+    """A message is not JSON that can be stored. ``reason`` says why."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"message {row} holds no item: {reason}")
@@ -129,7 +129,7 @@ class SdkDatabase:
         self._generations = "generation" in source.columns("session_clear_generations")
 
     def _has_branches(self, source: SqliteSource) -> bool:
-        """Are there tables about branches, and are they about these messages?"""
+        """Whether the database has branch tables, and whether they refer to these messages."""
         if not source.columns("message_structure") >= _STRUCTURE_COLUMNS:
             return False
         owners = [str(name).lower() for (name,) in self._ask(_OWNER)]
@@ -146,12 +146,12 @@ class SdkDatabase:
     # --- sessions and branches --------------------------------------------------------------
 
     def choose(self, wanted: Sequence[str] | None) -> tuple[str, ...] | None:
-        """The sessions asked for, each once; InvalidInputError if one is not there."""
+        """The requested sessions, without duplicates; InvalidInputError if one does not exist."""
         if wanted is None:
             return None
         names = list_of(wanted, "sessions")
         for name in names:
-            check_text(name, "a session")
+            check_text(name, "a session id")
             if self._find(name) is None:
                 raise InvalidInputError(f"{self._path} has no session {name!r}")
         return tuple(dict.fromkeys(names))
@@ -178,7 +178,7 @@ class SdkDatabase:
             for name, created in self._ask(self._sql[query]):
                 if type(name) is not str:
                     raise CorruptionError(
-                        f"a session in {self._path} is called {name!r:.100}, which is no text"
+                        f"a session in {self._path} is called {name!r:.100}, which is not text"
                     )
                 yield SourceSession(name, time_ms(created) or 0, self._is_branched(name))
 
@@ -187,7 +187,7 @@ class SdkDatabase:
         return self._branched and next(self._ask(asked, (session,)), None) is not None
 
     def branches(self, session: SourceSession) -> list[SourceBranch]:
-        """The branches of a session, ``main`` first, then those that were begun earlier."""
+        """The branches of a session: ``main``, then the others in order of creation."""
         if not session.branched:
             return [SourceBranch(MAIN, session.created_at_ms)]
         found = [
@@ -196,7 +196,7 @@ class SdkDatabase:
         ]
         if not found or found[0].name != MAIN:
             found.insert(0, SourceBranch(MAIN, session.created_at_ms))
-        # Times are in whole seconds. Those of one second stay in their order by what is less.
+        # Times are in whole seconds. Added milliseconds keep the order within a second.
         for at in range(1, len(found)):
             before, own = found[at - 1].created_at_ms, found[at].created_at_ms
             if own // 1000 == before // 1000:
@@ -204,7 +204,7 @@ class SdkDatabase:
         return found
 
     def reserved(self, session: str) -> frozenset[str]:
-        """Names of branches that were used, also of those that are gone."""
+        """The reserved names of branches, including those of deleted ones."""
         if not self._reserved:
             return frozenset()
         asked = "SELECT branch_id FROM branch_reservations WHERE session_id = ?"
@@ -213,12 +213,12 @@ class SdkDatabase:
             if type(name) is not str:
                 raise CorruptionError(
                     f"a branch of session {session!r} in {self._path} is called {name!r:.100}, "
-                    "which is no text"
+                    "which is not text"
                 )
         return found
 
     def clears(self, session: str) -> int:
-        """How often it was cleared."""
+        """The number of times it was cleared."""
         if not self._generations:
             return 0
         asked = "SELECT generation FROM session_clear_generations WHERE session_id = ?"
@@ -240,7 +240,7 @@ class SdkDatabase:
     def path(
         self, session: SourceSession, branch: str, without: Collection[int] = ()
     ) -> Iterator[Message]:
-        """The messages of a branch in the order of the SDK, but for some rows."""
+        """The messages of a branch in the SDK's order, except some rows."""
         if session.branched:
             rows = self._ask(self._sql[_BRANCHED], (session.id, branch))
         else:
@@ -251,14 +251,14 @@ class SdkDatabase:
                 yield Message(row, node, turn, time_ms(created))
 
     def item(self, row: int) -> Item:
-        """The item of a message; UnreadableItemError if it holds none."""
+        """The item of a message; UnreadableItemError if it is not valid."""
         found = next(self._ask(self._sql[_ITEM], (row,)), None)
         if found is None:
             raise CorruptionError(f"message {row} was not found again in {self._path}")
         raw, kind = found
         try:
             text = raw.decode(self._encoding) if kind == "text" else raw
-            # As far as Python's own JSON goes, so goes the SDK.
+            # Accept what Python's JSON accepts, as the SDK does.
             return Item(storable(json.loads(text), python=True), len(raw))
         except RecursionError as exc:
             raise UnreadableItemError(row, "nested too deeply") from exc
@@ -268,12 +268,12 @@ class SdkDatabase:
     # --- usage ------------------------------------------------------------------------------
 
     def usage(self, session: SourceSession, branch: str) -> list[TurnUsage]:
-        """What is noted for the turns of a branch."""
+        """The recorded usage of the turns of a branch."""
         if not (self._has_usage and session.branched):
             return []
         found: list[TurnUsage] = []
         for *counts, input_details, output_details in self._ask(_USAGE, (session.id, branch)):
-            # None is what the SDK counts as nothing.
+            # The SDK counts None as 0.
             turn, requests, taken, given, total = (0 if each is None else each for each in counts)
             if not all(type(each) is int for each in (turn, requests, taken, given, total)):
                 raise CorruptionError(
@@ -286,7 +286,7 @@ class SdkDatabase:
 
 
 def time_ms(text: Any) -> int | None:
-    """A time as SQLite spells it; None if it is none."""
+    """Milliseconds since 1970 of a time in SQLite's format; None if it is invalid."""
     try:
         return utc_us(text) // 1000
     except ValueError:

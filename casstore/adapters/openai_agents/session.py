@@ -46,10 +46,10 @@ class Turn(NamedTuple):
 class CasstoreSession(SqliteNames):
     """A session for ``Runner.run(…, session=…)``, with branches from any turn.
 
-    Begins on the branch ``main``, or on ``branch``. Which branch it is on is this object's own
-    business; what the branches hold is shared by all objects with the same id, in all processes.
-    Calls on one object take effect in the order in which they were made. The store stays the
-    caller's, to be closed by the caller.
+    Starts on the branch ``main``, or on ``branch``. Each object has its own current branch; the
+    content of the branches is shared by all objects with the same id, in all processes. Calls on
+    one object take effect in the order in which they were made. The caller opens and closes the
+    store.
 
     >>> import asyncio
     >>> async def main():
@@ -78,12 +78,12 @@ class CasstoreSession(SqliteNames):
         self._conversation = Conversation(store, session_id)
         self._line = InOrder()
         self._lock = Lock()
-        # Before the first call nobody knows how often it was cleared.
+        # -1: the number of clears is unknown until the first call reads the conversation.
         self._at = At(branch, -1)
 
     @property
     def current_branch(self) -> str:
-        """The branch that calls are about unless they name one."""
+        """The branch that calls use by default."""
         return self._at.branch
 
     # --- the SDK's protocol ---------------------------------------------------------------
@@ -91,23 +91,23 @@ class CasstoreSession(SqliteNames):
     async def get_items(
         self, limit: int | None = None, branch_id: str | None = None
     ) -> list[TResponseInputItem]:
-        """The items of the current branch, or of another; of them the last ``limit``."""
+        """The items of the current branch or another one; with ``limit``, the last ones."""
         most = resolve_session_limit(limit, self.session_settings)
         found = await self._read(branch_id, partial(_items, most))
         return cast("list[TResponseInputItem]", found)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Put items at the end of the current branch, all or none."""
+        """Append items to the current branch, all or none."""
         if items:
             await self._write(lambda at: self._conversation.add(at, items))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the last item of the current branch off; None if it is empty."""
+        """Remove and return the last item of the current branch; None if it is empty."""
         popped = await self._write(self._conversation.pop)
         return cast("TResponseInputItem | None", popped)
 
     async def clear_session(self) -> None:
-        """Take everything away: all branches, usage and earlier revisions.
+        """Delete all branches, usage and earlier revisions.
 
         The space comes back with gc. Names of branches stay taken.
         """
@@ -126,7 +126,7 @@ class CasstoreSession(SqliteNames):
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> _CompactionSnapshot | None:
-        """The last ``limit`` items of the current branch, and how to replace those at its end."""
+        """The last ``limit`` items of the current branch, and a function that replaces its end."""
         from agents.memory.session import _CompactionSnapshot
 
         if self._changes_items:
@@ -144,14 +144,14 @@ class CasstoreSession(SqliteNames):
         return _CompactionSnapshot(tail.items, tail.complete, replace_suffix)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """Put items in place of all items of the current branch; other branches stay."""
+        """Replace all items of the current branch; other branches stay."""
         if self._changes_items:
             return False
         return await self._write(lambda at: self._conversation.replace_tail(at, None, items))
 
     @property
     def _changes_items(self) -> bool:
-        """True if a subclass overrides how items are read or written: the SDK must call that."""
+        """True if a subclass overrides how items are read or written: the SDK must then call it."""
         kind = type(self)
         return (kind.get_items, kind.add_items, kind.clear_session) != (
             CasstoreSession.get_items,
@@ -162,7 +162,7 @@ class CasstoreSession(SqliteNames):
     # --- branches -------------------------------------------------------------------------
 
     async def branch(self, turn: int | None = None, name: str | None = None) -> str:
-        """Begin a branch and go on in it: before the message of a turn, or (None) from the end.
+        """Create a branch and switch to it: before the message of a turn, or (None) at the end.
 
         Writes one step of the session, however long the conversation is. InvalidInputError if
         the turn is not there or the name was used before, also by a branch that is gone.
@@ -179,7 +179,7 @@ class CasstoreSession(SqliteNames):
         return await self._write(begin)
 
     async def switch(self, name: str) -> None:
-        """Go on in another branch; BranchNotFoundError if there is none of that name."""
+        """Switch to another branch; BranchNotFoundError if the name does not exist."""
 
         def go(at: At) -> None:
             branches = self._conversation.view().branches
@@ -196,7 +196,7 @@ class CasstoreSession(SqliteNames):
         return await self._read(MAIN, pick)
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
-        """Take a branch away. The current one only with ``force``: then main is the current one.
+        """Delete a branch. The current one needs ``force``; main then becomes the current one.
 
         What it held alone stays in the files until ``prune``.
         """
@@ -215,7 +215,7 @@ class CasstoreSession(SqliteNames):
         await self._write(delete)
 
     async def prune(self) -> int:
-        """Remove for good what was popped or was in deleted branches, and earlier revisions.
+        """Remove popped items, items of deleted branches, and earlier revisions permanently.
 
         How many items went. What is protected, pinned or held by a lease stays. The space
         comes back with gc. Reads the whole conversation.
@@ -225,11 +225,11 @@ class CasstoreSession(SqliteNames):
     # --- turns and usage --------------------------------------------------------------------
 
     async def turns(self, branch_id: str | None = None) -> list[Turn]:
-        """The items of a branch by turns; what stands before the first message is turn 0."""
+        """The items of a branch by turn; items before the first user message are turn 0."""
         return await self._read(branch_id, _turns)
 
     async def store_run_usage(self, result: RunResult | RunResultStreaming) -> None:
-        """Note what a run has used with the latest turn, in place of what was noted before.
+        """Record the usage of a run for the latest turn, replacing an earlier record.
 
         Also added to the ledger of the session (``store.session(id).usage()``), which keeps
         what was ever spent.
@@ -256,7 +256,7 @@ class CasstoreSession(SqliteNames):
         await self._write(note, as_known=True)
 
     async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
-        """What was noted for the turns of each branch, or of one alone."""
+        """The recorded usage of the turns of each branch, or of one branch."""
 
         def pick(view: View, branch: Branch, nodes: Nodes) -> dict[str, list[TurnUsage]]:
             return {
@@ -274,7 +274,7 @@ class CasstoreSession(SqliteNames):
             self._at = at
 
     def _standing(self) -> At:
-        """Where this object stands, after whoever has cleared the conversation."""
+        """The position of this object; main if the conversation was cleared since its last call."""
         clears = self._conversation.view().branches.clears
         with self._lock:
             if self._at.clears != clears:
@@ -306,7 +306,7 @@ class CasstoreSession(SqliteNames):
 
 
 async def _settled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for a write to the end, however often the caller is cancelled meanwhile.
+    """Wait until a write is done, even if the caller is cancelled meanwhile.
 
     A write cannot be taken back. A caller who is told of the cancellation before it ended would
     not know whether it happened, and might do it again.
@@ -356,7 +356,7 @@ def _unused_name(wanted: str | None, label: str, branches: Branches) -> str:
 
 
 def _details(details: Any) -> dict[str, Any] | None:
-    """What a breakdown of tokens says; None if that cannot be stored."""
+    """The values of a token breakdown; None if it cannot be stored."""
     if details is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The methods of the SDK's AdvancedSQLiteSession, by their names and with their answers."""
+"""The methods of the SDK's AdvancedSQLiteSession, with the same names and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREVIEW_CHARS = 100
 
 
 class SqliteNames(ABC):
-    """What programs written for AdvancedSQLiteSession call, on top of a session's own methods."""
+    """The additional methods of AdvancedSQLiteSession, based on those of a session."""
 
     @property
     @abstractmethod
@@ -52,24 +52,24 @@ class SqliteNames(ABC):
     async def create_branch_from_turn(
         self, turn_number: int, branch_name: str | None = None
     ) -> str:
-        """Begin a branch before the message of a turn, and go on in it; its name."""
+        """Create a branch before the message of a turn, and switch to it; returns its name."""
         return await self.branch(turn_number, branch_name)
 
     async def create_branch_from_content(
         self, search_term: str, branch_name: str | None = None
     ) -> str:
-        """Begin a branch before the first message of the user that holds a text; its name."""
+        """Create a branch before the first user message that contains a text; returns its name."""
         found = await self.find_turns_by_content(search_term)
         if not found:
             raise InvalidInputError(f"no message of the user holds {search_term!r}")
         return await self.branch(found[0]["turn"], branch_name)
 
     async def switch_to_branch(self, branch_id: str) -> None:
-        """Go on in another branch."""
+        """Switch to another branch."""
         await self.switch(branch_id)
 
     async def list_branches(self) -> list[dict[str, Any]]:
-        """All branches, oldest first, with what they hold."""
+        """All branches, oldest first, with their counts."""
         return [
             {
                 "branch_id": each.name,
@@ -84,13 +84,13 @@ class SqliteNames(ABC):
     # --- turns ----------------------------------------------------------------------------
 
     async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
-        """The turns of a branch by what the user said, cut to a hundred characters, and whole."""
+        """The turns of a branch, by the user's message in full and cut to a hundred characters."""
         return [_shown(turn, _PREVIEW_CHARS) for turn in await self.turns(branch_id) if turn.number]
 
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """The turns of a branch in which the user said this; capitals of ASCII do not matter."""
+        """The turns whose user message contains a text; ASCII letters match in either case."""
         pattern = re.compile(re.escape(search_term), re.IGNORECASE | re.ASCII)
         return [
             _shown(turn, None)
@@ -102,7 +102,7 @@ class SqliteNames(ABC):
     async def get_conversation_by_turns(
         self, branch_id: str | None = None
     ) -> dict[int, list[dict[str, str | None]]]:
-        """By turn, the kinds of its items and the tools they call."""
+        """For each turn, the kinds of its items and the tools they call."""
         return {
             turn.number: [
                 {"type": kind_of(item), "tool_name": tool_of(item)} for item in turn.items
@@ -113,7 +113,7 @@ class SqliteNames(ABC):
     async def get_tool_usage(
         self, branch_id: str | None = None
     ) -> list[tuple[str | None, int, int]]:
-        """Each tool called in a turn of a branch, how often, and the turn."""
+        """The tools called in each turn of a branch, and how often."""
         return [
             (tool, count, turn.number)
             for turn in await self.turns(branch_id)
@@ -123,7 +123,7 @@ class SqliteNames(ABC):
     # --- usage ----------------------------------------------------------------------------
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
-        """What was noted for a branch, or for all together; None if nothing was."""
+        """The recorded usage of a branch, or of all together; None if none is recorded."""
         rows = [row for each in (await self.usage(branch_id)).values() for row in each]
         if not rows:
             return None
@@ -138,7 +138,7 @@ class SqliteNames(ABC):
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
-        """What was noted for the turns of a branch, or for one; {} if nothing was for that."""
+        """The recorded usage of the turns of a branch, or of one turn; {} if it has none."""
         name = self.current_branch if branch_id is None else branch_id
         rows = (await self.usage(name)).get(name, [])
         if user_turn_number is None:
@@ -169,7 +169,7 @@ def _shown(turn: Turn, max_chars: int | None) -> dict[str, Any]:
 
 
 def _time_text(time_ms: int | None) -> str | None:
-    """As SQLite spells it."""
+    """A time in SQLite's format."""
     if not time_ms:
         return None
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

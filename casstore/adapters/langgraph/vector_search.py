@@ -1,0 +1,282 @@
+"""Exact search by cosine similarity over packed vectors, with numpy.
+
+``VectorCache.find`` returns the vectors below a namespace as one matrix, and re-reads only the
+buckets that changed since the last call, in this or any other process. ``Snapshot.ranked`` yields
+items, most similar first. The product with the whole matrix is in float32. The leading rows are
+scored in float64, one by one, so that equal vectors have equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from casstore.adapters.langgraph.vector_records import (
+    CHANGES,
+    FLOAT_BYTES,
+    VECTORS,
+    VectorsRow,
+    VectorTables,
+)
+from casstore.engine.forks import Lock
+from casstore.errors import CorruptionError
+from casstore.session.records import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Doubles = NDArray[np.float64]
+    Whole = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+#: The bytes of matrices that a cache keeps; the one used last always stays.
+CACHE_BYTES: Final = 1 << 30
+# More than the error of a product in float32, of vectors of length 1.
+_ERROR: Final = 1e-4
+_FIRST_ROWS: Final = 64
+_GROWTH: Final = 4
+# Rows that are scored in float64 at once.
+_CHUNK_ROWS: Final = 4096
+# The rows of deleted and replaced vectors are dropped when they are this part of the matrix.
+_MAX_UNUSED: Final = 0.25
+# Rows of vectors read at once.
+_PAGE: Final = 1024
+
+Bucket = tuple[str, ...]
+
+
+class VectorItem(NamedTuple):
+    """An item that has vectors."""
+
+    prefix: str
+    bucket: str
+    key: str
+    created_us: int
+    updated_us: int
+
+
+class _Rows(NamedTuple):
+    """Vectors as they were read: the rows of a matrix, and the item of each."""
+
+    items: list[VectorItem]
+    #: How many vectors each item has.
+    counts: list[int]
+    matrix: Floats
+
+
+class Snapshot:
+    """The vectors below a namespace at one time. Immutable: ``changed`` returns another one."""
+
+    def __init__(self, rows: _Rows, stamps: dict[Bucket, int], generation: str) -> None:
+        import numpy as np
+
+        self.generation = generation
+        self.stamps = stamps
+        self._items = rows.items
+        self._matrix = rows.matrix
+        self._item_of = np.repeat(np.arange(len(rows.items)), rows.counts)
+        self._created = np.array([item.created_us for item in rows.items], dtype=np.int64)
+        self._norms = _norms(rows.matrix)
+        self._used = np.ones(len(rows.matrix), dtype=np.bool_)
+        self._most = max(rows.counts, default=1)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the matrix."""
+        return int(self._matrix.nbytes)
+
+    def changed(
+        self, rows: _Rows, gone: Iterable[Bucket], stamps: dict[Bucket, int]
+    ) -> Snapshot | None:
+        """With other vectors for some buckets; None if too many rows would be unused."""
+        import numpy as np
+
+        replaced = set(gone)
+        lost = [at for at, item in enumerate(self._items) if item[:2] in replaced]
+        used = self._used & ~np.isin(self._item_of, lost)
+        if len(used) - int(used.sum()) > len(used) * _MAX_UNUSED:
+            return None
+        made = Snapshot.__new__(Snapshot)
+        made.generation, made.stamps = self.generation, stamps
+        made._items = [*self._items, *rows.items]
+        made._matrix = np.concatenate([self._matrix, rows.matrix])
+        added = np.repeat(np.arange(len(rows.items)) + len(self._items), rows.counts)
+        made._item_of = np.concatenate([self._item_of, added])
+        created = np.array([item.created_us for item in rows.items], dtype=np.int64)
+        made._created = np.concatenate([self._created, created])
+        made._norms = np.concatenate([self._norms, _norms(rows.matrix)])
+        made._used = np.concatenate([used, np.ones(len(rows.matrix), dtype=np.bool_)])
+        made._most = max(self._most, max(rows.counts, default=1))
+        return made
+
+    def ranked(self, query: Sequence[float], first: int) -> Iterator[tuple[float, VectorItem]]:
+        """Items with the score of their best vector, best first; equal ones by creation.
+
+        ``first`` is about how many the caller needs.
+        """
+        import numpy as np
+
+        rows = len(self._matrix)
+        if not rows:
+            return
+        wanted = np.asarray(query, dtype=np.float64)
+        length = float(np.sqrt(np.einsum("i,i->", wanted, wanted)))
+        scores = self._scores(wanted, length)
+        done: set[int] = set()
+        count = max(first * self._most, _FIRST_ROWS)
+        while True:
+            least = -np.inf
+            if count < rows:
+                least = float(np.partition(scores, rows - count)[rows - count])
+            # A row that is not chosen has a score below ``least`` - _ERROR.
+            chosen = np.flatnonzero((scores >= least - 2 * _ERROR) & self._used)
+            exact = self._exact(chosen, wanted, length)
+            for at in np.lexsort((self._created[self._item_of[chosen]], -exact)):
+                if exact[at] < least - _ERROR:
+                    break
+                item = int(self._item_of[chosen[at]])
+                if item not in done:
+                    done.add(item)
+                    yield float(exact[at]), self._items[item]
+            if count >= rows:
+                return
+            count *= _GROWTH
+
+    def _scores(self, query: Doubles, length: float) -> Floats:
+        """The similarity of every row, about; of rows that are not in use, the lowest."""
+        import numpy as np
+
+        scores: Floats = self._matrix @ (query / (length or 1.0)).astype(np.float32)
+        # A vector of zeros is like no query; its product is 0.
+        np.divide(scores, self._norms, out=scores, where=self._norms != 0)
+        if not self._used.all():
+            scores[~self._used] = -np.inf
+        return scores
+
+    def _exact(self, chosen: Whole, query: Doubles, length: float) -> Doubles:
+        import numpy as np
+
+        found = np.zeros(len(chosen))
+        for start in range(0, len(chosen), _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            rows = self._matrix[chosen[part]].astype(np.float64)
+            lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) * length
+            # Row by row: a product with the matrix may round equal rows differently.
+            np.divide(
+                np.einsum("ij,j->i", rows, query), lengths, out=found[part], where=lengths != 0
+            )
+        return found
+
+
+class VectorCache:
+    """Matrices of the namespaces that were searched last. Safe for threads."""
+
+    def __init__(self, size_bytes: int = CACHE_BYTES) -> None:
+        self._size_bytes = size_bytes
+        self._lock = Lock()
+        #: By namespace, the one used last at the end: a snapshot, and the times it was read at.
+        self._known: dict[str, tuple[Any, Snapshot]] = {}
+
+    def find(
+        self, tables: VectorTables, prefix: str, generation: str, dims: int, times: Any
+    ) -> Snapshot:
+        """The vectors below a namespace.
+
+        ``times`` differs whenever a vector has been put in the store, and was read by the caller.
+        """
+        with self._lock:
+            known = self._known.pop(prefix, None)
+            snapshot = None
+            if known is not None and known[1].generation == generation:
+                snapshot = known[1]
+                if known[0] != times:
+                    snapshot = _refreshed(tables, prefix, dims, snapshot)
+            if snapshot is None:
+                snapshot = _loaded(tables, prefix, generation, dims)
+            self._known[prefix] = times, snapshot
+            while len(self._known) > 1 and self._total_bytes() > self._size_bytes:
+                del self._known[next(iter(self._known))]
+            return snapshot
+
+    def _total_bytes(self) -> int:
+        return sum([snapshot.size_bytes for _, snapshot in self._known.values()])
+
+
+def require_numpy() -> None:
+    """Raise ModuleNotFoundError, with what to install, if there is no numpy."""
+    try:
+        import numpy as _  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise ModuleNotFoundError(
+            "index= needs numpy: pip install '.[vectors]' in the clone of casstore", name=exc.name
+        ) from exc
+
+
+def _stamps(tables: VectorTables, prefix: str) -> dict[Bucket, int]:
+    return {
+        record.key: CHANGES.read(record).changed_us
+        for record in tables.changes.scan_starting(prefix)
+    }
+
+
+def _loaded(tables: VectorTables, prefix: str, generation: str, dims: int) -> Snapshot:
+    # The times first: a change after they are read is noticed by the next call.
+    stamps = _stamps(tables, prefix)
+    records = tables.vectors.scan_starting(prefix, page=_PAGE)
+    return Snapshot(_read(records, generation, dims), stamps, generation)
+
+
+def _refreshed(tables: VectorTables, prefix: str, dims: int, known: Snapshot) -> Snapshot | None:
+    """A snapshot with the buckets re-read that have changed; None if that is not worth it."""
+    stamps = _stamps(tables, prefix)
+    changed = [
+        bucket for bucket in {**known.stamps, **stamps}
+        if stamps.get(bucket) != known.stamps.get(bucket)
+    ]  # fmt: skip
+    if not changed:
+        return known
+    if len(changed) > len(stamps) * _MAX_UNUSED:
+        return None
+    records = (record for bucket in changed for record in tables.vectors.scan(*bucket, page=_PAGE))
+    return known.changed(_read(records, known.generation, dims), changed, stamps)
+
+
+def _read(records: Iterable[Record], generation: str, dims: int) -> _Rows:
+    import numpy as np
+
+    items: list[VectorItem] = []
+    counts: list[int] = []
+    parts: list[Floats] = [np.zeros((0, dims), dtype=np.float32)]
+    numbered = groupby(enumerate(records), lambda each: each[0] // _PAGE)
+    for _, page in numbered:
+        packed: list[bytes] = []
+        for _, record in page:
+            row = VECTORS.read(record)
+            if row.generation == generation:
+                counts.append(_count(row, dims))
+                items.append(VectorItem(*row[:3], row.created_us, row.updated_us))
+                packed.append(row.vectors)
+        parts.append(np.frombuffer(b"".join(packed), dtype="<f4").reshape(-1, dims))
+    return _Rows(items, counts, np.concatenate(parts))
+
+
+def _count(row: VectorsRow, dims: int) -> int:
+    count, rest = divmod(len(row.vectors), dims * FLOAT_BYTES)
+    if rest:
+        raise CorruptionError(
+            f"the vectors of item {row.key!r:.80} do not have {dims} dims; call reindex(), and "
+            "check the store"
+        )
+    return count
+
+
+def _norms(matrix: Floats) -> Floats:
+    import numpy as np
+
+    norms: Floats = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)).astype(
+        np.float32
+    )
+    return norms
