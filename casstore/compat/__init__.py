@@ -1,4 +1,4 @@
-"""Moving over from other stores: their calls on casstore, and their databases into it.
+"""Migration from other stores: their APIs on top of casstore, and importers of their databases.
 
-Each original has modules of its own here, loaded only when they are asked for.
+Each original has its own modules, which are loaded on demand.
 """

@@ -25,8 +25,8 @@ from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import ConflictError, ForeignSourceError, RecordsSchemaError
 from casstore.maintenance.progress import Progress
 from casstore.records.runs.inserting import Item, Made, insert, stored
-from casstore.records.runs.values import same_value
-from casstore.records.runs.working import Ground, ground_of
+from casstore.records.runs.layout import RunTables
+from casstore.records.runs.names import same_value
 from casstore.store import Store, check_store
 
 _FAMILY: Final = "agent-harness-runtime"
@@ -51,8 +51,8 @@ def import_agent_harness(
     with SqliteSource(source) as database:
         _require_schema(database)
         rows = RuntimeRows(database, Path(artifacts or database.path.parent))
-        ground = ground_of(store)
-        parts = [_Part(ground, database, table) for table in rows.tables()]
+        tables = RunTables(store)
+        parts = [_Part(tables, database, table) for table in rows.tables()]
         return run(
             "agent-harness", database, store, parts,
             notes=rows.unread(), dry_run=dry_run, progress=progress,
@@ -72,8 +72,8 @@ def _require_schema(source: SqliteSource) -> None:
 class _Part(RowPart[Item]):
     """The rows of one table, in the order in which they are stored."""
 
-    def __init__(self, ground: Ground, source: SqliteSource, table: RowTable) -> None:
-        self._ground = ground
+    def __init__(self, tables: RunTables, source: SqliteSource, table: RowTable) -> None:
+        self._tables = tables
         self._source = source
         self._query = table.query
         self._item = table.item
@@ -88,7 +88,7 @@ class _Part(RowPart[Item]):
             yield [item for _, item in page]
 
     def look(self, page: Sequence[Item]) -> list[Presence]:
-        found = stored(self._ground, page)
+        found = stored(self._tables, page)
         for item, there in zip(page, found, strict=True):
             if there is not None and not _is_same(item, there):
                 raise ConflictError(
@@ -98,7 +98,7 @@ class _Part(RowPart[Item]):
         return presence(there is not None for there in found)
 
     def store(self, rows: Sequence[Item]) -> None:
-        insert(self._ground, rows)
+        insert(self._tables, rows)
 
 
 def _sized_bytes(sized: tuple[int, Item]) -> int:

@@ -36,8 +36,7 @@ from casstore.records.runs.data import (
     Thread,
 )
 from casstore.records.runs.inserting import Item, Made
-from casstore.records.runs.names import check_id, check_path
-from casstore.records.runs.values import value_digest
+from casstore.records.runs.names import check_id, check_path, value_digest
 
 _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
 
@@ -161,7 +160,7 @@ class RuntimeRows:
             self._time(moved, what), checkpoint or None, number, 0, 0,
         )  # fmt: skip
 
-    # --- what happened and what was said ------------------------------------------------------
+    # --- events and messages ------------------------------------------------------------------
 
     def _messages(self) -> str:
         columns = self._columns(
@@ -215,9 +214,9 @@ class RuntimeRows:
         if type(allowed) is not list or not all(type(one) is str for one in allowed):
             raise self._damaged(what, f"allows {allowed!r}")
         if type(events) is not list:
-            raise self._damaged(what, f"names events by {events!r}")
+            raise self._damaged(what, f"has invalid events {events!r}")
         if status == PENDING and resolved is not None:
-            raise self._damaged(what, "is pending, and resolved")
+            raise self._damaged(what, "is both pending and resolved")
         decision = _DECISIONS.get(status, status)
         return Approval(
             approval, thread, run, action, str(call or ""), tool, status, tuple(allowed),
@@ -226,7 +225,7 @@ class RuntimeRows:
             tuple(events),
         )  # fmt: skip
 
-    # --- what to run and how to go on -----------------------------------------------------------
+    # --- requests and recovery intents ----------------------------------------------------------
 
     def _of_run(self, table: str, name: str) -> str:
         columns = self._columns(table, "thread_id", "run_id")
@@ -239,7 +238,7 @@ class RuntimeRows:
         value = self._object(text, what, {"input", "savedAt"}, {"invocation"})
         saved = self._time(value["savedAt"], what)
         return RunRequest(
-            thread, run, storable(value["input"]), storable(value.get("invocation")), saved
+            run, thread, storable(value["input"]), storable(value.get("invocation")), saved
         )
 
     def _intent(self, row: tuple[Any, ...]) -> RecoveryIntent:
@@ -257,7 +256,7 @@ class RuntimeRows:
             if type(storable(value_given)) is dict:
                 raise self._damaged(what, f"holds {value_given!r:.80}, which cannot be stored")
         payload, saved = storable(value["resumePayload"]), self._time(value["savedAt"], what)
-        return RecoveryIntent(thread, run, kind, payload, checkpoint or None, attempts, saved)
+        return RecoveryIntent(run, thread, kind, payload, checkpoint or None, attempts, saved)
 
     def _object(
         self, text: Any, what: str, needed: set[str], allowed: set[str]
@@ -292,7 +291,7 @@ class RuntimeRows:
         return Made(made, content, size_bytes)
 
     def _content(self, thread: str, run: str, path: str, what: str) -> tuple[Any, int]:
-        """What the file of an artifact holds, a value of JSON or else bytes; how long it is."""
+        """The content of an artifact's file, a JSON value or bytes, and its length."""
         file = self._file(thread, run, path, what)
         try:
             with file.open("rb") as opened:
@@ -307,11 +306,11 @@ class RuntimeRows:
             return data, len(data)
 
     def _file(self, thread: str, run: str, path: str, what: str) -> Path:
-        """The file of an artifact, which lies below the directory of its run."""
+        """The file of an artifact, inside the directory of its run."""
         try:
             for name in (thread, run):
                 if "/" in check_path(name):
-                    raise InvalidInputError(f"{name!r} is no name of a directory")
+                    raise InvalidInputError(f"{name!r} is not a directory name")
             check_path(path)
         except InvalidInputError as exc:
             raise self._damaged(what, f"leads out of its directory: {exc}") from exc
@@ -325,13 +324,13 @@ class RuntimeRows:
             ) from exc
         # Nothing on the way may be a link that leads elsewhere.
         if not file.is_relative_to(home) or not file.is_file():
-            raise self._damaged(what, f"leads to {file}, which is no file in its directory")
+            raise self._damaged(what, f"leads to {file}, which is not a file in its directory")
         return file
 
     # --- values ---------------------------------------------------------------------------------
 
     def _json(self, text: Any, what: str, *, whole: bool = False) -> Any:
-        """A value of JSON, as it can be stored; None if there is none."""
+        """A JSON value in its stored form, or None."""
         if text is None:
             return None
         try:
@@ -340,7 +339,7 @@ class RuntimeRows:
             # Too deep to decode: stored as its text.
             return {"json": text.encode()}
         except (TypeError, ValueError) as exc:
-            raise self._damaged(what, f"is no JSON: {exc}") from exc
+            raise self._damaged(what, f"is not JSON: {exc}") from exc
         return value if whole else storable(value)
 
     def _names(self, what: str, *texts: Any) -> None:

@@ -1,11 +1,11 @@
-"""morrow's ``AgentSession`` and ``UserStore`` on a store: the same calls, other promises.
+"""morrow's ``AgentSession`` and ``UserStore`` on a store: the same calls, stronger guarantees.
 
     from casstore.compat.agent_state import AgentSession, UserStore
 
-Both keep what they have at ``DB_PATH``, which is a store, and may be the same one: user data
-has tables of its own there. Where the originals were wrong these are right: an empty list of
-keys promotes nothing, the newest checkpoint is the one made last, restoring what never was
-raises, a value that would come back changed is refused, and any thread may call.
+Both store their data in the store at ``DB_PATH``; they may share one, because user data has its own
+tables. Differences to the originals: an empty list of keys promotes nothing, the newest checkpoint
+is the one created last, restoring an unknown session raises an error, a value that would change in
+storage is refused, and any thread may call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from casstore import store as stores
 from casstore.errors import InvalidInputError, InvalidValueError
 from casstore.records.json_values import restored, storable
 from casstore.records.lifecycles.checkpoints import NewCheckpoint, put_checkpoints
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.key_files import KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.store import Store
 
@@ -28,11 +28,11 @@ _MISSING: Final = object()
 
 
 class NotStorableError(InvalidValueError, TypeError):
-    """A value cannot be kept exactly: it is none of JSON, or would come back as another."""
+    """A value cannot be stored exactly: it is not JSON, or would change."""
 
 
 class _OnStore:
-    """What both have: a store, opened here unless one is given."""
+    """The common base: a store, opened here unless one is passed."""
 
     DB_PATH: Path = _DEFAULT
 
@@ -53,8 +53,8 @@ class _OnStore:
 def _opened(path: Path) -> Store:
     if os.path.isfile(path):
         raise InvalidInputError(
-            f"{path} is a file, and DB_PATH names a store: choose another place for it, and move "
-            f"the old database there with import_morrow"
+            f"{path} is a file, but DB_PATH must be a store: choose another path for the store, "
+            "and import the old database with import_morrow"
         )
     return stores.open(path)
 
@@ -84,11 +84,11 @@ class AgentSession(_OnStore):
 
     @property
     def _working(self) -> dict[str, Any]:
-        """What there is at the moment: callers of the original look at this."""
+        """A copy of the working state; callers of the original access this attribute."""
         return self._session.working.chosen(None)
 
     def set_working(self, key: str, value: Any) -> None:
-        """Remember a value while the session lasts."""
+        """Set a value until the session is closed."""
         self._session.working.set(key, value)
 
     def get_working(self, key: str, default: Any = None) -> Any:
@@ -96,22 +96,22 @@ class AgentSession(_OnStore):
         return self._session.working.get(key, default)
 
     def clear_working(self) -> None:
-        """Forget the working state."""
+        """Delete the working state."""
         self._session.working.clear()
 
     def checkpoint(self, label: str, include_keys: Iterable[str] | None = None) -> str:
-        """Promote these keys, where they exist, to a checkpoint; None: all. Its id."""
+        """Save these keys, if they exist, as a checkpoint; None: all keys. Returns its id."""
         payload = _stored(self._session.working.chosen(include_keys))
         entry = NewCheckpoint(self.session_id, label, payload)
         return put_checkpoints(self._life.tables, self._life.subjects, [entry])[0].id
 
     def get_checkpoint(self, label: str) -> dict[str, Any] | None:
-        """What the newest checkpoint of this label holds; None if there is none."""
+        """The content of the newest checkpoint with this label, or None."""
         found = self._session.find_checkpoint(label)
         return None if found is None else dict(restored(found.payload))
 
     def list_checkpoints(self) -> list[dict[str, Any]]:
-        """Id, label and time of all checkpoints, in the order in which they were made."""
+        """Id, label and time of all checkpoints, in the order of creation."""
         return [
             {"id": info.id, "label": info.label, "created_at": info.created_at_ms / 1000}
             for info in self._session.checkpoints()
@@ -121,7 +121,7 @@ class AgentSession(_OnStore):
     def restore(cls, session_id: str, *, store: Store | None = None) -> AgentSession:
         """A session with empty working state and all its checkpoints.
 
-        SessionNotFoundError if it was never begun.
+        SessionNotFoundError if it does not exist.
         """
         opened = _opened(cls.DB_PATH) if store is None else store
         try:
@@ -132,13 +132,13 @@ class AgentSession(_OnStore):
                 opened.close()
 
     def close(self) -> None:
-        """Forget the working state; checkpoints stay."""
+        """Delete the working state; checkpoints stay."""
         self._session.close()
         self._release()
 
 
 class UserStore(_OnStore):
-    """Data of users, apart from checkpoints; encrypted if there are keys.
+    """Data of users, separate from checkpoints; encrypted if keys are given.
 
     >>> users = UserStore(store=store)
     >>> users.set("anna", "email", "anna@example.org")
@@ -150,7 +150,7 @@ class UserStore(_OnStore):
         super().__init__(store, keys)
 
     def set(self, user_id: str, key: str, value: Any) -> None:
-        """Write a value, in place of one that is there."""
+        """Set a value."""
         self._life.users.put(user_id, key, _stored(value))
 
     def get(self, user_id: str, key: str, default: Any = None) -> Any:
@@ -159,20 +159,20 @@ class UserStore(_OnStore):
         return default if found is _MISSING else restored(found)
 
     def delete_user(self, user_id: str) -> int:
-        """Remove all data of a user, and nothing else; how many values there were."""
+        """Delete all data of a user, and nothing else; returns how many values there were."""
         return self._life.users.erase(user_id).deleted
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._release()
 
 
 def _stored(value: Any) -> Any:
-    """The form in which a value is kept; NotStorableError if it would come back as another."""
+    """The stored form of a value; NotStorableError if it would change."""
     try:
         kept = storable(value)
     except InvalidValueError as exc:
         raise NotStorableError(exc.reason, exc.path) from exc
     if kept is not value and restored(kept) != value:
-        raise NotStorableError("JSON has no such value, and would change it")
+        raise NotStorableError("JSON would change this value; convert it first")
     return kept

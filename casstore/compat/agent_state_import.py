@@ -44,11 +44,9 @@ from casstore.records.lifecycles.checkpoints import (
     info_of,
     put_checkpoints,
 )
-from casstore.records.lifecycles.contents import read_content
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.key_files import KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles
-from casstore.records.lifecycles.references import Ref
-from casstore.records.lifecycles.tables import fields
+from casstore.records.lifecycles.tables import read_content
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.session import keys as session_keys
 from casstore.session.records import Record
@@ -177,7 +175,7 @@ class _Checkpoints(_Rows[NewCheckpoint]):
     def look(self, page: Sequence[NewCheckpoint]) -> list[Presence]:
         tables = self._life.tables
         known = tables.imported.find_many([(str(entry.id),) for entry in page])
-        refs = [None if place is None else Ref(*place.value) for place in known]
+        refs = [None if row is None else tables.imported.decode(row).ref for row in known]
         rows = iter(tables.find([tables.payload(ref) for ref in refs if ref is not None]))
         return presence(
             ref is not None and self._is_same(entry, next(rows))
@@ -188,7 +186,7 @@ class _Checkpoints(_Rows[NewCheckpoint]):
         if row is None:
             return False
         info = info_of(row)
-        payload = read_content(self._life.store, fields(row))
+        payload = read_content(self._life.store, self._life.tables.checkpoints.decode(row).content)
         found = NewCheckpoint(info.session, info.label, payload, info.id, info.created_at_ms)
         if found[:2] != entry[:2] or found[3:] != entry[3:] or not _same(payload, entry.payload):
             raise ConflictError(

@@ -63,7 +63,7 @@ class Note(NamedTuple):
 
 
 class ImportedSession(NamedTuple):
-    """A session that a source holds, and what became of it."""
+    """A session of a source, and the result of its import."""
 
     session: str
     #: ``imported``, ``updated`` or ``unchanged``.
@@ -73,7 +73,7 @@ class ImportedSession(NamedTuple):
 
 
 class ImportReport(NamedTuple):
-    """What an import did, or what a dry run found that it would do."""
+    """The result of an import, or the expected result from a dry run."""
 
     kind: str
     #: A path, or the address of a server without user and password.
@@ -98,7 +98,7 @@ class ImportReport(NamedTuple):
         return next((part for part in self.parts if part.name == name), PartReport(name, 0))
 
     def note(self, what: str) -> Note:
-        """The note with these words; one with the number 0 if there is none."""
+        """The note with these words; one with the number 0 if it does not exist."""
         return next((note for note in self.notes if note.what == what), Note(what, 0))
 
 
@@ -124,7 +124,7 @@ class Notes:
             known += examples[: _MAX_EXAMPLES - len(known)]
 
     def all(self) -> tuple[Note, ...]:
-        """All notes, in the order in which they came up."""
+        """All notes, in the order of their first occurrence."""
         found = self._examples.items()
         return tuple([Note(what, self._numbers[what], tuple(named)) for what, named in found])
 
@@ -151,7 +151,7 @@ def combined(
 
 
 def _summed(parts: Iterable[PartReport]) -> tuple[PartReport, ...]:
-    """The parts added up by name, in the order in which the names came up."""
+    """The parts added up by name, in the order of first occurrence."""
     sums: dict[str, PartReport] = {}
     for name, *numbers in parts:
         known = sums.get(name, PartReport(name, 0))
@@ -185,7 +185,7 @@ Wrote = Callable[[int], None]
 
 
 class Unit(ABC):
-    """What one step of an import moves."""
+    """The rows that one step of an import moves."""
 
     #: How much of its part's count this unit is.
     size: int = 1
@@ -219,10 +219,10 @@ class Part(ABC):
 
     @abstractmethod
     def units(self) -> Iterator[Unit]:
-        """All units; ``run`` asks twice, to write and to read back."""
+        """All units; ``run`` calls this twice, to write and to read back."""
 
     def notes(self) -> Sequence[Note]:
-        """What the units left out or changed; called after the first pass."""
+        """Notes about what the units left out or changed; called after the first pass."""
         return ()
 
 
@@ -321,7 +321,7 @@ def columns_bytes(row: Sequence[Any]) -> int:
 
 @runtime_checkable
 class _Measured(Protocol):
-    """An engine that knows how much it takes."""
+    """An engine that can report its size."""
 
     def used_bytes(self) -> int:
         """The bytes in use."""

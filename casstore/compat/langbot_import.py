@@ -208,7 +208,7 @@ def _time_ms(rows: _Rows, row: _Row, text: Any) -> int:
     try:
         time_ms = utc_us(text) // 1000
     except ValueError as exc:
-        raise _broken(rows, row, f"{text!r} is no time") from exc
+        raise _broken(rows, row, f"{text!r} is not a time") from exc
     if time_ms < 0:
         raise _broken(rows, row, f"{text!r} is before 1970")
     return time_ms
@@ -284,14 +284,14 @@ class _Resets(RowPart[_Row]):
     def _arrival(self, row: _Row) -> ArrivedReset:
         rows, context = self._rows, row.context
         try:
-            told = json.loads(row.value_json)
+            value = json.loads(row.value_json)
         except (TypeError, ValueError, RecursionError) as exc:
             raise _broken(rows, row, "its value is not JSON") from exc
-        is_id = type(told) is str and bool(told)
+        is_id = type(value) is str and bool(value)
         if not is_id or not context.conversation_id or row.state_key != "generation":
             raise _broken(rows, row, "it is not the reset of a conversation")
         place = (context.workspace_id, context.bot_id, context.conversation_id)
-        return ArrivedReset(*place, told, _time_ms(rows, row, row.created_at))
+        return ArrivedReset(*place, value, _time_ms(rows, row, row.created_at))
 
 
 def _row_bytes(row: _Row) -> int:

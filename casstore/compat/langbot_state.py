@@ -1,8 +1,8 @@
-"""LangBot's ``PersistentStateStore`` on a store: the same calls, awaited in the same way.
+"""LangBot's ``PersistentStateStore`` on a store, with the same async calls.
 
-Events, bindings and descriptors are LangBot's own, or anything with their attributes. Refusals
-have the same order, and sentences of ours. Beyond the original: prefixes are literal, NaN is
-refused, and what cannot be read is an error.
+Events, bindings and descriptors are LangBot's own, or objects with the same attributes. Checks are
+in the same order as in LangBot, with messages of casstore. Differences: prefixes are literal, NaN
+is refused, and an unreadable value raises an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from casstore.records.scoped import (
     ScopedState,
     binding_identity,
 )
-from casstore.records.scoped.layout import Spot, Tables, decode_head
+from casstore.records.scoped.layout import ScopedTables, Spot
 from casstore.records.scoped.scope_keys import SCOPES, conversation_key
 from casstore.store import Store
 
-_Told = tuple[bool, str | None]
+_Outcome = tuple[bool, str | None]
 
 
 class PersistentStateStore:
-    """State of runners, as LangBot's host and its State API call for it.
+    """State of runners, for LangBot's host and its State API.
 
     >>> states = PersistentStateStore(store)
     >>> where = ("actor:helper:anna", "language")
@@ -40,7 +40,7 @@ class PersistentStateStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._tables = Tables(store)
+        self._tables = ScopedTables(store)
         self._states = ScopedState(store)
 
     # --- by event and binding ---------------------------------------------------------------
@@ -48,7 +48,7 @@ class PersistentStateStore:
     async def build_snapshot_from_event(
         self, event: Any, binding: Any, descriptor: Any
     ) -> dict[str, dict[str, Any]]:
-        """The values of all four scopes, at one moment."""
+        """The values of all four scopes, from one snapshot."""
         context, policy = context_of(event, binding, descriptor), _policy(binding)
         return await asyncio.to_thread(self._states.snapshot, context, policy)
 
@@ -61,8 +61,8 @@ class PersistentStateStore:
         key: str,
         value: Any,
         logger: Any = None,
-    ) -> _Told:
-        """Put a value; whether it was, and if not, why."""
+    ) -> _Outcome:
+        """Set a value; (True, None), or (False, the reason)."""
         context, policy = context_of(event, binding, descriptor), _policy(binding)
         outcome = await asyncio.to_thread(self._states.update, context, policy, scope, key, value)
         return outcome.ok, outcome.message
@@ -70,7 +70,7 @@ class PersistentStateStore:
     # --- by the key of a scope ----------------------------------------------------------------
 
     async def state_get(self, scope_key: str, state_key: str) -> Any:
-        """A value; None if there is none, and if it is null."""
+        """A value; None if it does not exist or is null."""
 
         def get() -> Any:
             scope = self._known(scope_key)
@@ -89,16 +89,16 @@ class PersistentStateStore:
         scope: str,
         context: Mapping[str, Any] | None = None,
         logger: Any = None,
-    ) -> _Told:
-        """Put a value where a run's frozen key says; whether it was, and if not, why."""
-        told = context or {}
+    ) -> _Outcome:
+        """Set a value under a run's frozen scope key; (True, None), or (False, the reason)."""
+        fields = context or {}
         place = Context(
             runner_id,
             binding_identity,
-            *[told.get(name) for name in Context._fields[2:]],
+            *[fields.get(name) for name in Context._fields[2:]],
         )
 
-        def put() -> _Told:
+        def put() -> _Outcome:
             try:
                 self._scope(scope, scope_key, place).put(state_key, value)
             except StateRefusedError as refused:
@@ -108,7 +108,7 @@ class PersistentStateStore:
         return await asyncio.to_thread(put)
 
     async def state_delete(self, scope_key: str, state_key: str) -> bool:
-        """Remove a value; was there one?"""
+        """Delete a value; True if it existed."""
 
         def delete() -> bool:
             scope = self._known(scope_key)
@@ -119,7 +119,7 @@ class PersistentStateStore:
     async def state_list(
         self, scope_key: str, prefix: str | None = None, limit: int = 100
     ) -> tuple[list[str], bool]:
-        """Keys in order, at most a hundred; are there more?"""
+        """At most a hundred keys in order, and whether there are more."""
 
         def list_keys() -> tuple[list[str], bool]:
             scope = self._known(scope_key)
@@ -162,7 +162,7 @@ class PersistentStateStore:
         bot_id: str | None = None,
         workspace_id: str | None = None,
     ) -> int:
-        """Remove the values of a runner, a binding, a bot or a workspace; how many."""
+        """Delete the values of a runner, a binding, a bot or a workspace; returns how many."""
         erased = await asyncio.to_thread(
             self._states.delete_state,
             runner_id=runner_id,
@@ -177,7 +177,7 @@ class PersistentStateStore:
     async def reset_runner_context(
         self, workspace: str | None, bot: str | None, conversation: str
     ) -> str:
-        """Begin a conversation anew; the id of the new generation."""
+        """Reset a conversation; returns the id of the new generation."""
         made = await asyncio.to_thread(
             self._states.reset,
             workspace_id=workspace,
@@ -201,16 +201,16 @@ class PersistentStateStore:
     # --- scopes -------------------------------------------------------------------------------
 
     def _known(self, key: str) -> Scope | None:
-        """A scope that has values, or had before a reset; its row says whose resets count."""
+        """A scope that has values or was reset; its row identifies its conversation."""
         record = next(iter(self._tables.scopes.scan(key, page=1)), None)
         if record is None:
             return None
-        spot = Spot(key.partition(":")[0], key, decode_head(record).conversation)
+        spot = Spot(key.partition(":")[0], key, self._tables.scopes.decode(record).conversation)
         return Scope(self._tables, spot, Context("unknown"), Quota(), None)
 
     def _scope(self, scope: str, key: str, context: Context) -> Scope:
         if scope not in SCOPES:
-            raise InvalidInputError(f"no scope {scope!r}; there are {', '.join(SCOPES)}")
+            raise InvalidInputError(f"unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}")
         conversation = None
         if scope == "conversation":
             place = (context.workspace_id, context.bot_id, context.conversation_id)
@@ -219,7 +219,7 @@ class PersistentStateStore:
 
 
 def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
-    """Where an event of LangBot happens."""
+    """The context of a LangBot event."""
     bound = binding.scope
     return Context(
         descriptor.id,
@@ -236,7 +236,7 @@ def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
 
 
 def _policy(binding: Any) -> Policy:
-    told = binding.state_policy
-    # What LangBot takes for true is, and scopes that nobody has ever asked for allow nothing.
-    scopes = tuple([scope for scope in told.state_scopes if scope in SCOPES])
-    return Policy(bool(told.enable_state), scopes)
+    policy = binding.state_policy
+    # Truthy as in LangBot; scopes that are not listed allow nothing.
+    scopes = tuple([scope for scope in policy.state_scopes if scope in SCOPES])
+    return Policy(bool(policy.enable_state), scopes)

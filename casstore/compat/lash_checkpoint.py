@@ -50,7 +50,7 @@ class Blobs:
         self.seen: set[str] = set()
 
     def find(self, name: str) -> bytes | None:
-        """The content of a blob; None if there is none. DamagedSourceError if it is damaged."""
+        """The content of a blob, or None. DamagedSourceError if it is damaged."""
         self.seen.add(name)
         asked = "SELECT length(content), typeof(content) FROM blobs WHERE hash = ?"
         for size, kind in self._source.ask(asked, (name,)):
@@ -63,7 +63,7 @@ class Blobs:
         return None
 
     def get(self, name: str, of: str) -> bytes:
-        """The content of a blob that ``of`` refers to; DamagedSourceError if there is none."""
+        """The content of a blob that ``of`` refers to; DamagedSourceError if it does not exist."""
         content = self.find(name)
         if content is None:
             raise self.damaged(name, f"it is missing, and {of} refers to it")
@@ -179,7 +179,7 @@ class CheckpointReader:
         self._notes.add(_DAMAGED, ref)
 
     def _named(self, manifest: dict[str, Any], ref: str | None, name: str) -> Any:
-        """A component that the checkpoint refers to; None if there is none."""
+        """A component that the checkpoint refers to, or None."""
         of = manifest.get(f"{name}_ref")
         if of is None:
             return None

@@ -183,7 +183,7 @@ class LashDatabase:
         return None
 
     def meta(self) -> MetaRow | None:
-        """The meta data; None if there is none."""
+        """The metadata, or None."""
         place = "the row of session_meta"
         for *texts, cwd, relation in self.source.ask(
             "SELECT session_id, session_name, created_at, model, cwd, relation_json "
@@ -221,7 +221,7 @@ class LashDatabase:
             yield name, text, bool(self.number(place, "tombstoned", hidden))
 
     def usage(self) -> Iterator[tuple[str, str, int, int, int, int, int]]:
-        """Source, model, and tokens: input, output, read from a cache, reasoning, put into one."""
+        """Source, model and tokens: input, output, cache read, reasoning, cache write."""
         cached, reasoning, written = (
             ("cache_read_input_tokens", "reasoning_output_tokens", "cache_write_input_tokens")
             if self.version >= _HAS_CACHE_WRITES
@@ -233,14 +233,14 @@ class LashDatabase:
         ):
             place = f"row {seq} of usage_deltas"
             counts = [self.number(place, "a number of tokens", each) for each in tokens]
-            told = self.text(place, "source", source), self.text(place, "model", model)
-            yield (*told, *counts)  # type: ignore[misc]  # five of them
+            names = self.text(place, "source", source), self.text(place, "model", model)
+            yield (*names, *counts)  # type: ignore[misc]  # five of them
 
     def turns(self, session: str) -> Iterator[tuple[str, str, dict[str, Any], int]]:
         """Id, hash, result and time of every turn that was committed."""
         if self.version < _HAS_QUEUE:
             return
-        for turn, told, result, at_ms in self.source.ask(
+        for turn, commit_hash, result, at_ms in self.source.ask(
             "SELECT turn_id, turn_commit_hash, result_json, committed_at_ms "
             "FROM runtime_turn_commits WHERE session_id = ? ORDER BY committed_at_ms, turn_id",
             (session,),
@@ -248,7 +248,7 @@ class LashDatabase:
             place = f"turn {turn!r}"
             yield (
                 self.text(place, "turn_id", turn),
-                self.text(place, "turn_commit_hash", told),
+                self.text(place, "turn_commit_hash", commit_hash),
                 self.object(place, result),
                 self.number(place, "committed_at_ms", at_ms),
             )
@@ -269,7 +269,7 @@ class LashDatabase:
 
     @property
     def _has_generations(self) -> bool:
-        """Whether a claim lasts as long as the session's lease, and has no time of its own."""
+        """True if a claim lasts as long as the session's lease and has no expiry."""
         return self.version >= _HAS_GENERATIONS
 
     @property
@@ -320,9 +320,11 @@ class LashDatabase:
         # Independent of the version: the namespace was added when other programs used the table.
         spaced = "namespace" in self.source.columns("artifact_refs")
         name = "namespace || '/' || artifact_ref" if spaced else "artifact_ref"
-        for told, blob in self.source.ask(f"SELECT {name}, blob_ref FROM artifact_refs ORDER BY 1"):
-            place = f"artifact {told!r}"
-            yield self.text(place, "artifact_ref", told), self.text(place, "blob_ref", blob)
+        for artifact, blob in self.source.ask(
+            f"SELECT {name}, blob_ref FROM artifact_refs ORDER BY 1"
+        ):
+            place = f"artifact {artifact!r}"
+            yield self.text(place, "artifact_ref", artifact), self.text(place, "blob_ref", blob)
 
     def leases(self, session: str) -> Iterator[tuple[str | None, int, int]]:
         """The last owner of the session or of a turn, the fencing counter, and the expiry."""
@@ -418,9 +420,9 @@ class LashDatabase:
             raise self.damaged(place, "its JSON is not a map")
         return value
 
-    def optional_text(self, place: str, name: str, told: Mapping[str, Any]) -> str | None:
+    def optional_text(self, place: str, name: str, fields: Mapping[str, Any]) -> str | None:
         """A text that a map may have."""
-        value = told.get(name)
+        value = fields.get(name)
         return None if value is None else self.text(place, name, value)
 
     def kept(self, place: str, value: Any) -> Any:

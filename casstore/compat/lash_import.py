@@ -1,7 +1,7 @@
 """Imports session databases of lash: each becomes a session, whole or not at all.
 
-A database is read whole and converted into a session (``lash_session``); one last write makes the
-session visible (``session.arriving``). The session's meta records what it was made of, so that a
+A database is read whole and converted into a session (``lash_session``); one last write publishes
+it (``maintenance.transfer.building``). The session's meta records what it was made of, so that a
 repeated import recognises it, and an import whose source has changed since raises ConflictError.
 """
 
@@ -35,7 +35,6 @@ from casstore.engine.files import storage_error
 from casstore.engine.paths import path_text
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
-    ConditionFailedError,
     ConflictError,
     ForeignSourceError,
     InvalidInputError,
@@ -48,8 +47,8 @@ from casstore.errors import (
 from casstore.format.canonical import encode
 from casstore.format.digest import Digest
 from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.transfer.building import Arrival, appear, build, with_extra
 from casstore.session import keys, leases
-from casstore.session.arriving import Arrival, appear, build, with_extra
 from casstore.session.catalogue import decode_meta
 from casstore.session.commit import receipt_key
 from casstore.session.data import NodeDraft, SessionMeta, Usage
@@ -222,7 +221,7 @@ class _Session(Unit):
         whole = with_extra(self._built, meta._replace(extra={ORIGIN: origin}))
         try:
             appear(self._runtime, self._session, whole, self._tell)
-        except ConditionFailedError as exc:
+        except SessionExistsError as exc:
             # Another process may have imported it at the same time.
             if not self._is_stored():
                 raise ConflictError(
@@ -272,7 +271,7 @@ class _Session(Unit):
 
 
 def _origin(meta: SessionMeta) -> dict[str, Any]:
-    """The origin in lash that a session's meta records; empty if there is none."""
+    """The origin in lash that a session's meta records; empty if it records none."""
     extra = meta.extra
     origin = extra.get(ORIGIN) if type(extra) is dict else None
     return origin if type(origin) is dict else {}

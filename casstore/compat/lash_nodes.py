@@ -62,23 +62,23 @@ def read_nodes(database: LashDatabase, leaf: str | None, notes: Notes, *, leave_
 
 def _draft(database: LashDatabase, node: str, text: Any, notes: Notes) -> NodeDraft:
     place = f"node {node!r}"
-    told = database.object(place, text)
-    if told.get("node_id") != node:
-        raise database.damaged(place, f"its JSON says that it is {told.get('node_id')!r:.80}")
-    parent, frame = told.get("parent_node_id"), told.get("agent_frame_id")
+    fields = database.object(place, text)
+    if fields.get("node_id") != node:
+        raise database.damaged(place, f"its JSON has the id {fields.get('node_id')!r:.80}")
+    parent, frame = fields.get("parent_node_id"), fields.get("agent_frame_id")
     for name, value in (("parent_node_id", parent), ("agent_frame_id", frame)):
         if value is not None and type(value) is not str:
             raise database.damaged(place, f"its {name} is not a text")
-    time = told.get("timestamp")
+    time = fields.get("timestamp")
     if time is not None and type(time) is not str:
         raise database.damaged(place, "its timestamp is not a text")
-    payload = _payload({name: value for name, value in told.items() if name not in _HEADER})
+    payload = _payload({name: value for name, value in fields.items() if name not in _HEADER})
     try:
         kept = storable(payload)
-        cause = storable(told.get("caused_by"))
+        cause = storable(fields.get("caused_by"))
     except InvalidInputError as exc:
         raise database.damaged(place, str(exc)) from exc
-    if kept is not payload or cause is not told.get("caused_by"):
+    if kept is not payload or cause is not fields.get("caused_by"):
         notes.add(_AS_TEXT, node)
     return NodeDraft(node, kept, parent, cause, frame or None, time)
 

@@ -104,13 +104,13 @@ class QueueReader:
 
     def _merge_key(self, place: str, text: Any) -> str | None:
         """The key that batches must share to be joined; None: it is never joined."""
-        told = self._database.json(place, text)
-        if told == "never":
+        policy = self._database.json(place, text)
+        if policy == "never":
             return None
-        if told == "payload_default":
+        if policy == "payload_default":
             return "payload_default"
-        if type(told) is dict and list(told) == ["group"] and type(told["group"]) is str:
-            return f"group:{told['group']}"
+        if type(policy) is dict and list(policy) == ["group"] and type(policy["group"]) is str:
+            return f"group:{policy['group']}"
         raise self._database.damaged(place, f"its merge key {text!r:.80} is unknown")
 
     def _input(self, place: str, seq: int, row: InputRow) -> Batch:

@@ -16,8 +16,8 @@ from casstore.compat.lash_nodes import Nodes, read_nodes
 from casstore.compat.lash_queue import QueueReader, held
 from casstore.compat.sqlite_source import utc_us
 from casstore.format.hashing import plain_hash
+from casstore.maintenance.transfer.building import Arrival
 from casstore.session import intent
-from casstore.session.arriving import Arrival
 from casstore.session.attachments import COMMITTED, INTENT
 from casstore.session.data import Attachment, Checkpoint, SessionMeta, Usage
 from casstore.session.receipts import SettledReceipt
@@ -63,7 +63,7 @@ def gather(
     if head is not None and meta is not None and head.session != meta.session:
         raise database.damaged(
             "the head",
-            f"it is of session {head.session!r}, and session_meta of {meta.session!r}",
+            f"it belongs to session {head.session!r}, but session_meta to {meta.session!r}",
         )
     if head is not None:
         own = head.session
@@ -103,7 +103,7 @@ class _Gathering:
         """Convert everything, in the order of the report."""
         database, own = self._database, self._own
         fencing = self._fencing()
-        told = {} if head is None else head.head
+        fields = {} if head is None else head.head
         # A head is only ever written by a commit, which counts from 1.
         revision = 0 if head is None else max(1, head.revision)
         nodes = Nodes([], [], None)
@@ -111,13 +111,13 @@ class _Gathering:
         usage: list[Usage] = []
         origin: dict[str, Any] = {"schema_version": database.version}
         if head is not None:
-            leaf = database.optional_text("the head", "leaf_node_id", told)
+            leaf = database.optional_text("the head", "leaf_node_id", fields)
             nodes = read_nodes(database, leaf, self._notes, leave_out=self._leave_out)
-            checkpoint = self._checkpoints.read(told)
+            checkpoint = self._checkpoints.read(fields)
             origin["head_revision"] = head.revision
         usage, written = self._usage()
         if head is None and usage:
-            raise database.damaged("usage_deltas", "there is usage, and no head that it belongs to")
+            raise database.damaged("usage_deltas", "there is usage, but no head")
         if written:
             origin["cache_write_input_tokens"] = written
         receipts, turn, last_ms = self._receipts(revision)
@@ -152,7 +152,7 @@ class _Gathering:
             [
                 *self._notes.all(),
                 *database.left_out(own),
-                *_unread("the head", told, _HEAD_KEYS),
+                *_unread("the head", fields, _HEAD_KEYS),
                 *database.unnamed_blobs(self._blobs.seen),
             ],
             origin,
@@ -186,12 +186,12 @@ class _Gathering:
         """The receipts, the turn that made the head, and the time of the last one."""
         receipts: dict[str, SettledReceipt] = {}
         made, last_ms = None, 0
-        for turn, told, result, at_ms in self._database.turns(self._own):
+        for turn, commit_hash, result, at_ms in self._database.turns(self._own):
             place = f"turn {turn!r}"
             given = self._database.number(place, "head_revision", result.get("head_revision", 0))
             receipts[turn] = SettledReceipt(
                 intent.VERSION,
-                _meaning(told),
+                _meaning(commit_hash),
                 # In a restored file, turns may have later revisions than the head.
                 min(given, revision),
                 _hash(result.get("checkpoint_ref")),
@@ -272,20 +272,21 @@ def tag_name(session: str, artifact: str) -> str:
     return f"lash/{session}/{artifact}"
 
 
-def _unread(place: str, told: dict[str, Any], known: frozenset[str]) -> list[Note]:
+def _unread(place: str, fields: dict[str, Any], known: frozenset[str]) -> list[Note]:
     """Notes about unknown keys of a map, and about its ledger, which lash itself does not read."""
     left = [
-        Note(f"unknown key {name} of {place}, left out", 1) for name in sorted(told.keys() - known)
+        Note(f"unknown key {name} of {place}, left out", 1)
+        for name in sorted(fields.keys() - known)
     ]
-    ledger = told.get("token_ledger")
+    ledger = fields.get("token_ledger")
     if type(ledger) is list and ledger:
         left.append(Note(f"usage in {place}, which lash does not read, left out", len(ledger)))
     return left
 
 
-def _meaning(told: str) -> bytes:
+def _meaning(commit_hash: str) -> bytes:
     """The intent hash of a receipt for lash's hash of a commit: no commit has it."""
-    return plain_hash(b"a turn committed by lash\0" + told.encode("utf-8", "surrogatepass"))
+    return plain_hash(b"a turn committed by lash\0" + commit_hash.encode("utf-8", "surrogatepass"))
 
 
 def _hash(ref: Any) -> bytes:

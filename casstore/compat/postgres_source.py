@@ -36,10 +36,10 @@ def shown(url: str) -> str:
 class PostgresSource:
     """A connection with one read-only transaction; a context manager.
 
-    ``url`` is what libpq takes; ``options=-csearch_path%3DNAME`` in it names another schema than
-    the role's own. ``tables`` are those whose size is the source's. StorageUnavailableError if the
-    server cannot be reached. While the transaction is open the server keeps old row versions, so
-    a long import makes the tables grow.
+    ``url`` is a libpq URL; ``options=-csearch_path%3DNAME`` in it selects another schema than the
+    role's own. ``tables``: their total size is the size of the source. StorageUnavailableError if
+    the server cannot be reached. While the transaction is open the server keeps old row versions,
+    so a long import makes the tables grow.
     """
 
     def __init__(self, url: str, tables: Sequence[str]) -> None:
@@ -51,9 +51,9 @@ class PostgresSource:
                 url, client_encoding="utf8", prepare_threshold=None, application_name="casstore"
             )
         except (psycopg.ProgrammingError, UnicodeError) as exc:
-            told = Address(url).without_secrets(str(exc).strip())
+            reason = Address(url).without_secrets(str(exc).strip())
             # Not from exc: its message may hold the password.
-            raise InvalidInputError(f"{self.name}: {told}") from None
+            raise InvalidInputError(f"{self.name}: {reason}") from None
         except psycopg.Error as exc:
             raise self._refusal(exc) from exc
         self._connection.read_only = True

@@ -1,11 +1,11 @@
-"""power-loop's session store on casstore: its calls, its rows, its errors.
+"""The API of power-loop's session store on casstore: same calls, rows and errors.
 
     from casstore.compat.power_loop import SessionStore
     loop = StatefulAgentLoop(llm=llm, store=SessionStore.open("sessions"))
 
-What is different is what went wrong there: a call is one transaction, from any process; notes stand
-where their fold began; calls that wait keep all their data; usage is kept for each send; what is
-written for an unknown session is refused. An id is not given twice, also after it was closed.
+It differs where the original lost data: a call is one transaction, safe from any process; a note
+stays at the position where its fold began; pending calls keep all their data; usage is recorded for
+each send; writes to an unknown session raise an error. The id of a closed session is never reused.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from casstore.store import Store
 DEFAULT_DB_PATH: Final = "./power_loop_sessions"
 MAX_SPAWN_DEPTH: Final = 3
 _MEMORY: Final = ":memory:"
-# What power-loop's loop gives as pending.
+# The keys of the dict that power-loop's own loop passes as pending.
 _LOOP_KEYS: Final = frozenset(("assistant_seq", "round_index", "tool_call_ids", "tool_calls"))
 
 
 class SessionKind(StrEnum):
-    """What a session is."""
+    """The kind of a session."""
 
     ROOT = "root"
     SUBAGENT = "subagent"
 
 
 class SessionStatus(StrEnum):
-    """How a session stands."""
+    """The status of a session."""
 
     ACTIVE = "active"
     ARCHIVED = "archived"
 
 
 class SubagentLifecycle(StrEnum):
-    """How long a session below another stays."""
+    """How long a child session stays."""
 
     EPHEMERAL = "ephemeral"
     LINKED = "linked"
@@ -63,7 +63,7 @@ class SubagentLifecycle(StrEnum):
 
 
 class MessageState(StrEnum):
-    """Whether a message is shown, or folded into a note."""
+    """Whether a message is active or folded into a note."""
 
     ACTIVE = "active"
     COMPACTED_OUT = "compacted_out"
@@ -90,7 +90,7 @@ class SessionRow:
 
 @dataclass
 class MessageRow:
-    """A message. ``content`` is what was given: a text, or any structure."""
+    """A message. ``content`` is a text or any structure, as it was passed."""
 
     session_id: str
     seq: int
@@ -107,7 +107,7 @@ class MessageRow:
 
 @dataclass
 class SessionStateRow:
-    """Where a session stands."""
+    """The state of a session."""
 
     session_id: str
     next_seq: int
@@ -132,21 +132,21 @@ class CompactionRow:
 
 
 class UnknownSessionError(SessionNotFoundError, ValueError):
-    """There is no such session: never was, or it was closed."""
+    """The session does not exist, or was closed."""
 
     def __init__(self, session: str, what: str = "unknown session") -> None:
         super().__init__(session)
-        # In the words of the original, which callers may look for.
+        # The same message as the original, because callers may match it.
         self.args = (f"{what}: {session}",)
 
 
 class DuplicateSessionError(SessionExistsError, sqlite3.IntegrityError):
-    """A session with this id is there already."""
+    """A session with this id exists."""
 
 
 @contextmanager
 def _known(session_id: str) -> Iterator[None]:
-    """Let an unknown session be told by the error that callers of the original expect."""
+    """Raise an unknown session as the error that callers of the original expect."""
     try:
         yield
     except (SessionNotFoundError, SessionDeletedError) as exc:
@@ -167,7 +167,7 @@ class SessionStore:
         self, store: Store, path: str = _MEMORY, *, depth_limit: int = MAX_SPAWN_DEPTH
     ) -> None:
         self._store = store
-        #: The log that all of it stands in, with everything that the original did not have.
+        #: The session log that holds all data, including what the original did not store.
         self.log = SessionLog(store, depth_limit=depth_limit)
         self.path = path
 
@@ -175,9 +175,9 @@ class SessionStore:
     def open(
         cls, path: str | os.PathLike[str] = DEFAULT_DB_PATH, *, durability: str = "relaxed"
     ) -> SessionStore:
-        """Open the store in a directory, made if need be; ``":memory:"``: in memory alone.
+        """Open or create the store in a directory; ``":memory:"``: in memory only.
 
-        ``durability`` as for ``casstore.open``; by default no less than the original's.
+        ``durability`` as for ``casstore.open``; the default is at least as durable as the original.
         """
         name = os.fspath(path)
         if name == _MEMORY:
@@ -187,13 +187,13 @@ class SessionStore:
         place = Path(name).expanduser()
         if os.path.isfile(place):
             raise InvalidInputError(
-                f"{place} is a file, and a store is a directory; a database of power-loop moves "
-                f"over with: casstore import power-loop {place}"
+                f"{place} is a file, but a store is a directory; to import a power-loop database, "
+                f"run: casstore import power-loop {place}"
             )
         return cls(casstore.store.open(place, durability), str(place))
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._store.close()
 
     def __enter__(self) -> SessionStore:
@@ -222,9 +222,9 @@ class SessionStore:
         metadata: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> str:
-        """Make a session; its id. ValueError if the parent is unknown, or stands too deep.
+        """Create a session; returns its id. ValueError if the parent is unknown or too deep.
 
-        SessionDeletedError if the id was that of a session which was closed.
+        SessionDeletedError if a session with this id was closed.
         """
         try:
             made = self.log.create(
@@ -245,7 +245,7 @@ class SessionStore:
         return made.id
 
     def get_session(self, session_id: str) -> SessionRow | None:
-        """A session; None if it is not there."""
+        """A session; None if it does not exist."""
         found = self.log.find(session_id)
         return None if found is None else _session_row(found)
 
@@ -254,16 +254,16 @@ class SessionStore:
         return [_session_row(found) for found in self.log.sessions()]
 
     def list_children(self, parent_session_id: str) -> list[SessionRow]:
-        """The sessions right below one, in the order in which they were made."""
+        """The direct children of a session, in the order of creation."""
         return [_session_row(found) for found in self.log.children(parent_session_id)]
 
     def archive_session(self, session_id: str) -> None:
-        """Mark a session as archived; it stays as it is."""
+        """Mark a session as archived; nothing else changes."""
         with _known(session_id):
             self.log.archive(session_id)
 
     def close_session(self, session_id: str, *, cascade: bool = True) -> int:
-        """Take a session away, and those below it that are not detached; how many went."""
+        """Delete a session and its children that are not detached; returns how many."""
         return self.log.close(session_id, cascade=cascade)
 
     def update_session_prompt(self, session_id: str, system_prompt: str | None) -> None:
@@ -285,16 +285,16 @@ class SessionStore:
         round_index: int | None = None,
         meta: dict[str, Any] | None = None,
     ) -> int:
-        """Put a message at the end; its number.
+        """Append a message; returns its number.
 
-        Calls that it makes begin to wait, and the call that it answers waits no longer, in the
-        same transaction: ``set_pending`` has nothing left to do.
+        In the same transaction its tool calls become pending, and the call that it answers stops
+        being pending, so ``set_pending`` has nothing left to do.
         """
         message = NewMessage(
             role,
             content,
             name,
-            kept_calls(tool_calls) if tool_calls else None,
+            encode_calls(tool_calls) if tool_calls else None,
             tool_call_id,
             round_index,
             kept(meta) if meta else None,
@@ -303,21 +303,21 @@ class SessionStore:
             return self.log.append(session_id, message)
 
     def load_active_messages(self, session_id: str) -> list[MessageRow]:
-        """What an agent goes on from, in its order; a note stands where its fold began."""
+        """The messages that an agent continues with, in order; a note is where its fold began."""
         try:
             return [_message_row(session_id, one) for one in self.log.active(session_id)]
         except (SessionNotFoundError, SessionDeletedError):
             return []
 
     def load_all_messages(self, session_id: str) -> list[MessageRow]:
-        """All messages by number, folded ones too."""
+        """All messages by number, including folded ones."""
         try:
             return [_message_row(session_id, one) for one in self.log.messages(session_id)]
         except (SessionNotFoundError, SessionDeletedError):
             return []
 
     def get_message(self, session_id: str, seq: int) -> MessageRow | None:
-        """One message; None if there is none."""
+        """One message; None if it does not exist."""
         try:
             found = self.log.message(session_id, seq)
         except (SessionNotFoundError, SessionDeletedError):
@@ -338,10 +338,10 @@ class SessionStore:
         round_index: int | None,
         note_meta: dict[str, Any] | None = None,
     ) -> tuple[int, int]:
-        """Fold what is shown from one message to another into a note; (fold, note).
+        """Fold the active messages from one to another into a note; returns (fold, note).
 
-        From and to are places in the order that is shown: a note has a high number and may
-        stand before lower ones.
+        From and to are positions in the active order: a note has a high number and may come before
+        lower numbers.
         """
         with _known(session_id):
             shown = [one.number for one in self.log.active(session_id)]
@@ -357,15 +357,15 @@ class SessionStore:
                 before_tokens=before_tokens,
                 after_tokens=after_tokens,
                 round=round_index,
-                meta=kept_meta(note_meta) if note_meta else None,
-                # The loop keeps what it takes for the first system message, note or not, and
-                # what is reloaded must be what it has.
+                meta=encode_meta(note_meta) if note_meta else None,
+                # The loop keeps the first system message, note or not; reloading must give the
+                # same.
                 keep_notes=True,
             )
         return fold.number, fold.note
 
     def list_compactions(self, session_id: str) -> list[CompactionRow]:
-        """Every fold of a session, oldest first."""
+        """All folds of a session, oldest first."""
         try:
             folds = self.log.folds(session_id)
         except (SessionNotFoundError, SessionDeletedError):
@@ -388,7 +388,7 @@ class SessionStore:
     # --- state ----------------------------------------------------------------------------
 
     def get_state(self, session_id: str) -> SessionStateRow | None:
-        """Where a session stands; None if it is not there."""
+        """The state of a session; None if it does not exist."""
         try:
             counters = self.log.counters(session_id)
             pending = self._pending(session_id)
@@ -399,22 +399,22 @@ class SessionStore:
         )
 
     def set_round_index(self, session_id: str, round_index: int) -> None:
-        """Note down which round is going on. Round 0 begins a new send."""
+        """Record the current round. Round 0 begins a new send."""
         with _known(session_id):
             self.log.start_round(session_id, round_index, new_send=round_index == 0)
 
     def set_pending(self, session_id: str, pending: dict[str, Any] | None) -> None:
-        """Say which calls wait, as a dict of any form; None or {}: none.
+        """Record the pending calls, as a dict of any form; None or {}: no calls.
 
-        A dict in the form of power-loop's own loop names calls that messages have made: of those
-        all data is kept, whether or not it is given again.
+        A dict in the form of power-loop's own loop refers to calls of stored messages: all their
+        data is kept, even if the dict omits it.
         """
         with _known(session_id):
             if not pending:
                 self.log.set_pending(session_id, None)
                 return
             if not isinstance(pending, dict):
-                raise InvalidInputError(f"pending must be a dict, not {type(pending).__name__}")
+                raise InvalidInputError(f"pending must be a dict, got {type(pending).__name__}")
             ids = _ids_of_calls(pending)
             if ids and self._are_waiting(session_id, ids):
                 self.log.set_pending(session_id, ids)
@@ -422,7 +422,7 @@ class SessionStore:
                 self.log.set_pending(session_id, self._completed(session_id, pending, ids))
 
     def _are_waiting(self, session_id: str, ids: list[str]) -> bool:
-        """Do messages make these calls, and do they all wait?"""
+        """True if messages make these calls and all of them are pending."""
         known = self.log.pending(session_id)
         return known is not None and {*ids} <= {str(call["id"]) for call in known.calls}
 
@@ -438,11 +438,11 @@ class SessionStore:
             "assistant_seq": known.number,
             "round_index": known.round,
             "tool_call_ids": [str(call["id"]) for call in known.calls],
-            "tool_calls": told_calls(known.calls),
+            "tool_calls": decode_calls(known.calls),
         }
 
     def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str] | None) -> Any:
-        """What is given as pending, with the calls that were given before."""
+        """``pending`` with the data of the calls that were stored before."""
         before = (self._pending(session_id) or {}).get("tool_calls")
         if ids and "tool_calls" not in pending and type(before) is list:
             left = [one for one in before if isinstance(one, dict) and str(one.get("id")) in ids]
@@ -461,14 +461,14 @@ class SessionStore:
         total_tokens: int | None,
         model: str | None = None,
     ) -> None:
-        """Note down what a round of the present send has used."""
+        """Record the usage of a round of the current send."""
         tokens = Tokens(prompt_tokens, completion_tokens, total_tokens, model)
         with _known(session_id):
             self.log.record_usage(session_id, tokens, round=round_index)
 
 
 def _ids_of_calls(pending: dict[str, Any]) -> list[str] | None:
-    """The calls that wait, if ``pending`` has the form of power-loop's own loop; else None."""
+    """The ids of pending calls, if ``pending`` has the form of power-loop's loop; else None."""
     calls = pending.get("tool_calls") or []
     if not pending.keys() <= _LOOP_KEYS or type(calls) is not list:
         return None
@@ -481,7 +481,7 @@ def _ids_of_calls(pending: dict[str, Any]) -> list[str] | None:
 
 
 def _text(value: Any) -> str:
-    """What an enumeration says, whoever's it is."""
+    """The value of an enumeration member of any class, or the text itself."""
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
@@ -511,11 +511,11 @@ def _message_row(session_id: str, found: Message) -> MessageRow:
         found.role,
         found.name,
         found.content,
-        None if calls is None else told_calls(calls),
+        None if calls is None else decode_calls(calls),
         found.tool_call_id,
         found.round,
         MessageState(found.state),
-        told_meta(found.meta),
+        decode_meta(found.meta),
         found.created_at_ms,
     )
 
@@ -533,24 +533,24 @@ def kept(value: Any) -> Any:
     return storable(value, python=True)
 
 
-def kept_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+def encode_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The stored form of a note's meta, to which the log adds entries."""
     given: dict[str, Any] = restored(kept(dict(meta)))
     return {name: kept(value) for name, value in given.items()}
 
 
-def told_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta of any message as it was given, stored whole or entry by entry."""
+def decode_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta of any message as it was passed; it is stored whole or entry by entry."""
     return {name: restored(value) for name, value in restored(dict(meta)).items()}
 
 
-def kept_calls(calls: Any) -> Any:
+def encode_calls(calls: Any) -> Any:
     """The stored form of tool calls; anything else unchanged, for the log to refuse."""
     if not isinstance(calls, list | tuple) or not all(type(call) is dict for call in calls):
         return calls
     return [{name: kept(value) for name, value in call.items()} for call in calls]
 
 
-def told_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tool calls as they were given."""
+def decode_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls as they were passed."""
     return [{name: restored(value) for name, value in call.items()} for call in calls]

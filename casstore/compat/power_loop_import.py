@@ -23,7 +23,7 @@ from casstore.compat.importing import (
     presence,
     run,
 )
-from casstore.compat.power_loop import kept, kept_calls
+from casstore.compat.power_loop import encode_calls, kept
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     ConditionFailedError,
@@ -43,12 +43,12 @@ from casstore.records.log import (
     usage,
 )
 from casstore.records.log.data import FOLDED
-from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest, check_rest
+from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.messages import call_ids, check_number, payload_of
 from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState
-from casstore.records.log.tree import Row
+from casstore.records.log.tables import LogTables
 from casstore.records.log.view import View, runs_of
 from casstore.session import keys
 from casstore.session.attempts import Attempts, read_again
@@ -89,10 +89,10 @@ def import_power_loop(
     database does not have; they are left out.
     """
     check_store(store)
-    ground = Ground(store)
+    tables = LogTables(store)
     with SqliteSource(source) as database:
         _require_known(database)
-        parts: list[Part] = [_Messages(database, ground), _Sessions(database, ground)]
+        parts: list[Part] = [_Messages(database, tables), _Sessions(database, tables)]
         return run(
             "power-loop", database, store, parts,
             notes=_orphans(database), dry_run=dry_run, progress=progress,
@@ -125,9 +125,9 @@ class _Messages(RowPart[tuple[str, Arrived]]):
 
     name = "messages"
 
-    def __init__(self, source: SqliteSource, ground: Ground) -> None:
+    def __init__(self, source: SqliteSource, tables: LogTables) -> None:
         self._source = source
-        self._ground = ground
+        self._tables = tables
 
     def count(self) -> int:
         [(count,)] = self._source.ask(
@@ -144,13 +144,13 @@ class _Messages(RowPart[tuple[str, Arrived]]):
 
     def look(self, page: Sequence[tuple[str, Arrived]]) -> Sequence[Presence]:
         session = page[0][0]
-        state = read_again(lambda: self._ground.runtime.find(session))
+        state = read_again(lambda: self._tables.runtime.find(session))
         if state is None or state.manifest.leaf_id is None:
             return [Presence.MISSING] * len(page)
         # Raises if the session is not a log.
-        self._ground.states.read(session, state)
+        self._tables.states.read(session, state)
         last = int(state.manifest.leaf_id)
-        numbered = nodes_of(self._ground, session, state, last)
+        numbered = nodes_of(self._tables, session, state, last)
         nodes = {
             int(node.id): (node.payload, node.time)
             for node in numbered.between(page[0][1].number, page[-1][1].number)
@@ -164,7 +164,7 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         return presence(message.number in nodes for _, message in page)
 
     def store(self, rows: Sequence[tuple[str, Arrived]]) -> None:
-        Intake(self._ground, rows[0][0]).add([message for _, message in rows])
+        Intake(self._tables, rows[0][0]).add([message for _, message in rows])
 
 
 class _SessionRow(NamedTuple):
@@ -179,9 +179,9 @@ class _Sessions(RowPart[_SessionRow]):
 
     name = "sessions"
 
-    def __init__(self, source: SqliteSource, ground: Ground) -> None:
+    def __init__(self, source: SqliteSource, tables: LogTables) -> None:
         self._source = source
-        self._ground = ground
+        self._tables = tables
 
     def count(self) -> int:
         return int(next(self._source.ask("SELECT count(*) FROM sessions"))[0])
@@ -226,9 +226,9 @@ class _Sessions(RowPart[_SessionRow]):
     def _rest(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
         made, updated, prompt, model, config, status, kind = row[1:8]
         spawn_call, lifecycle, metadata = row[9], row[11], row[12]
-        public = Row(
-            made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
-            kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
+        public = LogSessionRow(
+            session, made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt,
+            model, kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
             0,
         )  # fmt: skip
         rounds = self._usage(session)
@@ -282,21 +282,21 @@ class _Sessions(RowPart[_SessionRow]):
 
     def look(self, page: Sequence[_SessionRow]) -> Sequence[Presence]:
         [wanted] = page
-        ground, session = self._ground, wanted.session
-        record = ground.sessions.find(session)
+        tables, session = self._tables, wanted.session
+        record = tables.sessions.find(session)
         if record is None:
             # Also checked when it is stored; here so that dry runs find it.
-            Intake(ground, session).require_none_behind(self._last(session))
+            Intake(tables, session).require_none_behind(self._last(session))
             return [Presence.MISSING]
-        row = tree.decode(record)
-        at = ground.at(session)
+        row = tables.sessions.decode(record)
+        at = tables.at(session)
         rest = wanted.rest
         found = Rest(
             row._replace(place=0, depth=0, children=0, brought_in=0),
             at.state,
-            list(folding.folds(ground, session)),
-            list(usage.rounds(ground, session)),
-            usage.totals(ground, session),
+            list(folding.folds(tables, session)),
+            list(usage.rounds(tables, session)),
+            usage.totals(tables, session),
         )
         kind = row.kind if rest.row.parent is not None else rest.row.kind
         if found != rest._replace(row=rest.row._replace(kind=kind)):
@@ -307,14 +307,14 @@ class _Sessions(RowPart[_SessionRow]):
 
     def store(self, rows: Sequence[_SessionRow]) -> None:
         [wanted] = rows
-        ground, session, rest = self._ground, wanted.session, wanted.rest
+        tables, session, rest = self._tables, wanted.session, wanted.rest
         attempts = Attempts(f"the parent of session {session!r}")
         while True:
             attempts.begin()
-            draft = Draft(ground.store)
-            row = tree.below_parent(ground, draft, session, rest.row, _NO_LIMIT)
+            draft = Draft(tables.store)
+            row = tree.below_parent(tables, draft, rest.row, _NO_LIMIT)
             try:
-                intake = Intake(ground, session)
+                intake = Intake(tables, session)
                 intake.require_none_behind(self._last(session))
                 intake.finish([], rest._replace(row=row), draft)
             except ConditionFailedError:
@@ -341,7 +341,7 @@ def _arrived(session: str, row: tuple[Any, ...]) -> Arrived:
             role,
             content,
             name,
-            kept_calls(_decoded(session, tool_calls)),
+            encode_calls(_decoded(session, tool_calls)),
             call_id,
             round_index,
             None if known is None else kept(known),
@@ -394,7 +394,7 @@ def _folds(
 
 
 def _with_pending(source: SqliteSource, session: str, state: LogState, pending: Any) -> LogState:
-    """Add the pending calls, by the message that makes them; as given if there is none."""
+    """Add the pending calls to the message that makes them; unchanged if no message does."""
     if not pending:
         return state
     if type(pending) is not dict:

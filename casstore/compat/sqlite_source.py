@@ -91,8 +91,10 @@ class SqliteSource:
         """
         while True:
             try:
-                yield self._raised is not None or self._steps_left < 0
-                self._steps_left -= 1
+                # The inner loop, because Python also handles signals where a loop begins again.
+                while True:
+                    yield self._raised is not None or self._steps_left < 0
+                    self._steps_left -= 1
             except GeneratorExit:
                 return
             except BaseException as exc:
@@ -230,7 +232,7 @@ class SqliteSource:
 
 
 def _size(path: str | os.PathLike[str]) -> int | None:
-    """The length of a file; None if there is none, or its name is too long."""
+    """The length of a file; None if it does not exist, or its name is too long."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -243,7 +245,7 @@ def utc_us(text: Any) -> int:
     Without a zone it is UTC, as SQLite's own clock is. ValueError if it is not a time.
     """
     if type(text) is not str:
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     time = datetime.fromisoformat(text)
     time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return (time - _EPOCH) // timedelta(microseconds=1)

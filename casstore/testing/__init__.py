@@ -1,13 +1,13 @@
-"""The suites that every engine and the runtime on it pass, shipped so that others can run them too.
+"""The test suites that every engine and session runtime must pass, shipped for other engines.
 
-Needs pytest (``pip install '.[testing]'`` in the clone of casstore). Nothing in casstore imports
-this package.
+Needs pytest (``pip install '.[testing]'`` in a clone of casstore). Nothing in casstore imports this
+package.
 """
 
 import pytest
 
-# Without this the asserts of the suites would fail without saying what they compared:
-# pytest explains only those in modules that it was told of before their import.
+# pytest rewrites asserts only in modules that are registered before their import. Without it a
+# failing assert of the suites would not show the compared values.
 pytest.register_assert_rewrite(
     "casstore.testing.engine_fixtures",
     "casstore.testing.engine_objects",

@@ -1,12 +1,11 @@
-"""The engine contract: what every engine promises, as a pytest suite to subclass.
+"""The engine contract: the guarantees of every engine, as a pytest suite to subclass.
 
     class TestMine(EngineContract):
         @pytest.fixture
         def make_engine(self) -> Iterator[EngineFactory]: ...
 
-The factory gives a fresh, empty engine at each call; the fixture closes what it
-made. An engine whose store outlives it subclasses ``PersistentEngineContract`` and
-overrides ``reopen`` as well.
+Each call of the factory returns a new, empty engine; the fixture closes them. A persistent engine
+subclasses ``PersistentEngineContract`` and overrides ``reopen`` too.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from casstore.testing.engine_writes import WriteContract
 class EngineContract(
     ObjectContract, RowContract, WriteContract, InputContract, ThreadContract, WatchContract
 ):
-    """Everything an engine promises while it is open."""
+    """The guarantees of an engine while it is open."""
 
 
 class PersistentEngineContract(EngineContract):
-    """The same, and that a store opened again is the store that was closed."""
+    """The same guarantees, and that reopening a store preserves its content."""
 
     @pytest.fixture
     def reopen(self) -> Reopen:
-        """Give what closes an engine and opens its store again, to be closed by ``make_engine``."""
+        """A function that closes an engine and reopens its store; ``make_engine`` closes that."""
         raise NotImplementedError(f"{type(self).__name__} must override the fixture reopen")
 
     def test_an_empty_store_is_empty_when_opened_again(
@@ -69,7 +68,7 @@ class PersistentEngineContract(EngineContract):
         for _ in range(3):
             engine = reopen(engine)
             found = all_objects(engine)
-            # Objects that are stored together from then on have the time of the last.
+            # Objects that share one stored time after reopening have the time of the last one.
             assert [info._replace(stored_at_ms=0) for info in found] == [
                 info._replace(stored_at_ms=0) for info in infos
             ]
@@ -83,7 +82,7 @@ class PersistentEngineContract(EngineContract):
                 b"%02d" % n for n in range(15)
             ]
 
-    def test_what_was_deleted_stays_deleted(self, engine: Engine, reopen: Reopen) -> None:
+    def test_deleted_objects_and_rows_stay_deleted(self, engine: Engine, reopen: Reopen) -> None:
         kept, gone = new_blob(b"kept"), new_blob(b"gone")
         put_objects(engine, kept, gone)
         put_row(engine, "pins", b"kept", b"")
@@ -132,7 +131,7 @@ class PersistentEngineContract(EngineContract):
         [info] = reopen(clocked).scan_objects()
         assert info.stored_at_ms == clock.now_ms
 
-    def test_ids_go_on_growing_after_reopen(self, engine: Engine, reopen: Reopen) -> None:
+    def test_ids_keep_growing_after_reopening(self, engine: Engine, reopen: Reopen) -> None:
         for n in range(5):
             put_objects(engine, new_blob(b"a%d" % n), new_blob(b"b%d" % n))
             engine = reopen(engine)
@@ -143,10 +142,10 @@ class PersistentEngineContract(EngineContract):
         assert ids == sorted(set(ids), reverse=True)
 
     @pytest.mark.parametrize("deleted", [1, 2, 3])
-    def test_no_id_is_given_again_after_the_newest_were_deleted_and_the_store_reopened(
+    def test_no_id_is_reused_after_deleting_the_newest_objects_and_reopening(
         self, engine: Engine, reopen: Reopen, deleted: int
     ) -> None:
-        # The highest id cannot be read off the objects that are left.
+        # The highest id used cannot be derived from the remaining objects.
         blobs = [new_blob(b"%d" % n) for n in range(3)]
         put_objects(engine, *blobs)
         highest = engine.scan_objects()[0].id

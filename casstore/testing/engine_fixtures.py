@@ -1,4 +1,4 @@
-"""What the engine suites stand on: the engine under test, a clock to turn, objects to store."""
+"""Fixtures and helpers of the engine suites: engine under test, manual clock, sample objects."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from casstore.format.digest import Digest
 from casstore.format.hashing import KIND_NAMES, Kind, digest_of
 
 # A digest that no object in any suite has.
-ABSENT = Digest.of_blob(b"an object that nobody stored")
+ABSENT = Digest.of_blob(b"an object that is never stored")
 
 
 class EngineFactory(Protocol):
-    """Gives a fresh, empty engine each time it is called."""
+    """Returns a new, empty engine at each call."""
 
     def __call__(self, *, clock: Callable[[], int] | None = None) -> Engine: ...
 
 
 class Reopen(Protocol):
-    """Closes an engine and opens its store again, as another process would find it."""
+    """Closes an engine and reopens its store, as another process would."""
 
     def __call__(self, engine: Engine) -> Engine: ...
 
 
 class ManualClock:
-    """A clock that stands still until it is set."""
+    """A clock that advances only when it is set."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
@@ -52,12 +52,12 @@ class EngineFixtures:
 
     @pytest.fixture
     def make_engine(self) -> Iterator[EngineFactory]:
-        """Give the factory to test with, and close every engine it made afterwards."""
+        """The factory to test with; closes every engine it made."""
         raise NotImplementedError(f"{type(self).__name__} must override the fixture make_engine")
 
     @pytest.fixture
     def engine(self, make_engine: EngineFactory) -> Engine:
-        """One empty engine on its own clock."""
+        """One empty engine with its own clock."""
         return make_engine()
 
     @pytest.fixture
@@ -67,7 +67,7 @@ class EngineFixtures:
 
     @pytest.fixture
     def clocked(self, make_engine: EngineFactory, clock: ManualClock) -> Engine:
-        """One empty engine that asks ``clock`` for the time."""
+        """One empty engine that uses ``clock``."""
         return make_engine(clock=clock)
 
 
@@ -77,7 +77,7 @@ class EngineFixtures:
 def new_object(
     data: bytes, children: Sequence[bytes] = (), *, kind: int = Kind.VALUE, digest: bytes = b""
 ) -> NewObject:
-    """An object under its true digest, or under ``digest``: engines verify neither."""
+    """An object with its correct digest, or with ``digest``: engines do not verify digests."""
     if not digest:
         known = kind in KIND_NAMES
         digest = digest_of(kind, data) if known else Digest.of_blob(bytes([kind]) + data)
@@ -85,18 +85,18 @@ def new_object(
 
 
 def new_blob(data: bytes) -> NewObject:
-    """Opaque bytes."""
+    """A blob."""
     return new_object(data, kind=Kind.BLOB)
 
 
 def new_parent(*children: NewObject) -> NewObject:
-    """An object whose data spells out the digests of its children."""
+    """An object whose data contains the digests of its children."""
     digests = [child.digest for child in children]
     return new_object(b"parent of " + b", ".join(digests), digests)
 
 
 def time_bytes(time_ms: int) -> bytes:
-    """A time as rows spell it."""
+    """A time in the encoding of rows."""
     return time_ms.to_bytes(TIME_BYTES, "big")
 
 
@@ -104,7 +104,7 @@ def time_bytes(time_ms: int) -> bytes:
 
 
 def put_objects(engine: Engine, *objects: NewObject) -> int:
-    """Store objects in one write; how many were new."""
+    """Store objects in one write; returns how many were new."""
     return engine.write(Write(objects=objects)).new_objects
 
 
@@ -126,7 +126,7 @@ def find_object(engine: Engine, digest: bytes) -> StoredObject | None:
 
 
 def all_objects(engine: Engine, *, limit: int = 1000) -> list[ObjectInfo]:
-    """Every object, highest id first, fetched in pages of about ``limit``."""
+    """Every object, highest id first, read in pages of about ``limit``."""
     infos: list[ObjectInfo] = []
     before: int | None = None
     while page := engine.scan_objects(before=before, limit=limit):
@@ -137,7 +137,7 @@ def all_objects(engine: Engine, *, limit: int = 1000) -> list[ObjectInfo]:
 
 
 def all_rows(engine: Engine, table: str, *, limit: int = 1000) -> list[Row]:
-    """Every row of a table in key order, fetched in pages of ``limit``."""
+    """Every row of a table in key order, read in pages of ``limit``."""
     rows: list[Row] = []
     start = b""
     while page := engine.scan_rows(table, start=start, limit=limit):
@@ -148,19 +148,21 @@ def all_rows(engine: Engine, table: str, *, limit: int = 1000) -> list[Row]:
 
 
 def info_of(engine: Engine, digest: bytes) -> ObjectInfo:
-    """What the scan says about one object that is stored."""
+    """The metadata that a scan returns for one stored object."""
     [info] = [info for info in all_objects(engine) if info.digest == digest]
     return info
 
 
 def assert_reads_back(engine: Engine, *objects: NewObject) -> None:
-    """Each object is there, with its kind and its exact bytes (P1)."""
+    """Each object is stored, with its kind and exact bytes (P1)."""
     digests = [item.digest for item in objects]
     assert engine.missing(digests) == []
     for item, found in zip(objects, engine.get_many(digests), strict=True):
         assert found is not None
-        # Megabytes must not end up in a failure report, so the bytes are compared apart.
+        # Compared outside the assert, so that a failure report does not contain megabytes.
         same = found.data == item.data
-        assert same, f"{len(found.data)} bytes came back for {len(item.data)}, or others"
+        assert same, (
+            f"{len(found.data)} bytes were read, not the {len(item.data)} bytes that were stored"
+        )
         assert found.kind == item.kind
         assert type(found.data) is bytes

@@ -1,4 +1,4 @@
-"""The part of the engine contract about what a write is handed, and who may change it when."""
+"""The part of the engine contract about the arguments of a write and their mutability."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from casstore.testing.engine_fixtures import (
 
 _BLOB = new_blob(b"a blob of its own")
 
-#: Every place of a write where bytes stand.
+#: Every position of a write that takes bytes.
 _PLACES: dict[str, Callable[[Callable[[bytes], Any]], Write]] = {
     "digest": lambda make: Write(objects=[_BLOB._replace(digest=make(_BLOB.digest))]),
     "data": lambda make: Write(objects=[_BLOB._replace(data=make(_BLOB.data))]),
@@ -42,20 +42,24 @@ _PLACES: dict[str, Callable[[Callable[[bytes], Any]], Write]] = {
     ),
     "key of a row": lambda make: Write(rows=[PutRow("heads", make(b"new"), b"2")]),
     "value of a row": lambda make: Write(rows=[PutRow("heads", b"new", make(b"2"))]),
-    "key of a row beside one that goes": lambda make: Write(
+    "key of a row with a deleted row": lambda make: Write(
         rows=[DeleteRow("heads", b"key"), PutRow("heads", make(b"new"), b"2")]
     ),
-    "value of a row beside one that goes": lambda make: Write(
+    "value of a row with a deleted row": lambda make: Write(
         rows=[DeleteRow("heads", b"key"), PutRow("heads", b"new", make(b"2"))]
     ),
-    "key of a row that goes": lambda make: Write(rows=[DeleteRow("heads", make(b"key"))]),
+    "key of a deleted row": lambda make: Write(rows=[DeleteRow("heads", make(b"key"))]),
     "key of a condition": lambda make: Write(conditions=[RowIs("heads", make(b"key"), b"1")]),
     "value of a condition": lambda make: Write(conditions=[RowIs("heads", b"key", make(b"1"))]),
     "beginning of a row": lambda make: Write(conditions=[RowStarts("heads", b"key", make(b"1"))]),
-    "row that lives": lambda make: Write(conditions=[RowLive("heads", b"key", make(b"1"), 0)]),
-    "row that lapsed": lambda make: Write(conditions=[RowLapsed("heads", b"key", make(b"1"), 0)]),
-    "object asked for": lambda make: Write(conditions=[ObjectsExist([make(_BLOB.digest)])]),
-    "object that goes": lambda make: Write(deletes=[make(_BLOB.digest)]),
+    "prefix of a live row": lambda make: Write(
+        conditions=[RowLive("heads", b"key", make(b"1"), 0)]
+    ),
+    "value of a lapsed row": lambda make: Write(
+        conditions=[RowLapsed("heads", b"key", make(b"1"), 0)]
+    ),
+    "required object": lambda make: Write(conditions=[ObjectsExist([make(_BLOB.digest)])]),
+    "deleted object": lambda make: Write(deletes=[make(_BLOB.digest)]),
 }
 
 
@@ -64,11 +68,11 @@ def _view(data: bytes) -> memoryview:
 
 
 class InputContract(EngineFixtures):
-    """What was written stays as it was written, whatever its maker does afterwards."""
+    """Later changes to the arguments of a write do not change what was written."""
 
     @pytest.mark.parametrize("place", list(_PLACES))
     def test_bytes_that_can_change_are_refused(self, engine: Engine, place: str) -> None:
-        # Whoever gave them could change a row behind all conditions, an object under its digest.
+        # Otherwise the caller could change a stored row, or an object under its digest.
         old, new = new_blob(b"old"), new_blob(b"new")
         engine.write(Write(objects=[old], rows=[PutRow("heads", b"key", b"1")]))
         for changeable in (bytearray, _view):
@@ -78,9 +82,9 @@ class InputContract(EngineFixtures):
             assert engine.missing([old.digest, new.digest]) == [new.digest]
             assert all_rows(engine, "heads") == [Row(b"key", b"1")]
 
-    def test_bytes_of_a_class_of_their_own_are_bytes(self, engine: Engine) -> None:
+    def test_instances_of_a_subclass_of_bytes_are_accepted(self, engine: Engine) -> None:
         class Named(bytes):
-            """As digests have one."""
+            """A subclass of bytes, as Digest is."""
 
         blob = new_blob(b"blob")
         engine.write(

@@ -1,9 +1,9 @@
-"""Random writes and reads on an engine and on the reference, until they disagree.
+"""Compares an engine with the reference by random writes and reads.
 
-The reference (``casstore.engine.memory``) is assumed to be right. A seed gives the
-same calls again, so a disagreement is reported with the seed and the step. Ids
-may differ, since an engine may leave some out; what is promised of them is checked
-instead: they fall along the scan, stay with their object and are never given twice.
+The reference (``casstore.engine.memory``) is assumed to be right. A seed reproduces the calls, so a
+difference is reported with its seed and step. Ids may differ, because an engine may skip some.
+Their guarantees are checked instead: they descend in a scan, stay with their object and are never
+reused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFo
 from casstore.format.digest import Digest
 from casstore.testing.engine_fixtures import Reopen, all_objects
 
-# Few keys, so that changes, conditions and bounds meet each other; the last is the longest.
+# Few keys, so that changes, conditions and bounds collide often; the last key has the maximal
+# length.
 _KEYS = (b"a", b"a\x00", b"ab", b"b", b"\x00", b"\xff", b"\xff\xff", b"k" * 510, b"k" * 511)
 _TABLES = ("heads", "leases", "records")
 _OWNERS = (b"ada ", b"bob ")
-# Stamps lie farther from now than two engines asked one after the other ever disagree.
+# Stamps are farther from now than the time between the calls of the two engines.
 _FAR_MS = 3_600_000
 
 
@@ -48,8 +49,8 @@ def compare_with_reference(
 ) -> Engine:
     """Make ``steps`` random calls on ``engine``, which must be empty, and on the reference.
 
-    Raises AssertionError at the first difference. With ``reopen`` the engine is now
-    and then closed and opened again; the engine that is open at the end is returned.
+    AssertionError at the first difference. ``reopen``: the engine is reopened occasionally; the
+    engine that is open at the end is returned.
     """
     run = _Run(engine, seed, reopen)
     for step in range(steps):
@@ -59,7 +60,7 @@ def compare_with_reference(
 
 
 class _Run:
-    """One comparison: both engines, and what is remembered of the calls so far."""
+    """One comparison: both engines, and a record of the calls so far."""
 
     def __init__(self, engine: Engine, seed: int, reopen: Reopen | None) -> None:
         self.engine = engine
@@ -67,17 +68,17 @@ class _Run:
         self._rng = random.Random(seed)
         self._seed = seed
         self._step = 0
-        # The engine goes first and its time becomes the reference's, so that stamps agree.
+        # The engine runs first, and its time is passed to the reference, so that stamps agree.
         self._now_ms = 0
         self._reference = MemoryEngine(clock=lambda: self._now_ms)
-        # Everything ever written, stored or refused: to link to, ask for, put again.
+        # Every object ever written, stored or refused: to link to, request or put again.
         self._tried: list[NewObject] = []
-        # The engine's ids as last seen, and the highest one ever seen.
+        # The last known ids of the engine, and the highest id ever seen.
         self._id_of: dict[bytes, int] = {}
         self._highest_id = 0
 
     def take_step(self, step: int) -> None:
-        """Make one random call on both engines and compare the answers."""
+        """Make one random call on both engines and compare the results."""
         self._step = step
         [act] = self._rng.choices(
             [self._write, self._delete, self._look, self.compare_everything, self._open_again],
@@ -91,13 +92,13 @@ class _Run:
         rng = self._rng
         stored = [info.digest for info in self._reference.scan_objects(limit=100)]
         if rng.random() < 0.05:
-            # Links to what was deleted or never there, which refuses the whole write.
+            # Links to deleted or unknown objects, so the whole write is refused.
             stored += [item.digest for item in self._tried[-20:]] + self._unknown_digests(2)
         objects: list[NewObject] = []
         for _ in range(rng.choice([0, 1, 1, 2, 3, 8, 40])):
             objects.append(self._object([*stored, *(item.digest for item in objects)]))
         if rng.random() < 0.05:
-            # Children after their parents, which is mostly refused.
+            # Children after their parents: usually refused.
             rng.shuffle(objects)
         self._tried += objects
         write = Write(
@@ -108,7 +109,7 @@ class _Run:
         self._run(self._malformed(write) if rng.random() < 0.04 else write)
 
     def _delete(self) -> None:
-        """Delete as a collector does: nothing that is still linked to, parents first."""
+        """Delete as a collector does: only unlinked objects, parents first."""
         rng = self._rng
         infos = all_objects(self._reference)
         if not infos:
@@ -116,14 +117,14 @@ class _Run:
         if rng.random() < 0.3:
             doomed = {info.id for info in infos[: rng.choice([1, 1, 2, 10, len(infos)])]}
         else:
-            # An object and whatever reaches it. Parents are newer, so one pass finds them all.
+            # An object and its ancestors. Parents are newer, so one pass finds them all.
             doomed = {rng.choice(infos[:30] if rng.random() < 0.7 else infos).id}
             for info in reversed(infos):
                 if doomed.intersection(info.children):
                     doomed.add(info.id)
         deletes = [info.digest for info in infos if info.id in doomed]
         if rng.random() < 0.3:
-            # Also what is not there at all.
+            # Also objects that are not stored.
             [unknown] = self._unknown_digests(1)
             deletes.insert(rng.randrange(len(deletes) + 1), unknown)
         self._run(
@@ -143,7 +144,7 @@ class _Run:
                 self._id_of.pop(digest, None)
 
     def _look(self) -> None:
-        """Ask both engines the same random questions."""
+        """Make the same random reads on both engines."""
         rng = self._rng
         known = [item.digest for item in self._tried]
         digests = rng.choices(known, k=rng.choice([1, 5, 50])) if known else []
@@ -164,7 +165,7 @@ class _Run:
         )
 
     def compare_everything(self) -> None:
-        """Compare all rows and all objects, and see what is promised of ids."""
+        """Compare all rows and objects, and check the guarantees of ids."""
         for table in TABLES:
             actual = self.engine.scan_rows(table, limit=10**6)
             self._expect(table, actual, self._reference.scan_rows(table, limit=10**6))
@@ -174,21 +175,21 @@ class _Run:
         self._expect("scan_objects", self._without_ids(infos), self._without_ids(expected))
         stored_at_ms = {info.digest: info.stored_at_ms for info in expected}
         early = [info for info in infos if info.stored_at_ms < stored_at_ms[info.digest]]
-        self._expect("objects that look older than they are", early, [])
+        self._expect("objects with a stored time before their write", early, [])
         digests = [info.digest for info in expected]
         actual_data = self.engine.get_many(digests)
         self._expect("all objects", actual_data, self._reference.get_many(digests))
 
         ids = [info.id for info in infos]
-        self._expect("ids fall along a scan", ids, sorted(set(ids), reverse=True))
+        self._expect("ids descend in a scan", ids, sorted(set(ids), reverse=True))
         fresh = []
         for info in infos:
             if info.digest in self._id_of:
-                self._expect("an id stays", info.id, self._id_of[info.digest])
+                self._expect("the id of an object is constant", info.id, self._id_of[info.digest])
             else:
                 fresh.append(info.id)
         reused = [id_ for id_ in fresh if id_ <= self._highest_id]
-        self._expect("ids that were given twice", reused, [])
+        self._expect("reused ids", reused, [])
         self._id_of = {info.digest: info.id for info in infos}
         self._highest_id = max([self._highest_id, *ids])
 
@@ -199,7 +200,7 @@ class _Run:
 
     def _without_ids(self, infos: list[ObjectInfo]) -> list[object]:
         digest_of = {info.id: info.digest for info in infos}
-        # Deletes come parents first, so every child of a stored object is stored.
+        # Parents are deleted first, so every child of a stored object is stored.
         return [
             (
                 info.digest,
@@ -215,7 +216,7 @@ class _Run:
         if actual != expected:
             raise AssertionError(
                 f"seed {self._seed}, step {self._step}: {_shortened(what)}\n"
-                f"gave      {_shortened(actual)}\ninstead of {_shortened(expected)}"
+                f"got      {_shortened(actual)}\nexpected {_shortened(expected)}"
             )
 
     # --- random parts -----------------------------------------------------------
@@ -224,14 +225,14 @@ class _Run:
         """An object, new or put before, with links to some of ``linkable``."""
         rng = self._rng
         if self._tried and rng.random() < 0.1:
-            # It may be stored, deleted or refused by now, and so may what it links to.
+            # It, and the objects it links to, may be stored, deleted or refused by now.
             again = rng.choice(self._tried)
             return again._replace(children=[c for c in again.children if c in linkable])
         count = rng.choice([0, 0, 1, 2, 5]) if linkable else 0
         children = rng.choices(linkable, k=count)
         parts = [self._data()]
         for child in children:
-            # Some links are spelled out, some twice, some not at all.
+            # The data contains some digests of children once, some twice, some not at all.
             parts += [child] * rng.choice([0, 1, 1, 1, 2])
             if rng.random() < 0.5:
                 parts.append(self._data())
@@ -240,7 +241,7 @@ class _Run:
         kind, data = rng.randrange(MAX_KIND + 1), b"".join(parts)
         digest = Digest.of_blob(bytes([kind]) + data + b"".join(children))
         if self._tried and rng.random() < 0.02:
-            # Other bytes under a digest in use: what is stored must stay.
+            # Other bytes with a digest in use: the stored bytes must stay.
             digest = Digest(rng.choice(self._tried).digest)
         return NewObject(digest, kind, data, children)
 
@@ -252,7 +253,7 @@ class _Run:
         return (b"again %d " % rng.randrange(5) * size_bytes)[:size_bytes]
 
     def _unknown_digests(self, count: int) -> list[bytes]:
-        """Digests that no object has."""
+        """Digests without an object."""
         return [Digest.of_blob(self._rng.randbytes(16)) for _ in range(count)]
 
     def _bound(self) -> bytes | None:
@@ -314,7 +315,7 @@ class _Run:
 
 
 def _outcome(engine: Engine, write: Write) -> tuple[tuple[object, ...], int]:
-    """Run a write; what came of it as data, and the engine's time then."""
+    """Run a write; returns its result as data, and the engine's time."""
     try:
         result = engine.write(write)
     except ConditionFailedError as exc:

@@ -1,4 +1,4 @@
-"""The part of the engine contract that is about objects: storing, reading, scanning, deleting."""
+"""The part of the engine contract about objects: storing, reading, scanning, deleting."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from casstore.testing.engine_fixtures import (
     put_row,
 )
 
-# Around the sizes where encodings, pages and frames change their shape.
+# Around the sizes at which encodings, pages and frames change.
 SIZES_BYTES = (0, 1, 31, 32, 33, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 1 << 20, 5 << 20)
 
 
 class ObjectContract(EngineFixtures):
-    """Objects come back as they went in, after their children, under ids that only grow."""
+    """Objects are read as they were stored, after their children, with increasing ids."""
 
     # --- missing and get_many ---------------------------------------------------
 
     @pytest.mark.parametrize("name", ["x" * 32, b"short", b"", bytes(33), None, 7])
-    def test_what_is_no_digest_is_refused_by_name(self, engine: Engine, name: Any) -> None:
+    def test_an_invalid_digest_is_named_and_refused(self, engine: Engine, name: Any) -> None:
         for ask in (engine.missing, engine.get_many):
             with pytest.raises(InvalidInputError):
                 ask([name])
@@ -169,9 +169,7 @@ class ObjectContract(EngineFixtures):
         infos = all_objects(engine)
         assert [info.digest for info in infos] == [item.digest for item in reversed(objects)]
 
-    def test_what_was_read_does_not_change_with_what_is_written_or_done_to_it(
-        self, engine: Engine
-    ) -> None:
+    def test_objects_that_were_read_do_not_change_with_later_writes(self, engine: Engine) -> None:
         leaf = new_blob(b"leaf")
         children = [leaf.digest]
         objects = [leaf, new_object(b"root", children)]
@@ -208,7 +206,7 @@ class ObjectContract(EngineFixtures):
         ],
     )
     @pytest.mark.parametrize("listed", ["", "a", "ab", "ba", "aab", "abab", "aaaaaaaa"])
-    def test_data_reads_back_however_its_links_are_spelled(
+    def test_data_reads_back_however_it_contains_its_links(
         self, engine: Engine, layout: bytes, listed: str
     ) -> None:
         # An engine may keep links as ids and put the digests back when it reads, but
@@ -237,7 +235,7 @@ class ObjectContract(EngineFixtures):
         put_objects(engine, zeros, parent)
         assert_reads_back(engine, zeros, parent)
 
-    def test_data_may_hold_digests_that_are_no_children(self, engine: Engine) -> None:
+    def test_data_may_hold_digests_that_are_not_children(self, engine: Engine) -> None:
         stored, child = new_blob(b"stored"), new_blob(b"child")
         parent = new_object(b"<" + stored.digest + child.digest + ABSENT + b">", [child.digest])
         put_objects(engine, stored, child, parent)
@@ -342,7 +340,7 @@ class ObjectContract(EngineFixtures):
         assert engine.missing([ABSENT]) == [ABSENT]
 
     def test_a_parent_of_a_deleted_child_is_refused(self, engine: Engine) -> None:
-        # The rule that keeps a commit safe from a collector running beside it (P3, P6).
+        # This rule protects a commit from a concurrent collector (P3, P6).
         child = new_blob(b"child")
         put_objects(engine, child)
         engine.write(Write(deletes=[child.digest]))
@@ -386,7 +384,7 @@ class ObjectContract(EngineFixtures):
         assert_reads_back(engine, blob, other)
 
     @pytest.mark.parametrize("together", [False, True])
-    def test_what_is_stored_under_a_digest_never_changes(
+    def test_the_object_stored_under_a_digest_never_changes(
         self, engine: Engine, *, together: bool
     ) -> None:
         # P2. An engine cannot know which of the two is true; the first one stays.
@@ -411,7 +409,7 @@ class ObjectContract(EngineFixtures):
 
     # --- ids and scans ----------------------------------------------------------
 
-    def test_an_objects_info_says_what_was_stored_and_when(
+    def test_an_objects_info_has_its_metadata_and_time(
         self, clocked: Engine, clock: ManualClock
     ) -> None:
         child = new_object(b"four", kind=9)
@@ -508,7 +506,7 @@ class ObjectContract(EngineFixtures):
         assert [info.digest for info in all_objects(engine)] == [b.digest for b in kept[::-1]]
         assert_reads_back(engine, *kept)
 
-    def test_deleting_what_is_not_there_is_no_error(self, engine: Engine) -> None:
+    def test_deleting_a_missing_object_is_not_an_error(self, engine: Engine) -> None:
         blob = new_blob(b"blob")
         put_objects(engine, blob)
         engine.write(Write(deletes=[ABSENT]))
@@ -527,9 +525,7 @@ class ObjectContract(EngineFixtures):
             digests = [info.digest for info in all_objects(engine)]
             assert digests == [b.digest, c.digest, a.digest]
 
-    def test_what_is_put_again_may_have_other_bytes_than_what_was_deleted(
-        self, engine: Engine
-    ) -> None:
+    def test_a_deleted_digest_may_be_put_again_with_other_bytes(self, engine: Engine) -> None:
         first, second = (new_object(data, digest=ABSENT) for data in (b"first", b"the second"))
         put_objects(engine, first)
         engine.write(Write(deletes=[ABSENT]))
@@ -577,7 +573,7 @@ class ObjectContract(EngineFixtures):
         assert len(all_objects(engine)) == 500
         assert_reads_back(engine, *blobs[:500])
 
-    def test_an_id_is_never_given_twice(self, engine: Engine) -> None:
+    def test_an_id_is_never_reused(self, engine: Engine) -> None:
         # A collector's bitmap is by id: a reused one would pass a new object off as a dead one.
         seen: set[int] = set()
         highest = 0
@@ -596,7 +592,7 @@ class ObjectContract(EngineFixtures):
                 round_ % 4
             ]
             engine.write(Write(deletes=doomed))
-            # Another write comes between: what it finds stored tells no more which ids there were.
+            # After another write the stored objects no longer show which ids were used.
             put_row(engine, "records", b"between", b"%d" % round_)
 
     def test_an_id_stays_with_its_object(self, engine: Engine) -> None:
@@ -610,7 +606,7 @@ class ObjectContract(EngineFixtures):
             same = after[blob.digest] == before[blob.digest]
             assert same == (n % 3 != 0)
 
-    def test_a_failed_write_gives_no_id_that_is_given_again_to_a_parent_before_its_child(
+    def test_after_a_failed_write_a_child_still_gets_a_lower_id_than_its_parent(
         self, engine: Engine
     ) -> None:
         put_objects(engine, new_blob(b"first"))

@@ -1,4 +1,4 @@
-"""The part of the engine contract that is about rows: tables, keys, values, ordered pages."""
+"""The part of the engine contract about rows: tables, keys, values, ordered pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from casstore.testing.engine_fixtures import (
     put_row,
 )
 
-# Prefixes of each other, both ends of the byte range, and nothing that text would sort so.
+# Prefixes of each other and both ends of the byte range; text would sort differently.
 KEYS = sorted(
     [
         b"\x00",
@@ -54,7 +54,7 @@ KEYS = sorted(
 
 
 def _fill(engine: Engine, table: str = "records") -> list[Row]:
-    """Store a row at each of KEYS, in an order that is not theirs."""
+    """Store a row for each of KEYS, in another order."""
     rows = [Row(key, b"value of " + key) for key in KEYS]
     shuffled = random.Random(5).sample(rows, len(rows))
     engine.write(Write(rows=[PutRow(table, row.key, row.value) for row in shuffled]))
@@ -62,7 +62,7 @@ def _fill(engine: Engine, table: str = "records") -> list[Row]:
 
 
 class RowContract(EngineFixtures):
-    """Rows are found by table and key, and scanned in the order of their keys' bytes."""
+    """Rows are found by table and key, and scanned in the byte order of keys."""
 
     # --- one row ----------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class RowContract(EngineFixtures):
         assert find_row(engine, "heads", b"key") is None
         assert engine.scan_rows("heads") == []
 
-    def test_deleting_a_row_that_is_not_there_is_no_error(self, engine: Engine) -> None:
+    def test_deleting_a_missing_row_is_not_an_error(self, engine: Engine) -> None:
         put_row(engine, "heads", b"other", b"stays")
         engine.write(Write(rows=[DeleteRow("heads", b"key"), DeleteRow("heads", b"key")]))
         assert all_rows(engine, "heads") == [Row(b"other", b"stays")]
@@ -89,12 +89,12 @@ class RowContract(EngineFixtures):
         put_row(engine, "records", b"key", value)
         found = find_row(engine, "records", b"key")
         same = found == value
-        assert same, "other bytes came back than were written"
+        assert same, "the bytes read differ from the bytes written"
         assert type(found) is bytes
         [row] = engine.scan_rows("records")
         assert row.key == b"key"
         same = row.value == value
-        assert same, "other bytes were scanned than were written"
+        assert same, "the bytes scanned differ from the bytes written"
 
     def test_an_empty_value_is_not_an_absent_row(self, engine: Engine) -> None:
         put_row(engine, "pins", b"key", b"")
@@ -129,7 +129,7 @@ class RowContract(EngineFixtures):
         "table", ["nothing", "", "Heads", "heads\x00", "slabs", "index", "meta"]
     )
     def test_an_unknown_table_is_refused(self, engine: Engine, table: str) -> None:
-        # Also the names an engine might use for itself: its own tables are not the caller's.
+        # Also the names of an engine's internal tables: callers cannot use those.
         with pytest.raises(InvalidInputError):
             engine.get_rows([RowKey(table, b"key")])
         with pytest.raises(InvalidInputError):
@@ -198,7 +198,7 @@ class RowContract(EngineFixtures):
         self, engine: Engine, *, reverse: bool
     ) -> None:
         rows = _fill(engine)
-        # Bounds that are keys, that lie between keys, and that lie outside them all.
+        # Bounds that are keys, bounds between keys, and bounds outside all keys.
         bounds = [*KEYS, b"", b"\x00\x00\x00", b"a\x00a", b"abc", b"\x80\x00", b"\xff" * 600]
         for start in bounds:
             for stop in [*bounds, None]:
@@ -236,7 +236,7 @@ class RowContract(EngineFixtures):
 
     @pytest.mark.parametrize("limit", [1, 2, 7, 100])
     def test_paging_forward_covers_each_row_exactly_once(self, engine: Engine, limit: int) -> None:
-        # The longest key is among them: the start of the page after it is longer than a key.
+        # The longest key is among them: the start of the page after it is longer than any key.
         assert all_rows(engine, "records", limit=limit) == []
         rows = _fill(engine)
         assert all_rows(engine, "records", limit=limit) == rows

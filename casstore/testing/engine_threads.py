@@ -1,4 +1,4 @@
-"""The part of the engine contract that is about threads: many callers, one order of writes."""
+"""The part of the engine contract about threads: concurrent calls, serialised writes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from casstore.testing.engine_fixtures import (
 )
 
 THREADS = 8
-# Long enough for any machine, short enough that a deadlock ends as a failure.
+# Long enough for a slow machine; a deadlock fails the test after this time.
 TIMEOUT_S = 120.0
-# Python lets a thread run for five milliseconds, longer than a whole write takes, so that nothing
-# ever came between two lines of it.
+# Python switches threads every five milliseconds, longer than a whole write takes, so two writes
+# would hardly ever interleave.
 _SWITCH_S = 1e-6
-# How often a thread looks whether another has come through: that takes it some milliseconds.
+# How often a thread polls for the progress of another; each poll takes some milliseconds.
 _LOOKS = 20_000
 
 Answer = TypeVar("Answer")
 
 
 def start(work: Callable[[], Answer]) -> Future[Answer]:
-    """Run ``work`` on a thread of its own: a daemon, so that a deadlock holds up nobody else."""
+    """Run ``work`` on a daemon thread, so that a deadlock does not keep the process alive."""
     answer: Future[Answer] = Future()
 
     def run() -> None:
@@ -55,7 +55,7 @@ def start(work: Callable[[], Answer]) -> Future[Answer]:
 
 @contextmanager
 def _switching() -> Iterator[None]:
-    """Have threads take turns all the time: between any two lines, others come in between."""
+    """Switch threads as often as possible, so that they interleave between any two lines."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -65,7 +65,7 @@ def _switching() -> Iterator[None]:
 
 
 class _Noticed(bytes):
-    """Bytes that let something happen once when they are first compared."""
+    """Bytes that call a function once, when they are first compared."""
 
     happens: Callable[[], None] | None = None
 
@@ -80,7 +80,7 @@ class _Noticed(bytes):
 
 
 def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
-    """Run ``work`` with 0, 1, 2… on eight threads that start together; their answers."""
+    """Run ``work(0)``, ``work(1)``, … on eight threads that start together; their results."""
     barrier = threading.Barrier(THREADS, timeout=TIMEOUT_S)
 
     def run(number: int) -> Answer:
@@ -93,13 +93,13 @@ def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
 
 
 def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
-    """Call ``look`` over and over on a second thread until ``work`` is done."""
+    """Call ``look`` repeatedly on a second thread until ``work`` is done."""
     begun, done = threading.Event(), threading.Event()
 
     def reader() -> None:
         finished = False
         while not finished:
-            # Asked before looking, so that the last look comes after all the work.
+            # Read before looking, so that the last look comes after all the work.
             finished = done.is_set()
             begun.set()
             look()
@@ -115,9 +115,9 @@ def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
 
 
 class ThreadContract(EngineFixtures):
-    """Calls from many threads act as if they had come one after the other."""
+    """Concurrent calls behave as if they were made one after the other."""
 
-    def test_what_many_threads_write_is_all_there_afterwards(self, engine: Engine) -> None:
+    def test_all_writes_of_many_threads_are_stored(self, engine: Engine) -> None:
         def work(thread: int) -> int:
             new = 0
             for n in range(20):
@@ -177,8 +177,8 @@ class ThreadContract(EngineFixtures):
     def test_no_write_comes_between_the_conditions_of_another_and_its_changes(
         self, engine: Engine
     ) -> None:
-        # Where conditions are tried in this process, the comparison lets a second write begin
-        # and waits for it as long as nothing but luck could hold it up. It must not get through.
+        # If conditions are evaluated in this process, the comparison starts a second write and
+        # waits for it. The second write must not complete before the first.
         put_row(engine, "heads", b"key", b"before")
         others: list[Future[bool]] = []
 
@@ -209,7 +209,8 @@ class ThreadContract(EngineFixtures):
         def work(_thread: int) -> None:
             found = find_row(engine, "heads", b"key")
             raised = 0
-            # Whoever loses lost to somebody who counted, so there are only so many tries to lose.
+            # A thread loses only to another thread that counted, so the number of lost attempts is
+            # bounded.
             for _ in range(10 * THREADS):
                 if raised == 10:
                     return
@@ -230,7 +231,7 @@ class ThreadContract(EngineFixtures):
     def test_writes_made_at_the_same_time_succeed_and_fail_each_on_its_own(
         self, engine: Engine
     ) -> None:
-        # An engine may carry them out together; that must not show.
+        # An engine may batch them; the results must be the same.
         put_row(engine, "heads", b"key", b"1")
 
         def work(thread: int) -> list[str]:
@@ -276,7 +277,7 @@ class ThreadContract(EngineFixtures):
             assert len(engine.scan_objects()) == 2 * (round_ + 1)
 
     def test_a_reader_never_sees_a_row_that_names_a_missing_object(self, engine: Engine) -> None:
-        # P3: the object and the row that names it appear together.
+        # P3: the object and the row that refers to it become visible together.
         def work() -> None:
             for n in range(200):
                 blob = new_blob(b"state %d" % n)

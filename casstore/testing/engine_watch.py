@@ -1,4 +1,4 @@
-"""The part of the engine contract that is about watches: whoever waits for a write is woken."""
+"""The part of the engine contract about watches: a write wakes every waiter."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from casstore.testing.engine_fixtures import (
 from casstore.testing.engine_threads import TIMEOUT_S, start
 
 WRITES = 300
-# A waiter may be woken for nothing, but not on and on.
+# Spurious wake-ups are allowed, but not without end.
 MANY = 1000
 
 
 def falls_silent(watch: Watch) -> bool:
-    """Does the time run out on a watch while nobody writes?"""
+    """True if a wait times out while there are no writes."""
     return any(not watch.wait(0.01) for _ in range(MANY))
 
 
 def is_readable(watch: Watch, timeout_s: float) -> bool:
-    """What an event loop would see."""
+    """True if an event loop would see the descriptor as readable."""
     readable, _, _ = select.select([watch], [], [], timeout_s)
     return bool(readable)
 
 
 def watch_heads(engine: Engine, watch: Watch, last: int) -> Iterator[int]:
-    """The values of a counting head, each as it is seen, up to ``last``.
+    """The values of a counting head as they are seen, up to ``last``.
 
-    Between the last look at the head and the wait for the next write nothing may get lost.
+    A write between the last read of the head and the wait must not be lost.
     """
     seen = 0
     while seen < last:
-        assert watch.wait(TIMEOUT_S), f"slept through a write after {seen}"
+        assert watch.wait(TIMEOUT_S), f"missed a write after {seen}"
         found = int(find_row(engine, "heads", b"key") or b"0")
         if found != seen:
             seen = found
@@ -53,7 +53,7 @@ def watch_heads(engine: Engine, watch: Watch, last: int) -> Iterator[int]:
 
 
 class WatchContract(EngineFixtures):
-    """Who waits for a write is woken by it, whoever made it and whenever."""
+    """A write wakes every waiter, whichever thread made it and when."""
 
     @pytest.fixture
     def watch(self, engine: Engine) -> Iterator[Watch]:
@@ -61,13 +61,13 @@ class WatchContract(EngineFixtures):
         with closing(engine.watch()) as made:
             yield made
 
-    def test_nothing_written_wakes_nobody(self, watch: Watch) -> None:
+    def test_without_a_write_no_waiter_wakes(self, watch: Watch) -> None:
         assert falls_silent(watch)
         watch.drain()
         assert falls_silent(watch)
 
     @pytest.mark.parametrize("timeout_s", [0, -1, 0.0])
-    def test_no_time_to_wait_is_no_wait(self, watch: Watch, timeout_s: float) -> None:
+    def test_a_timeout_of_zero_does_not_wait(self, watch: Watch, timeout_s: float) -> None:
         assert any(not watch.wait(timeout_s) for _ in range(MANY))
 
     @pytest.mark.parametrize("timeout_s", [None, TIMEOUT_S, 1e12, float("inf")])
@@ -107,30 +107,26 @@ class WatchContract(EngineFixtures):
         watch.drain()
         assert falls_silent(watch)
 
-    def test_what_was_drained_is_forgotten(self, engine: Engine, watch: Watch) -> None:
+    def test_drained_changes_do_not_wake_again(self, engine: Engine, watch: Watch) -> None:
         for n in range(3):
             put_row(engine, "heads", b"key", b"%d" % n)
             watch.drain()
             assert falls_silent(watch)
 
-    def test_a_write_before_the_watch_was_made_is_not_its_business(self, engine: Engine) -> None:
+    def test_a_write_before_the_watch_was_created_does_not_wake_it(self, engine: Engine) -> None:
         put_row(engine, "heads", b"key", b"1")
         with closing(engine.watch()) as watch:
             assert falls_silent(watch)
             put_row(engine, "heads", b"key", b"2")
             assert watch.wait(TIMEOUT_S)
 
-    def test_more_writes_than_anybody_waits_for_do_no_harm(
-        self, engine: Engine, watch: Watch
-    ) -> None:
+    def test_more_writes_than_waits_do_no_harm(self, engine: Engine, watch: Watch) -> None:
         for n in range(MANY):
             put_row(engine, "heads", b"key", b"%d" % n)
         assert watch.wait(TIMEOUT_S)
         assert falls_silent(watch)
 
-    def test_a_failed_write_leaves_the_watch_as_good_as_it_was(
-        self, engine: Engine, watch: Watch
-    ) -> None:
+    def test_a_failed_write_leaves_the_watch_working(self, engine: Engine, watch: Watch) -> None:
         with pytest.raises(ConditionFailedError):
             engine.write(Write(conditions=[RowIs("heads", b"key", b"1")]))
         assert falls_silent(watch)
@@ -150,9 +146,7 @@ class WatchContract(EngineFixtures):
         put_row(engine, "heads", b"key", b"after one was closed")
         assert watch.wait(TIMEOUT_S)
 
-    def test_nobody_sleeps_through_the_last_of_many_writes(
-        self, engine: Engine, watch: Watch
-    ) -> None:
+    def test_no_waiter_misses_the_last_of_many_writes(self, engine: Engine, watch: Watch) -> None:
         def write() -> None:
             for n in range(1, WRITES + 1):
                 put_row(engine, "heads", b"key", b"%d" % n)
@@ -163,11 +157,11 @@ class WatchContract(EngineFixtures):
         assert all(earlier < later for earlier, later in pairwise(seen))
         assert seen[-1] == WRITES
 
-    def test_nobody_sleeps_through_any_write_when_each_is_the_last(
+    def test_no_waiter_misses_any_write_when_each_is_the_last(
         self, engine: Engine, watch: Watch
     ) -> None:
-        # The writer goes on only when the waiter has seen the write, so that no later one
-        # makes up for a wake-up that was lost.
+        # The writer continues only when the waiter has seen the write, so that no later write
+        # compensates for a lost wake-up.
         noticed = threading.Semaphore(0)
 
         def write() -> None:
@@ -183,7 +177,7 @@ class WatchContract(EngineFixtures):
 
     # --- the end ----------------------------------------------------------------
 
-    def test_a_closed_watch_says_so_and_may_be_closed_again(
+    def test_a_closed_watch_raises_closed_error_and_may_be_closed_again(
         self, engine: Engine, watch: Watch
     ) -> None:
         watch.close()
@@ -195,10 +189,12 @@ class WatchContract(EngineFixtures):
         engine.close()
         watch.close()
 
-    def test_a_watch_of_a_closed_engine_says_so(self, engine: Engine, watch: Watch) -> None:
+    def test_a_watch_of_a_closed_engine_raises_closed_error(
+        self, engine: Engine, watch: Watch
+    ) -> None:
         handle = watch.fileno()
         engine.close()
-        # An event loop that polls the descriptor must come to ask.
+        # An event loop that polls the descriptor must call drain and get the error.
         assert select.select([handle], [], [], TIMEOUT_S)[0]
         for call in (watch.fileno, watch.drain, watch.wait):
             with pytest.raises(ClosedError):
@@ -209,7 +205,7 @@ class WatchContract(EngineFixtures):
 
     def test_closing_the_engine_ends_a_wait(self, engine: Engine, watch: Watch) -> None:
         waiting = start(watch.wait)
-        # Time to begin the wait; the answer is the same if it begins later.
+        # Time for the wait to begin; the result is the same if it begins later.
         time.sleep(0.1)
         engine.close()
         with pytest.raises(ClosedError):

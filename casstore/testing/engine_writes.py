@@ -1,4 +1,4 @@
-"""The part of the engine contract that is about writes: conditions, order, all or nothing."""
+"""The part of the engine contract about writes: conditions, order, atomicity."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
 
 
 def _holds(engine: Engine, condition: Condition) -> bool:
-    """Whether a write under this condition alone goes through, and only then changes a row."""
+    """True if a write with this condition alone succeeds; a failed one must change nothing."""
     marker = PutRow("retention", b"the condition held", b"")
     engine.write(Write(rows=[DeleteRow(marker.table, marker.key)]))
     try:
@@ -75,7 +75,7 @@ def _holds(engine: Engine, condition: Condition) -> bool:
 
 
 class WriteContract(EngineFixtures):
-    """A write looks at the state before it, then happens wholly or not at all (P5)."""
+    """A write checks the state before it, then happens completely or not at all (P5)."""
 
     # --- conditions -------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class WriteContract(EngineFixtures):
     def test_a_row_is_live_until_its_time_and_lapsed_from_then_on(
         self, clocked: Engine, clock: ManualClock, offset: int
     ) -> None:
-        # Now is not the future: at its very time a row has lapsed.
+        # At exactly its time a row has lapsed.
         value = b"o" * offset + time_bytes(clock.now_ms) + b"tail"
         put_row(clocked, "leases", b"key", value)
         live = RowLive("leases", b"key", b"o" * offset, offset)
@@ -157,7 +157,7 @@ class WriteContract(EngineFixtures):
     def test_a_row_that_ends_within_its_time_has_lapsed(
         self, clocked: Engine, size_bytes: int
     ) -> None:
-        # Six such bytes read as a number would be a time thousands of years from now.
+        # Read as a number, these six bytes would be a time thousands of years from now.
         value = b"owner" + b"\xff" * size_bytes
         put_row(clocked, "leases", b"key", value)
         assert not _holds(clocked, RowLive("leases", b"key", b"owner", 5))
@@ -223,7 +223,7 @@ class WriteContract(EngineFixtures):
         for condition in failing:
             write = Write(
                 objects=[new],
-                # What fails stands behind a condition that holds.
+                # The failing part comes after a condition that holds.
                 conditions=[RowIs("heads", b"kept", b"1"), condition],
                 rows=[
                     PutRow("heads", b"new", b"2"),
@@ -419,7 +419,7 @@ class WriteContract(EngineFixtures):
         clocked.write(Write(conditions=[RowLapsed("leases", b"key", held, 2)], rows=[taken]))
         assert _holds(clocked, RowLive("leases", b"key", b"it", 2))
 
-    def test_the_engine_says_what_time_it_is(self, clocked: Engine, clock: ManualClock) -> None:
+    def test_the_engine_returns_its_time(self, clocked: Engine, clock: ManualClock) -> None:
         assert clocked.now_ms() == clock.now_ms
         clock.now_ms += 1
         assert clocked.now_ms() == clock.now_ms
@@ -428,7 +428,7 @@ class WriteContract(EngineFixtures):
     def test_an_engine_without_a_clock_given_counts_milliseconds_since_1970(
         self, engine: Engine
     ) -> None:
-        # A day apart at most: the engine may be on another machine with another clock.
+        # A day apart at most: the engine may be on a machine with another clock.
         day_ms = 24 * 3600 * 1000
         assert abs(engine.now_ms() - time.time_ns() // 1_000_000) < day_ms
         result = engine.write(Write(rows=[PutRow("leases", b"key", bytes(8), [Stamp(0)])]))
@@ -449,7 +449,7 @@ class WriteContract(EngineFixtures):
         engine.close()
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_every_call_after_close_says_that_it_is_closed(self, engine: Engine, call: str) -> None:
+    def test_every_call_after_close_raises_closed_error(self, engine: Engine, call: str) -> None:
         put_row(engine, "heads", b"key", b"value")
         CALLS[call](engine)
         engine.close()

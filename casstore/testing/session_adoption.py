@@ -1,4 +1,4 @@
-"""The part of the session suite about adoption, and about forks that begin with nodes."""
+"""The part of the session suite about adoption, and about forks with initial nodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from casstore.errors import (
     HeadConflictError,
     InvalidInputError,
     InvalidValueError,
-    LeaseLostError,
+    LeaseHeldError,
     SessionDeletedError,
     SessionExistsError,
     SessionNotFoundError,
     TurnConflictError,
     UnknownParentError,
 )
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft, Origin, Usage
+from casstore.session.data import Checkpoint, Commit, NodeDraft, Origin, Usage
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import (
@@ -34,7 +34,7 @@ from casstore.testing.session_fixtures import (
 
 
 class AdoptionConformance(SessionFixtures):
-    """The head of one session becomes a revision of another; nothing of either is lost."""
+    """The head of one session becomes a revision of another; neither session loses anything."""
 
     def test_adopt_the_head_of_the_other_is_the_next_revision(
         self, store: Store, session: Session, other: Session
@@ -44,7 +44,7 @@ class AdoptionConformance(SessionFixtures):
         state = Checkpoint(tool_state={"n": 1}, execution_state=b"machine")
         step(other, "c", message("d", parent="a"), checkpoint=state,
              usage=[Usage("main", "large", 2)])  # fmt: skip
-        result = session.adopt(other, lease=UNFENCED, expected=1, label="won")
+        result = session.adopt(other, expected=1, label="won")
         head = session.head()
         assert head is not None
         assert (result.revision, result.leaf, result.nodes, result.replayed) == (2, "d", (), False)
@@ -56,7 +56,7 @@ class AdoptionConformance(SessionFixtures):
         assert (entry.revision, entry.operation, entry.adopted) == (
             2, "adopt", Origin("beta", 2, None),
         )  # fmt: skip
-        # What was there before is still there, and both go on by themselves.
+        # The earlier state is still stored, and both sessions continue independently.
         assert path(session, at=1) == ["a", "b"]
         step(session, "e")
         step(other, "f")
@@ -70,7 +70,7 @@ class AdoptionConformance(SessionFixtures):
         store.fork("alpha", "beta")
         step(other, *[f"m{at}" for at in range(60)])
         before = contents_of(store)
-        session.adopt("beta", lease=UNFENCED)
+        session.adopt("beta")
         after = contents_of(store)
         assert after.objects == before.objects
         changed = {table: set(after.rows[table]) - set(before.rows[table]) for table in after.rows}
@@ -83,10 +83,10 @@ class AdoptionConformance(SessionFixtures):
     ) -> None:
         step(session, "a", turn="t0")
         store.fork("alpha", "beta")
-        turns = [Commit(append=[message(f"n{at}")], turn=f"t{at}", lease=UNFENCED) for at in (1, 2)]
+        turns = [Commit(append=[message(f"n{at}")], turn=f"t{at}") for at in (1, 2)]
         made = [other.commit(turn) for turn in turns]
-        other.rewind(2, lease=UNFENCED)
-        adopted = session.adopt(other, lease=UNFENCED)
+        other.rewind(2)
+        adopted = session.adopt(other)
         before = contents_of(store)
         for turn, first in zip(turns, made, strict=True):
             again = session.commit(turn)
@@ -95,24 +95,24 @@ class AdoptionConformance(SessionFixtures):
         with pytest.raises(TurnConflictError):
             session.commit(turns[0]._replace(append=[message("something else")]))
         assert contents_of(store) == before
-        # Its own turns are answered as ever, and those of both when the other is gone.
+        # Its own turns are replayed as before, and those of both after the other is deleted.
         assert step(session, "a", turn="t0").replayed
         store.delete_session("beta")
         assert session.commit(turns[1]).nodes == ("n2",)
-        # And so when the session that has adopted is adopted itself.
+        # Also if the adopting session is adopted itself.
         store.fork("alpha", "gamma", at=1)
         gamma = store.session("gamma")
-        gamma.adopt(session, lease=UNFENCED)
+        gamma.adopt(session)
         assert gamma.commit(turns[0]).replayed
 
-    def test_adopt_the_own_receipt_of_a_turn_counts(
+    def test_adopt_keeps_the_sessions_own_receipt_of_a_turn(
         self, store: Store, session: Session, other: Session
     ) -> None:
         step(session, "a")
         store.fork("alpha", "beta")
         ours = step(session, "ours", turn="t")
         step(other, "theirs", turn="t")
-        session.adopt(other, lease=UNFENCED)
+        session.adopt(other)
         again = step(session, "ours", turn="t")
         assert (again.replayed, again.revision) == (True, ours.revision)
 
@@ -124,7 +124,7 @@ class AdoptionConformance(SessionFixtures):
         step(other, "d", "e")
         session.tombstone(["b"])
         other.tombstone(["d"])
-        session.adopt(other, lease=UNFENCED)
+        session.adopt(other)
         assert path(session) == ["a", "c", "e"]
         assert path(session, at=1) == ["a", "c"]
         assert path(other) == ["a", "b", "c", "e"]
@@ -133,7 +133,7 @@ class AdoptionConformance(SessionFixtures):
             store.fork("alpha", f"y{ours}")
             store.session(f"x{ours}").tombstone(ours)
             store.session(f"y{ours}").tombstone(theirs)
-            store.session(f"x{ours}").adopt(f"y{ours}", lease=UNFENCED)
+            store.session(f"x{ours}").adopt(f"y{ours}")
             assert path(store.session(f"x{ours}")) == ["c", "e"]
 
     def test_adopt_labels_queue_lease_and_name_stay(
@@ -162,7 +162,7 @@ class AdoptionConformance(SessionFixtures):
         kept, waiting = other.attachments.put(b"theirs"), other.attachments.put(b"not yet")
         other.attachments.intend("elsewhere", uri="s3://theirs")
         other.attachments.commit([kept.id, "elsewhere"])
-        session.adopt(other, lease=UNFENCED)
+        session.adopt(other)
         found = {one.id: one.state for one in session.attachments.list()}
         assert found == {own.id: "intent", kept.id: "committed"}
         assert other.attachments.find(waiting.id) is not None
@@ -180,9 +180,7 @@ class AdoptionConformance(SessionFixtures):
         step(other, "b")
         held = hold(session)
         with nothing_written(store):
-            with pytest.raises(LeaseLostError):
-                session.adopt(other, lease=UNFENCED)
-            with pytest.raises(LeaseLostError):
+            with pytest.raises(LeaseHeldError):
                 session.adopt(other)
             with pytest.raises(HeadConflictError):
                 session.adopt(other, lease=held, expected=7)
@@ -191,7 +189,7 @@ class AdoptionConformance(SessionFixtures):
             with pytest.raises(SessionNotFoundError):
                 session.adopt("nobody", lease=held)
             with pytest.raises(SessionNotFoundError):
-                store.session("nobody").adopt(other, lease=UNFENCED)
+                store.session("nobody").adopt(other)
         store.delete_session("beta")
         with nothing_written(store), pytest.raises(SessionDeletedError):
             session.adopt("beta", lease=held)
@@ -202,7 +200,7 @@ class AdoptionConformance(SessionFixtures):
         step(session, "a")
         store.fork("alpha", "beta")
         step(other, *[f"n{at}" for at in range(40)])
-        session.adopt(other, lease=UNFENCED)
+        session.adopt(other)
         store.delete_session("beta")
         assert path(session) == ["a", *[f"n{at}" for at in range(40)]]
         step(session, "more")
@@ -250,6 +248,6 @@ class AdoptionConformance(SessionFixtures):
             with pytest.raises(InvalidValueError):
                 store.fork("alpha", "beta", append=[NodeDraft("b", float("nan"))])
             with pytest.raises(InvalidInputError):
-                store.fork("alpha", "beta", append="b")  # type: ignore[arg-type]
+                store.fork("alpha", "beta", append="b")
             with pytest.raises(SessionExistsError):
                 store.fork("alpha", "alpha", append=[message("b")])

@@ -30,9 +30,9 @@ def _names(attachments: list[Attachment]) -> list[str]:
 
 
 class AttachmentConformance(SessionFixtures):
-    """No bytes without an intent, no commit of what is condemned, no end without a trace."""
+    """Bytes need an intent, condemned attachments cannot be committed, deletions are recorded."""
 
-    def test_attachment_wal_an_intent_says_what_is_to_come(
+    def test_attachment_wal_an_intent_describes_the_attachment(
         self, session: Session, clock: ManualClock
     ) -> None:
         intent = session.attachments.intend("a", uri="s3://bucket/a", owner="turn-1")
@@ -113,7 +113,7 @@ class AttachmentConformance(SessionFixtures):
     def test_attachment_wal_an_intent_names_no_blob_that_is_not_there(
         self, store: Store, session: Session
     ) -> None:
-        """A row that names what is missing would keep every collection from removing anything."""
+        """A row that refers to a missing object would stop every collection."""
         with nothing_written(store), pytest.raises(ObjectNotFoundError):
             session.attachments.intend("file", digest=Digest.of_blob(b"never put"))
         blob = store.put_blob(b"put")
@@ -167,7 +167,7 @@ class AttachmentConformance(SessionFixtures):
 
     # --- condemned --------------------------------------------------------------------------
 
-    def test_what_is_condemned_cannot_be_committed_any_more(
+    def test_a_condemned_attachment_cannot_be_committed(
         self, store: Store, session: Session
     ) -> None:
         intent = session.attachments.intend("a", uri="file:///a")
@@ -185,21 +185,25 @@ class AttachmentConformance(SessionFixtures):
                 error = caught.value
                 assert (error.attachment, error.state) == ("a", "condemned")
 
-    def test_what_is_condemned_and_forgotten_may_begin_anew(self, session: Session) -> None:
+    def test_a_condemned_and_forgotten_attachment_may_be_announced_again(
+        self, session: Session
+    ) -> None:
         session.attachments.intend("a", uri="file:///a")
         session.attachments.condemn("a")
         session.attachments.forget("a")
         assert session.attachments.intend("a", uri="file:///a").state == "intent"
         step(session, "n", attachments=["a"])
 
-    def test_what_is_committed_cannot_be_condemned(self, store: Store, session: Session) -> None:
+    def test_a_committed_attachment_cannot_be_condemned(
+        self, store: Store, session: Session
+    ) -> None:
         session.attachments.intend("a", uri="file:///a")
         session.attachments.commit(["a"])
         with nothing_written(store), pytest.raises(AttachmentStateError) as caught:
             session.attachments.condemn("a")
         assert caught.value.state == "committed"
 
-    def test_what_is_unknown_cannot_be_condemned(self, session: Session) -> None:
+    def test_an_unknown_attachment_cannot_be_condemned(self, session: Session) -> None:
         with pytest.raises(AttachmentNotFoundError):
             session.attachments.condemn("unknown")
 

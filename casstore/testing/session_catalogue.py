@@ -1,4 +1,4 @@
-"""The part of the session suite about sessions as such: made, named and listed."""
+"""The part of the session suite about creating, naming and listing sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from casstore.errors import InvalidInputError, SessionNotFoundError
 from casstore.session.data import (
-    UNFENCED,
     Hidden,
     SessionInfo,
     SessionMeta,
@@ -35,7 +34,7 @@ BAD_IDS = ["", "\x00", "a\x00b", "\ud800"]
 
 
 class CatalogueConformance(SessionFixtures):
-    """Sessions are told apart by any id, made once, and never come back."""
+    """Any ids distinguish sessions; a session is created once, and a deleted one never returns."""
 
     # --- made -----------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ class CatalogueConformance(SessionFixtures):
         assert session.update_meta(cwd=None).cwd is None
         assert [info.meta.name for info in store.sessions()] == ["New"]
 
-    def test_factory_nothing_is_known_of_a_session_that_is_not(self, session: Session) -> None:
+    def test_factory_a_missing_session_has_no_data(self, session: Session) -> None:
         for call in (session.meta, session.info, lambda: session.rename("name")):
             with pytest.raises(SessionNotFoundError):
                 call()
@@ -132,7 +131,7 @@ class CatalogueConformance(SessionFixtures):
             session.checkpoint,
             session.entry,
             lambda: session.label("mark"),
-            lambda: session.rewind(1, lease=UNFENCED),
+            lambda: session.rewind(1),
             lambda: store.fork("alpha", "beta"),
         ):
             with pytest.raises(SessionNotFoundError) as caught:
@@ -156,7 +155,7 @@ class CatalogueConformance(SessionFixtures):
         assert path(store.session(odd + "2")) == ["b"]
 
     @pytest.mark.parametrize("bad", BAD_IDS, ids=ascii)
-    def test_factory_refuses_what_is_no_id(self, store: Store, session: Session, bad: str) -> None:
+    def test_factory_refuses_invalid_ids(self, store: Store, session: Session, bad: str) -> None:
         step(session, "a")
         with nothing_written(store):
             for call in (
@@ -169,7 +168,7 @@ class CatalogueConformance(SessionFixtures):
                 with pytest.raises(InvalidInputError):
                     call()
 
-    def test_factory_ids_that_begin_alike_are_strangers(self, store: Store) -> None:
+    def test_factory_ids_with_a_common_prefix_are_independent(self, store: Store) -> None:
         names = ["s", "s/", "s1", "ss", "s ", "sé", "s\x01", "S", _LONG, _LONG + "x", _LONG + "y"]
         sessions = [store.session(name) for name in names]
         for session in sessions:

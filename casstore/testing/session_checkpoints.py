@@ -1,4 +1,4 @@
-"""The part of the session suite about what stands beside the graph: checkpoint and ledger."""
+"""The part of the session suite about checkpoints and the usage ledger."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ BODIES: list[Any] = [
 
 
 def _keep(session: Session, **fields: Any) -> Checkpoint:
-    """Commit a checkpoint, and give it back with its components as links."""
+    """Commit a checkpoint; returns it with its components as links."""
     step(session, checkpoint=Checkpoint(**fields))
     return session.checkpoint()
 
 
 class CheckpointConformance(SessionFixtures):
-    """A checkpoint comes back as it was; its components are stored once and shared."""
+    """A checkpoint is read as it was written; its components are stored once and shared."""
 
     def test_checkpoint_refs_everything_comes_back(self, session: Session) -> None:
         full = Checkpoint(
@@ -217,9 +217,7 @@ class CheckpointConformance(SessionFixtures):
         assert session.usage() == (Usage("main", "large", 2**41),)
 
     @pytest.mark.parametrize("field", ["input", "output", "cached_input", "reasoning"])
-    def test_usage_below_nothing_is_refused(
-        self, store: Store, session: Session, field: str
-    ) -> None:
+    def test_negative_usage_is_refused(self, store: Store, session: Session, field: str) -> None:
         amounts: dict[str, int] = {field: -1}
         step(session, usage=[Usage("main", "large", 9, 9, 9, 9)])
         with nothing_written(store), pytest.raises(InvalidInputError):

@@ -1,4 +1,4 @@
-"""The part of the session suite about commits: bound, checked, and all or nothing."""
+"""The part of the session suite about commits: binding, checks, atomicity."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from casstore.errors import (
     HeadConflictError,
     InvalidInputError,
     InvalidValueError,
+    LeaseHeldError,
     LeaseLostError,
     SessionBindingError,
     TurnConflictError,
@@ -25,7 +26,7 @@ from casstore.errors import (
     UnknownParentError,
 )
 from casstore.format.canonical import Link
-from casstore.session.data import UNFENCED, Checkpoint, Claim, Commit, CommitResult, Lease, Usage
+from casstore.session.data import Checkpoint, Claim, Commit, CommitResult, Lease, Usage
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ABSENT, ManualClock
@@ -48,7 +49,7 @@ from casstore.testing.session_fixtures import (
 
 
 def _prepare_everything(session: Session) -> Commit:
-    """A session at revision 1, and a commit that does all that a commit can do."""
+    """A session at revision 1, and a commit that uses every feature of a commit."""
     step(session, "a", usage=[Usage("main", "large", 10, 5)], turn="taken")
     lease = hold(session)
     enqueue(session)
@@ -80,13 +81,12 @@ def _lost_claim(change: Commit) -> Claim:
     return claim._replace(batches=(batch._replace(fence=batch.fence + 1),))
 
 
-# What is wrong with a commit: how to spoil one, and the error it is refused with.
+# Faults of a commit: how to produce one, and the error that it raises.
 SPOILT: dict[str, tuple[Callable[[Commit], dict[str, Any]], type[CasstoreError]]] = {
     "it is for another session": (lambda _: {"session": "beta"}, SessionBindingError),
     "its turn was committed": (lambda _: {"turn": "taken"}, TurnConflictError),
-    "it has no lease": (lambda _: {"lease": None, "release": False}, LeaseLostError),
+    "it has no lease": (lambda _: {"lease": None, "release": False}, LeaseHeldError),
     "it has a foreign lease": (lambda c: {"lease": _foreign_lease(c)}, LeaseLostError),
-    "it is unfenced": (lambda _: {"lease": UNFENCED, "release": False}, LeaseLostError),
     "it expects no head": (lambda _: {"expected": 0}, HeadConflictError),
     "it expects a later head": (lambda _: {"expected": 2}, HeadConflictError),
     "it completes lost work": (lambda c: {"completes": [_lost_claim(c)]}, ClaimLostError),
@@ -133,7 +133,7 @@ SPOILT: dict[str, tuple[Callable[[Commit], dict[str, Any]], type[CasstoreError]]
 
 
 class CommitConformance(SessionFixtures):
-    """A commit is one step: it happens wholly, or not at all and says why."""
+    """A commit happens completely, or not at all with an error."""
 
     # --- binding ------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class CommitConformance(SessionFixtures):
         spoil, error = SPOILT[fault]
         with nothing_written(store), pytest.raises(error):
             session.commit(change._replace(**spoil(change)))
-        # Nothing of it stands in the way of the commit as it should have been.
+        # Nothing left behind prevents the corrected commit.
         assert session.commit(change).revision == 2
 
     def test_atomic_commit_with_a_stale_completion_makes_no_head_and_keeps_the_work(
@@ -238,12 +238,12 @@ class CommitConformance(SessionFixtures):
             completes=[_lost_claim(good)],
             attachments=["unknown"],
         )
-        # Each error in its turn, and what has to be mended to get past it.
+        # Each error in order, and the correction that gets past it.
         ladder: list[tuple[type[CasstoreError], dict[str, Any]]] = [
             (InvalidValueError, {"checkpoint": missing, "session": "beta"}),
             (SessionBindingError, {"session": good.session}),
             (TurnConflictError, {"turn": good.turn}),
-            (LeaseLostError, {"lease": good.lease, "release": True}),
+            (LeaseHeldError, {"lease": good.lease, "release": True}),
             (HeadConflictError, {"expected": good.expected}),
             (ClaimLostError, {"completes": good.completes}),
             (AttachmentNotFoundError, {"attachments": good.attachments}),
@@ -314,13 +314,15 @@ class CommitConformance(SessionFixtures):
 
     def test_no_expectation_commit_is_checked_for_everything_else(self, session: Session) -> None:
         step(session, "a")
-        with pytest.raises(LeaseLostError):
+        lease = hold(session)
+        with pytest.raises(LeaseHeldError):
             session.commit(Commit(append=[message("b")]))
+        session.release_lease(lease)
         with pytest.raises(DuplicateNodeError):
             step(session, "a")
         assert revision(session) == 1
 
-    def test_no_expectation_commits_that_race_all_get_in_and_lose_nothing(
+    def test_no_expectation_commits_that_race_all_succeed(
         self, store: Store, session: Session
     ) -> None:
         spent = Usage("main", "large", 1)

@@ -34,7 +34,7 @@ def _ids(refs: Iterable[NodeRef]) -> list[str]:
 
 
 class CompareConformance(SessionFixtures):
-    """Two states differ by the nodes and places that a reader would name."""
+    """A comparison lists the nodes and components in which two states differ."""
 
     def test_compare_a_session_with_its_past(self, store: Store, session: Session) -> None:
         first = step(session, "a", "b", checkpoint=Checkpoint(tool_state={"n": 1, "kept": True}))
@@ -48,7 +48,7 @@ class CompareConformance(SessionFixtures):
         assert tuple(change.path) == ("tool_state", "n")
         assert (change.op, change.before, change.after) == ("changed", 1, 2)
 
-    def test_compare_tells_where_a_node_stands(self, store: Store, session: Session) -> None:
+    def test_compare_returns_the_position_of_a_node(self, store: Store, session: Session) -> None:
         step(session, "a")
         step(session, "b")
         [ref] = store.compare(("alpha", 1), "alpha").added
@@ -77,7 +77,9 @@ class CompareConformance(SessionFixtures):
         assert found.ancestor.id == "a"
         assert (found.old_leaf, found.new_leaf) == ("d", "b")
 
-    def test_compare_strangers(self, store: Store, session: Session, other: Session) -> None:
+    def test_compare_two_unrelated_sessions(
+        self, store: Store, session: Session, other: Session
+    ) -> None:
         step(session, "a", "b")
         step(other, message("a", "another a"), "c")
         found = store.compare("alpha", "beta")
@@ -141,7 +143,7 @@ class CompareConformance(SessionFixtures):
 
 
 class PinConformance(SessionFixtures):
-    """A name keeps what it names, until it is taken away or its time is up."""
+    """A tag or pin keeps its object alive until it is deleted or expires."""
 
     def test_tags_name_an_object(self, store: Store, session: Session, clock: ManualClock) -> None:
         manifest = step(session, "a").manifest
@@ -150,7 +152,7 @@ class PinConformance(SessionFixtures):
         assert store.find_pin("release") == tag
         assert list(store.pins()) == [tag]
 
-    def test_tags_do_not_move_unless_told(self, store: Store) -> None:
+    def test_tags_do_not_move_unless_requested(self, store: Store) -> None:
         one, two = store.put_many([b"one", b"two"])
         store.tag("name", one)
         with nothing_written(store), pytest.raises(NameTakenError) as caught:
@@ -219,7 +221,7 @@ class PinConformance(SessionFixtures):
         store.pin("other", one, ttl_ms=10)
         assert store.tag("other", two, move=True).digest == two
 
-    def test_pins_are_taken_away(self, store: Store) -> None:
+    def test_pins_are_deleted(self, store: Store) -> None:
         store.tag("name", store.put_blob(b"kept"))
         assert store.unpin("name") is True
         assert store.unpin("name") is False
@@ -244,9 +246,7 @@ class PinConformance(SessionFixtures):
         step(store.session("beta"), "b")
         assert _ids(store.compare("beta", manifest).added) == ["a"]
 
-    def test_pins_and_sessions_have_names_of_their_own(
-        self, store: Store, session: Session
-    ) -> None:
+    def test_pins_and_sessions_have_separate_names(self, store: Store, session: Session) -> None:
         step(session, "a")
         store.tag("alpha", store.put_blob(b"kept"))
         assert path(session) == full(session) == ["a"]

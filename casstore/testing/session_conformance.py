@@ -1,14 +1,14 @@
-"""The session runtime's conformance suite: what agents rely on, as a pytest suite to subclass.
+"""The session conformance suite: the guarantees that agents rely on, to be subclassed.
 
     class TestMine(SessionConformance):
         @pytest.fixture
         def make_engine(self) -> Iterator[EngineFactory]: ...
 
-The factory is that of the engine contract: a fresh, empty engine at each call, on the clock
-given. An engine whose store outlives it subclasses ``PersistentSessionConformance`` and
-overrides ``reopen`` as well; the engine opened again must go by the fixture ``clock``.
+Each call of the factory returns a new, empty engine on the given clock, as in the engine contract.
+A persistent engine subclasses ``PersistentSessionConformance`` and overrides ``reopen`` too; the
+reopened engine must use the fixture ``clock``.
 
-What is promised, and what the names of the tests for it begin with:
+The guarantees, and the prefixes of the names of their tests:
 
 =======================  ===================================  ============================
 promise                  tests                                       module
@@ -46,25 +46,23 @@ Picker                   ``test_picker_``                            session_pic
 Reopen                   ``test_reopen_``, ``test_a_second_handle``  session_reopen
 =======================  ===================================  ============================
 
-Beyond these: ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
-``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in
-session_history, ``test_fork_`` in session_forks, ``test_adopt_`` in session_adoption,
-``test_compare_``, ``test_tags_`` and
-``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes, ``test_subjects_``,
-``test_expiry_`` and ``test_protection_`` in session_lifetimes. session_races has more
-of each promise: somebody else writes right before or after. session_model takes sessions
-through random steps beside a model of plain dictionaries.
+In addition, ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
+``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in session_history,
+``test_fork_`` in session_forks, ``test_adopt_`` in session_adoption, ``test_compare_``,
+``test_tags_`` and ``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes,
+``test_subjects_``, ``test_expiry_`` and ``test_protection_`` in session_lifetimes. session_races
+tests the same guarantees with a concurrent write just before or after. session_model runs random
+steps on sessions and on a model of plain dictionaries.
 
-Left to the suite of maintenance: collecting garbage, the honesty of its reports, and what
-vacuum removes of tombstones. Left to the store that is opened: the refusal of other format
-versions, and that the durability it reports is the one it was asked for.
+Tested elsewhere: garbage collection, its reports and the vacuuming of tombstones (the maintenance
+suite); the refusal of other format versions and the reported durability (the tests of the store).
 """
 
 from __future__ import annotations
 
 import pytest
 
-# Without this the asserts of the suites would fail without saying what they compared.
+# Without it a failing assert of the suites would not show the compared values.
 pytest.register_assert_rewrite(
     "casstore.testing.session_fixtures",
     "casstore.testing.session_commits",
@@ -134,8 +132,8 @@ class SessionConformance(
     RaceConformance,
     ModelConformance,
 ):
-    """Everything the session runtime promises while its store is open."""
+    """The guarantees of the session runtime while its store is open."""
 
 
 class PersistentSessionConformance(SessionConformance, ReopenConformance):
-    """The same, and that a session is still there when its store is opened again."""
+    """The same guarantees, and that reopening a store preserves its sessions."""

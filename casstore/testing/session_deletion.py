@@ -1,4 +1,4 @@
-"""The part of the session suite about the end: deleted for everybody, and for good."""
+"""The part of the session suite about deletion: immediate, for all handles, permanent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from casstore.errors import SessionDeletedError
 from casstore.session.data import (
-    UNFENCED,
     Claim,
     Commit,
     Lease,
@@ -34,7 +33,7 @@ from casstore.testing.session_fixtures import (
 _LEASE = Lease("alpha", "worker", b"token", 1, 0, 2**50)
 _CLAIM = Claim("claim", "alpha", 1, ())
 
-# Everything that can be asked of a session by its id.
+# Every call on a session by its id.
 CALLS: dict[str, Callable[[Store, Session], object]] = {
     "head": lambda _, session: session.head(),
     "load": lambda _, session: session.load(),
@@ -48,7 +47,7 @@ CALLS: dict[str, Callable[[Store, Session], object]] = {
     "commit": lambda _, session: step(session, "b"),
     "replay": lambda _, session: step(session, "a", turn="turn"),
     "commit in vain": lambda _, session: session.commit(Commit(expected=9)),
-    "rewind": lambda _, session: session.rewind(1, lease=UNFENCED),
+    "rewind": lambda _, session: session.rewind(1),
     "tombstone": lambda _, session: session.tombstone(["a"]),
     "rename": lambda _, session: session.rename("name"),
     "update_meta": lambda _, session: session.update_meta(model="small"),
@@ -94,7 +93,7 @@ CALLS: dict[str, Callable[[Store, Session], object]] = {
 
 
 class DeletionConformance(SessionFixtures):
-    """A deleted session is gone at once and never comes back."""
+    """A deleted session disappears at once and never returns."""
 
     def test_factory_deletes_once(self, store: Store, session: Session, other: Session) -> None:
         fill(session)

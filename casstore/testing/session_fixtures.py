@@ -1,4 +1,4 @@
-"""What the session suites stand on: a store on a clock to turn, and short words for long calls."""
+"""Fixtures and helpers of the session suites: a store on a manual clock, and short calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.session.data import (
-    UNFENCED,
     Batch,
     Claim,
     Commit,
@@ -38,7 +37,7 @@ from casstore.testing.engine_fixtures import EngineFixtures, all_objects, all_ro
 
 MINUTE_MS = 60_000
 THREADS = 8
-# Long enough for any machine, short enough that a deadlock ends as a failure.
+# Long enough for a slow machine; a deadlock fails the test after this time.
 TIMEOUT_S = 120.0
 
 Answer = TypeVar("Answer")
@@ -49,12 +48,12 @@ class SessionFixtures(EngineFixtures):
 
     @pytest.fixture
     def store(self, clocked: Engine) -> Store:
-        """One empty store that goes by ``clock``."""
+        """One empty store that uses ``clock``."""
         return Store(clocked)
 
     @pytest.fixture
     def session(self, store: Store) -> Session:
-        """A session that nothing was done to yet."""
+        """A session without commits."""
         return store.session("alpha")
 
     @pytest.fixture
@@ -69,24 +68,24 @@ class SessionFixtures(EngineFixtures):
 def message(
     node_id: str, text: str | None = None, *, role: str = "user", **fields: Any
 ) -> NodeDraft:
-    """A node that says something."""
+    """A node with a message."""
     said = f"this is {node_id}" if text is None else text
     return NodeDraft(node_id, {"role": role, "text": said}, **fields)
 
 
 def step(session: Session, /, *nodes: str | NodeDraft | Node, **fields: Any) -> CommitResult:
-    """Append nodes in one commit without a lease; an id alone stands for a message."""
+    """Append nodes in one commit without a lease; a str is the id of a message."""
     drafts = [message(node) if isinstance(node, str) else node for node in nodes]
-    return session.commit(Commit(append=drafts, lease=UNFENCED, **fields))
+    return session.commit(Commit(append=drafts, **fields))
 
 
 def grow_branches(session: Session) -> None:
-    """Make the graph ``a → b`` and ``a → c → d`` in one commit; the leaf is ``d``."""
+    """Create the graph ``a → b`` and ``a → c → d`` in one commit; the leaf is ``d``."""
     step(session, "a", "b", message("c", parent="a"), "d")
 
 
 def grow_long(session: Session, *, nodes: int = 600, chars: int = 4000) -> int:
-    """Make one long path of long messages; about how many bytes they take."""
+    """Create a long path of long messages; returns their approximate size in bytes."""
     for start in range(0, nodes, 100):
         numbers = range(start, min(start + 100, nodes))
         step(session, *(message(f"n{n}", f"{n:07} " * (chars // 8)) for n in numbers))
@@ -94,9 +93,9 @@ def grow_long(session: Session, *, nodes: int = 600, chars: int = 4000) -> int:
 
 
 def hold(session: Session, owner: str = "worker", ttl_ms: int = MINUTE_MS) -> Lease:
-    """Claim a lease that must be free."""
+    """Claim a lease, which must be free."""
     lease = session.claim_lease(owner, ttl_ms)
-    assert lease is not None, f"somebody holds {session!r}"
+    assert lease is not None, f"{session!r} is leased"
     return lease
 
 
@@ -106,14 +105,14 @@ def enqueue(session: Session, text: str = "work", **fields: Any) -> Batch:
 
 
 def take(session: Session, lease: Lease, **fields: Any) -> Claim:
-    """Claim work that must be there."""
+    """Claim work, which must be queued."""
     claim = session.queue.claim(lease, **fields)
     assert claim is not None, "nothing to claim"
     return claim
 
 
 def fill(session: Session) -> None:
-    """Leave something of the session in every place where there can be something."""
+    """Create rows of the session in every table that can have some."""
     step(session, "a", turn="turn", label="mark")
     session.tombstone(["a"])
     enqueue(session, source_key="key", batch_id="batch")
@@ -150,14 +149,14 @@ def load(
     leaf: str | None = None,
     hydrate: bool = True,
 ) -> SessionState:
-    """Load a session that must be there."""
+    """Load a session, which must have a head."""
     state = session.load(at, scope=scope, leaf=leaf, hydrate=hydrate)
     assert state is not None, f"nothing was committed to {session!r}"
     return state
 
 
 def revision(session: Session) -> int:
-    """The revision of the head; 0 if there is none."""
+    """The revision of the head; 0 without a head."""
     head = session.head()
     return 0 if head is None else head.revision
 
@@ -171,40 +170,40 @@ def batch_ids(batches: Iterable[Batch]) -> list[str]:
 
 
 class Contents(NamedTuple):
-    """Everything an engine holds."""
+    """All rows and objects of an engine."""
 
     rows: dict[str, list[Row]]
     objects: list[ObjectInfo]
 
     @property
     def row_count(self) -> int:
-        """How many rows there are in all tables."""
+        """The number of rows in all tables."""
         return sum(map(len, self.rows.values()))
 
 
 def contents_of(store: Store) -> Contents:
-    """Everything in a store, to be compared with everything at another time."""
+    """All rows and objects of a store, for comparison."""
     rows = {table: all_rows(store.engine, table) for table in TABLES}
     return Contents(rows, all_objects(store.engine))
 
 
 @contextmanager
 def nothing_written(store: Store) -> Iterator[None]:
-    """Not a row and not an object differs afterwards."""
+    """Check that the block changes no row and no object."""
     before = contents_of(store)
     yield
     assert contents_of(store) == before
 
 
 class BytesWritten:
-    """How many bytes of objects arrived in the ``with`` block."""
+    """The number of bytes of objects stored in the ``with`` block."""
 
     count = 0
 
 
 @contextmanager
 def bytes_written(store: Store) -> Iterator[BytesWritten]:
-    """Measure what a step adds to the objects of a store."""
+    """Measure the bytes of objects that the block adds to a store."""
     known = {info.id for info in all_objects(store.engine)}
     written = BytesWritten()
     yield written
@@ -213,7 +212,7 @@ def bytes_written(store: Store) -> Iterator[BytesWritten]:
 
 
 class ReadCounter:
-    """Stands before an engine, passes everything on and counts the bytes that are read."""
+    """Wraps an engine and counts the bytes that are read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -242,13 +241,13 @@ class ReadCounter:
 
 
 def counted(session: Session, store: Store) -> tuple[Session, ReadCounter]:
-    """The same session through another handle, and what counts its reads."""
+    """The same session on an engine that counts its reads, and the counter."""
     counter = ReadCounter(store.engine)
     return Store(cast(Engine, counter)).session(session.id), counter
 
 
 class Interruption:
-    """Stands before an engine and does something else right before or after its next write."""
+    """Wraps an engine and runs a function just before or after its next write."""
 
     def __init__(
         self,
@@ -261,7 +260,7 @@ class Interruption:
         self._after = after
 
     def write(self, write: Write) -> WriteResult:
-        """Write, and let others get in between: once."""
+        """Write; run the function once, before or after."""
         before, self._before = self._before, None
         if before is not None:
             before()
@@ -281,7 +280,7 @@ def interrupted(
     before: Callable[[], object] | None = None,
     after: Callable[[], object] | None = None,
 ) -> Store:
-    """The same store through a handle whose next write others get in the way of."""
+    """The same store through a handle whose next write is interrupted by a concurrent one."""
     return Store(cast(Engine, Interruption(store.engine, before, after)))
 
 
@@ -289,7 +288,7 @@ def interrupted(
 
 
 def start(work: Callable[[], Answer]) -> Future[Answer]:
-    """Run ``work`` on a thread of its own: a daemon, so that a deadlock holds up nobody else."""
+    """Run ``work`` on a daemon thread, so that a deadlock does not keep the process alive."""
     answer: Future[Answer] = Future()
 
     def run() -> None:
@@ -303,9 +302,9 @@ def start(work: Callable[[], Answer]) -> Future[Answer]:
 
 
 def at_once(store: Store, work: Callable[[Store, int], Answer]) -> list[Answer | Exception]:
-    """Run ``work`` on eight threads that start together, each on a handle of its own.
+    """Run ``work`` on eight threads that start together, each with its own handle.
 
-    What they returned or raised.
+    Returns their results and exceptions.
     """
     barrier = threading.Barrier(THREADS, timeout=TIMEOUT_S)
     engine = store.engine

@@ -1,4 +1,4 @@
-"""The part of the session suite about forks: one row, and a life of its own."""
+"""The part of the session suite about forks: one row, then independent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from casstore.testing.session_fixtures import (
 
 
 def _grow(session: Session) -> None:
-    """Three revisions: ``a``, then ``a → b``, then ``a → c → d`` beside it."""
+    """Three revisions: ``a``, then ``a → b``, then a second branch ``a → c → d``."""
     step(session, "a", checkpoint=Checkpoint(turn_state=1), usage=[Usage("main", "large", 1)])
     step(
         session,
@@ -48,7 +48,7 @@ def _grow(session: Session) -> None:
     step(session, message("c", parent="a"), "d", checkpoint=Checkpoint(turn_state=3))
 
 
-# Where to fork the session of ``_grow`` from: the arguments, the revision, its path, all nodes.
+# Where to fork the session of ``_grow``: the arguments, the revision, its path, all nodes.
 PLACES: dict[str, tuple[Callable[[Session], dict[str, Any]], int, str, str]] = {
     "the head": (lambda _: {}, 3, "acd", "abcd"),
     "a revision": (lambda _: {"at": 2}, 2, "ab", "ab"),
@@ -61,7 +61,7 @@ PLACES: dict[str, tuple[Callable[[Session], dict[str, Any]], int, str, str]] = {
 
 
 class ForkConformance(SessionFixtures):
-    """A fork costs a row, has all that its source had, and owes it nothing afterwards."""
+    """A fork costs one row, has the content of its source, and is independent of it afterwards."""
 
     @pytest.mark.parametrize("place", PLACES)
     def test_fork_from(self, store: Store, session: Session, other: Session, place: str) -> None:
@@ -86,7 +86,7 @@ class ForkConformance(SessionFixtures):
         before = contents_of(store)
         store.fork("alpha", "beta", **chosen)
         after = contents_of(store)
-        # An earlier revision is marked as used; a fork of the head is the one row.
+        # A fork of an earlier revision also marks it as used; a fork of the head writes one row.
         marks = 1 if "at" in chosen else 0
         assert len(after.rows["heads"]) == len(before.rows["heads"]) + 1
         assert after.row_count == before.row_count + 1 + marks
@@ -108,7 +108,7 @@ class ForkConformance(SessionFixtures):
         assert theirs.head.revision == 2
         assert list(theirs.nodes) == list(mine.nodes)
 
-    def test_fork_goes_on_from_the_revision_it_has(
+    def test_fork_continues_from_its_revision(
         self, store: Store, session: Session, other: Session, clock: ManualClock
     ) -> None:
         _grow(session)

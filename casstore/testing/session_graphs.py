@@ -12,7 +12,7 @@ from casstore.errors import (
     UnknownLeafError,
     UnknownParentError,
 )
-from casstore.session.data import UNFENCED, Commit, CommitResult, NodeDraft
+from casstore.session.data import Commit, CommitResult, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import (
@@ -32,11 +32,11 @@ LONG_ID = "n" * 4999
 
 def _replace(session: Session, *nodes: str | NodeDraft) -> CommitResult:
     drafts = [message(node) if isinstance(node, str) else node for node in nodes]
-    return session.commit(Commit(replace=drafts, lease=UNFENCED))
+    return session.commit(Commit(replace=drafts))
 
 
 class GraphConformance(SessionFixtures):
-    """Nodes are created once, hang on their parents, and are read by path or in full."""
+    """Nodes are created once, have parents, and are read by path or all together."""
 
     # --- append -----------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class GraphConformance(SessionFixtures):
             step(session, node_id)
 
     @pytest.mark.parametrize("node_id", ["", "a\x00b", "\ud800"])
-    def test_graph_append_refuses_ids_that_are_none(
+    def test_graph_append_refuses_invalid_ids(
         self, store: Store, session: Session, node_id: str
     ) -> None:
         with nothing_written(store), pytest.raises(InvalidInputError):
@@ -186,7 +186,7 @@ class GraphConformance(SessionFixtures):
     def test_replace_full_with_what_was_loaded_is_compaction(self, session: Session) -> None:
         grow_branches(session)
         kept = list(session.nodes())
-        session.commit(Commit(replace=kept, lease=UNFENCED))
+        session.commit(Commit(replace=kept))
         assert full(session) == path(session) == ["a", "c", "d"]
         assert [node.payload for node in session.nodes()] == [node.payload for node in kept]
 

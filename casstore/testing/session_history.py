@@ -1,4 +1,4 @@
-"""The part of the session suite about the past: revisions, labels, going back, and waiting."""
+"""The part of the session suite about history: revisions, labels, rewinding, and waiting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from casstore.errors import HeadConflictError, RevisionNotFoundError, SessionBindingError
-from casstore.session.data import UNFENCED, Checkpoint, CommitResult, Entry, Head, Usage
+from casstore.session.data import Checkpoint, CommitResult, Entry, Head, Usage
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ManualClock
@@ -28,7 +28,7 @@ from casstore.testing.session_fixtures import (
     step,
 )
 
-# The ways to say which revision is meant, if it is labelled "mark".
+# The ways to refer to a revision that is labelled "mark".
 WAYS: dict[str, Callable[[Session, int], int | str | Entry]] = {
     "revision": lambda _, number: number,
     "label": lambda _session, _number: "mark",
@@ -51,7 +51,7 @@ def _grow(session: Session, revisions: int) -> list[CommitResult]:
 
 
 class HistoryConformance(SessionFixtures):
-    """Every revision can be named, read and returned to."""
+    """Every revision can be referred to, read and returned to."""
 
     def test_history_has_every_revision_newest_first(
         self, session: Session, clock: ManualClock
@@ -84,10 +84,10 @@ class HistoryConformance(SessionFixtures):
         assert list(session.history(before=1)) == []
         assert list(session.history(limit=0)) == []
 
-    def test_history_of_several_pages_ends_where_it_was_told(self, session: Session) -> None:
+    def test_history_of_several_pages_ends_at_its_limit(self, session: Session) -> None:
         step(session, "a")
         for _ in range(300):
-            session.rewind(1, lease=UNFENCED)
+            session.rewind(1)
         assert [entry.revision for entry in session.history(limit=290)] == list(range(301, 11, -1))
         assert [entry.revision for entry in session.history(before=300)] == list(range(299, 0, -1))
 
@@ -133,7 +133,7 @@ class HistoryConformance(SessionFixtures):
         theirs = other.entry(2)
         with nothing_written(store):
             for attempt in (
-                lambda: session.rewind(theirs, lease=UNFENCED),
+                lambda: session.rewind(theirs),
                 lambda: session.label("mark", at=theirs),
                 lambda: session.protect(theirs, by="run"),
                 lambda: store.fork("alpha", "forked", at=theirs),
@@ -172,7 +172,7 @@ class HistoryConformance(SessionFixtures):
         session.label("mark", at=2)
         assert [entry.labels for entry in session.history()] == [(), ("mark",), ()]
 
-    def test_labels_are_taken_away(self, session: Session) -> None:
+    def test_labels_are_deleted(self, session: Session) -> None:
         step(session, "a", label="mark")
         assert session.unlabel("mark") is True
         assert session.unlabel("mark") is False
@@ -214,7 +214,7 @@ class HistoryConformance(SessionFixtures):
         _grow(session, 5)
         session.label("mark", at=2)
         clock.now_ms += 10
-        result = session.rewind(WAYS[way](session, 2), lease=UNFENCED, label="back")
+        result = session.rewind(WAYS[way](session, 2), label="back")
         assert (result.revision, result.leaf, result.nodes) == (6, "n2", ())
         assert not result.replayed
         assert path(session) == full(session) == ["n1", "n2"]
@@ -226,17 +226,17 @@ class HistoryConformance(SessionFixtures):
 
     def test_rewind_loses_nothing(self, session: Session) -> None:
         _grow(session, 5)
-        session.rewind(2, lease=UNFENCED)
+        session.rewind(2)
         assert path(session, at=5) == ["n1", "n2", "n3", "n4", "n5"]
-        session.rewind(5, lease=UNFENCED)
+        session.rewind(5)
         assert path(session) == ["n1", "n2", "n3", "n4", "n5"]
         assert [entry.rewound_to for entry in session.history(limit=3)] == [5, 2, None]
 
-    def test_rewind_goes_on_from_there(self, session: Session) -> None:
+    def test_rewind_continues_from_there(self, session: Session) -> None:
         _grow(session, 3)
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         assert step(session, "new").revision == 5
-        # What was left behind is no part of the graph, so its ids are free in it.
+        # The nodes left behind are not in the graph, so their ids are free.
         step(session, "n2")
         assert path(session) == ["n1", "new", "n2"]
         assert path(session, at=3) == ["n1", "n2", "n3"]
@@ -245,18 +245,18 @@ class HistoryConformance(SessionFixtures):
         _grow(session, 3)
         with nothing_written(store):
             with pytest.raises(HeadConflictError) as caught:
-                session.rewind(1, lease=UNFENCED, expected=2)
+                session.rewind(1, expected=2)
             with pytest.raises(RevisionNotFoundError):
-                session.rewind(9, lease=UNFENCED)
+                session.rewind(9)
             with pytest.raises(RevisionNotFoundError):
-                session.rewind("unknown", lease=UNFENCED)
+                session.rewind("unknown")
         assert (caught.value.expected, caught.value.actual) == (2, 3)
-        assert session.rewind(1, lease=UNFENCED, expected=3).revision == 4
+        assert session.rewind(1, expected=3).revision == 4
 
     def test_rewind_writes_no_objects(self, store: Store, session: Session) -> None:
         _grow(session, 3)
         before = contents_of(store)
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         assert contents_of(store).objects == before.objects
 
     # --- waiting ----------------------------------------------------------------------------

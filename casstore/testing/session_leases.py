@@ -1,4 +1,4 @@
-"""The part of the session suite about leases: one writer at a time, and none that is late."""
+"""The part of the session suite about leases: one writer at a time, no late writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from casstore.errors import InvalidInputError, LeaseLostError, SessionBindingError
-from casstore.session.data import UNFENCED, Commit, Lease
+from casstore.errors import (
+    InvalidInputError,
+    LeaseHeldError,
+    LeaseLostError,
+    SessionBindingError,
+)
+from casstore.session.data import Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ManualClock
@@ -24,7 +29,7 @@ from casstore.testing.session_fixtures import (
     step,
 )
 
-# Leases with one field that is not their own.
+# Leases with one wrong field.
 TAMPERED: dict[str, Callable[[Lease], Lease]] = {
     "owner": lambda lease: lease._replace(owner=lease.owner + "x"),
     "token": lambda lease: lease._replace(token=bytes(byte ^ 1 for byte in lease.token)),
@@ -35,12 +40,12 @@ TAMPERED: dict[str, Callable[[Lease], Lease]] = {
 
 
 class LeaseConformance(SessionFixtures):
-    """A lease is exclusive while it lives and worthless afterwards."""
+    """A lease is exclusive while it is valid, and useless afterwards."""
 
     # --- exclusivity ----------------------------------------------------------------------
 
     @pytest.mark.parametrize("owner", ["worker", "successor"])
-    def test_lease_exclusivity_nobody_gets_a_second_one_not_even_its_owner(
+    def test_lease_exclusivity_a_second_claim_fails_even_for_the_owner(
         self, session: Session, clock: ManualClock, owner: str
     ) -> None:
         hold(session)
@@ -50,7 +55,7 @@ class LeaseConformance(SessionFixtures):
         clock.now_ms += 1
         assert session.claim_lease(owner, MINUTE_MS) is not None
 
-    def test_lease_exclusivity_a_lease_says_whose_it_is_and_for_how_long(
+    def test_lease_exclusivity_a_lease_has_its_owner_and_expiry(
         self, session: Session, clock: ManualClock
     ) -> None:
         lease = hold(session, "worker", 1234)
@@ -223,11 +228,17 @@ class LeaseConformance(SessionFixtures):
 
     # --- commits --------------------------------------------------------------------------
 
-    def test_commit_needs_lease(self, store: Store, session: Session) -> None:
-        with nothing_written(store), pytest.raises(LeaseLostError) as caught:
+    def test_commit_without_a_lease_names_the_owner_who_holds_it(
+        self, store: Store, session: Session
+    ) -> None:
+        lease = hold(session, "worker-7")
+        with nothing_written(store), pytest.raises(LeaseHeldError) as caught:
             session.commit(Commit(append=[message("a")]))
-        assert caught.value.session == "alpha"
-        session.commit(Commit(append=[message("a")], lease=hold(session)))
+        held = caught.value
+        assert (held.session, held.owner) == ("alpha", "worker-7")
+        assert held.expires_at_ms == lease.expires_at_ms
+        assert "session 'alpha' is leased by 'worker-7' until " in str(held)
+        session.commit(Commit(append=[message("a")], lease=lease))
         assert path(session) == ["a"]
 
     def test_commit_needs_lease_that_is_live(
@@ -267,12 +278,12 @@ class LeaseConformance(SessionFixtures):
         with nothing_written(store), pytest.raises(LeaseLostError):
             session.commit(Commit(append=[message("a")], lease=lease))
 
-    def test_commit_needs_lease_or_says_that_it_is_unfenced(
+    def test_commit_needs_no_lease_while_none_is_live(
         self, store: Store, session: Session, clock: ManualClock
     ) -> None:
         step(session, "a")
         lease = hold(session)
-        with nothing_written(store), pytest.raises(LeaseLostError):
+        with nothing_written(store), pytest.raises(LeaseHeldError):
             step(session, "b")
         clock.now_ms = lease.expires_at_ms
         step(session, "c")
@@ -289,8 +300,9 @@ class LeaseConformance(SessionFixtures):
         old = hold(session)
         clock.now_ms += MINUTE_MS
         newer = hold(session)
-        for lease in (None, UNFENCED, old):
-            with nothing_written(store), pytest.raises(LeaseLostError):
-                session.rewind(1, lease=lease)
+        with nothing_written(store), pytest.raises(LeaseHeldError):
+            session.rewind(1)
+        with nothing_written(store), pytest.raises(LeaseLostError):
+            session.rewind(1, lease=old)
         session.rewind(1, lease=newer)
         assert (path(session), revision(session)) == (["a"], 3)

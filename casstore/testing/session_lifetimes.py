@@ -1,4 +1,4 @@
-"""The part of the session suite about how long a session stays, and for whom."""
+"""The part of the session suite about subjects, expiry and protection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Protection
+from casstore.session.data import Protection
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ManualClock
@@ -30,17 +30,17 @@ from casstore.testing.session_fixtures import (
 )
 
 _LONG = "s" * 4999
-# Each is one subject, not two, and none is the beginning of another's name to anybody.
+# Each is one subject, and none counts as a prefix of another.
 ODD_SUBJECTS = ["anna", "anna ", "Anna", "ann", "../anna", "安娜", "a\nb", _LONG, _LONG + "x"]
 
 
 def about(store: Store, subject: str) -> list[str]:
-    """The sessions about somebody."""
+    """The sessions of a subject."""
     return list(store.sessions_about(subject))
 
 
 class LifetimeConformance(SessionFixtures):
-    """A session carries whom it is about, when it may go, and what must stay."""
+    """A session records its subjects, when it may be deleted, and what must be kept."""
 
     # --- subjects ---------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class LifetimeConformance(SessionFixtures):
 
     # --- protections ------------------------------------------------------------------------
 
-    def test_protection_is_given_listed_and_taken_away(
+    def test_protection_is_added_listed_and_removed(
         self, session: Session, clock: ManualClock
     ) -> None:
         for node in "abc":
@@ -229,7 +229,7 @@ class LifetimeConformance(SessionFixtures):
         assert session.unprotect("run 2") == 0
         assert session.protections(lapsed=True) == [first]
 
-    def test_protection_given_again_lasts_as_given_last(
+    def test_protection_given_again_expires_as_given_last(
         self, session: Session, clock: ManualClock
     ) -> None:
         step(session, "a")
@@ -272,5 +272,5 @@ class LifetimeConformance(SessionFixtures):
         step(session, "a")
         session.protect(by="run")
         step(session, "b")
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         assert [one.revision for one in session.protections()] == [1]

@@ -1,7 +1,7 @@
-"""Sessions against a model that is too simple to be wrong: what differs is the runtime's fault.
+"""Compares sessions with a model that is too simple to be wrong.
 
-Random steps (append anywhere, move the leaf, start anew, rewind, fork, hide, delete) run on
-a store and on dictionaries; after each, every session must show what the dictionaries hold.
+Random steps (append anywhere, move the leaf, replace the graph, rewind, fork, hide, delete) run on
+a store and on dictionaries. After each step, every session must show what the dictionaries hold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import SessionFixtures, ids
@@ -36,7 +36,7 @@ class _Graph(NamedTuple):
 
 
 class _Model:
-    """What a session should hold."""
+    """The expected content of a session."""
 
     def __init__(self, revisions: dict[int, _Graph], hidden: set[str]) -> None:
         self.revisions = revisions
@@ -54,7 +54,7 @@ class _Model:
         return [node for node in graph.parents if node not in self.hidden]
 
     def leaf(self, graph: _Graph) -> str | None:
-        """The leaf, or the latest visible message in its place."""
+        """The leaf, or the latest visible message if the leaf is hidden."""
         if graph.leaf not in self.hidden:
             return graph.leaf
         messages = [node for node in self.visible(graph) if "role" in graph.payloads[node]]
@@ -65,7 +65,7 @@ class _Model:
 
 
 class _Run:
-    """A store and its model, taken through the same steps."""
+    """A store and its model, changed by the same steps."""
 
     def __init__(self, store: Store, seed: int) -> None:
         self.store = store
@@ -82,7 +82,7 @@ class _Run:
         return f"{kind}{self.names}"
 
     def step(self) -> str:
-        """Do one thing to one session; what it was."""
+        """Run one step on one session; returns its description."""
         name = self.random.choice(sorted(self.models))
         session, model = self.session(name), self.models[name]
         kinds = [self.commit, self.commit, self.commit, self.start_anew, self.rewind, self.hide]
@@ -94,12 +94,12 @@ class _Run:
     # --- steps ------------------------------------------------------------------------------
 
     def drafts(self, parents: list[str | None]) -> list[NodeDraft]:
-        """New nodes, each on a parent that was there or is new itself."""
+        """New nodes, each with an existing or a new parent."""
         made: list[NodeDraft] = []
         for _ in range(self.random.choice([1, 1, 2, 3, 70])):
             node = self.new_name("n")
             payload = {"role": "user", "text": node} if self.random.random() < 0.7 else {"n": node}
-            # Mostly one after the other, as in life.
+            # Usually a chain, as in practice.
             parent = parents[-1] if self.random.random() < 0.8 else self.random.choice(parents)
             made.append(NodeDraft(node, payload, parent))
             parents = [*parents, node]
@@ -109,7 +109,7 @@ class _Run:
         old = model.graph if model.revisions else _Graph({}, {}, None)
         leaf = model.leaf(old)
         made = self.drafts([None, *model.visible(old), leaf])
-        result = session.commit(Commit(append=made, lease=UNFENCED))
+        result = session.commit(Commit(append=made))
         model.revisions[result.revision] = _Graph(
             {**old.parents, **{node.id: _parent(node) for node in made}},
             {**old.payloads, **{node.id: node.payload for node in made}},
@@ -118,7 +118,7 @@ class _Run:
 
     def start_anew(self, session: Session, model: _Model) -> None:
         made = self.drafts([None])
-        result = session.commit(Commit(replace=made, lease=UNFENCED))
+        result = session.commit(Commit(replace=made))
         model.revisions[result.revision] = _Graph(
             {node.id: _parent(node) for node in made},
             {node.id: node.payload for node in made},
@@ -127,12 +127,12 @@ class _Run:
 
     def move_leaf(self, session: Session, model: _Model) -> None:
         leaf = self.random.choice([None, *model.visible(model.graph)])
-        result = session.commit(Commit(leaf=leaf, lease=UNFENCED))
+        result = session.commit(Commit(leaf=leaf))
         model.revisions[result.revision] = model.revisions[result.revision - 1]._replace(leaf=leaf)
 
     def rewind(self, session: Session, model: _Model) -> None:
         to = self.random.choice(sorted(model.revisions))
-        result = session.rewind(to, lease=UNFENCED)
+        result = session.rewind(to)
         model.revisions[result.revision] = model.revisions[to]
 
     def hide(self, session: Session, model: _Model) -> None:
@@ -213,7 +213,7 @@ def _parent(node: NodeDraft) -> str | None:
 
 
 class ModelConformance(SessionFixtures):
-    """Whatever is done to sessions, they show what was done."""
+    """After any sequence of steps, sessions show the expected content."""
 
     @pytest.mark.parametrize("seed", range(5))
     def test_sessions_agree_with_the_model(self, store: Store, seed: int) -> None:
@@ -222,5 +222,5 @@ class ModelConformance(SessionFixtures):
             done = f"seed {seed}, step {number}: {run.step()}"
             run.check(store, done)
             if number % 20 == 0:
-                # A handle that has seen nothing yet must see the same.
+                # A new handle must see the same.
                 run.check(Store(store.engine), done)

@@ -40,7 +40,7 @@ SLICES = [
 
 
 class NodesConformance(SessionFixtures):
-    """Nodes are a sequence that reads what is asked of it, when it is asked."""
+    """``nodes`` is a lazy sequence: it reads the nodes that are accessed."""
 
     def test_nodes_are_a_sequence(self, session: Session) -> None:
         grow_branches(session)

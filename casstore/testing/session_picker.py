@@ -1,4 +1,4 @@
-"""The part of the session suite about what a picker shows of a session."""
+"""The part of the session suite about the summary of a session for a picker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from casstore.session.data import (
-    UNFENCED,
     NodeDraft,
 )
 from casstore.session.session import Session
@@ -28,7 +27,7 @@ def _pick(session: Session) -> tuple[str | None, int]:
 
 
 class PickerConformance(SessionFixtures):
-    """A session is known by what its user said first, on the path that counts."""
+    """A session's title is the first user message on its active path."""
 
     def test_picker_shows_the_first_user_message_and_where_it_was(
         self, store: Store, session: Session
@@ -76,7 +75,7 @@ class PickerConformance(SessionFixtures):
         ],
         ids=str,
     )
-    def test_picker_passes_over_what_no_user_said(self, session: Session, payload: Any) -> None:
+    def test_picker_skips_messages_of_other_roles(self, session: Session, payload: Any) -> None:
         step(session, NodeDraft("a", payload))
         assert _pick(session) == (None, 0)
         step(session, message("b", "hello"))
@@ -95,7 +94,7 @@ class PickerConformance(SessionFixtures):
         assert _pick(session) == ("this is new", 1)
         step(session, leaf=None)
         assert _pick(session) == (None, 0)
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         assert _pick(session) == ("this is a", 3)
 
     def test_fault_14_the_picker_does_not_read_the_graph(

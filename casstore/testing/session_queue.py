@@ -12,7 +12,7 @@ from casstore.errors import (
     LeaseLostError,
     SessionBindingError,
 )
-from casstore.session.data import UNFENCED, Batch, Claim, Commit, Lease
+from casstore.session.data import Batch, Claim, Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ManualClock
@@ -36,16 +36,16 @@ def _complete(session: Session, lease: Lease, *claims: Claim) -> None:
 
 
 def _join(session: Session, *keys: str | None, **fields: Any) -> list[str]:
-    """Queue one batch to be joined for each merge key; their ids."""
+    """Queue one joinable batch for each merge key; returns their ids."""
     return [enqueue(session, slot="join", merge_key=key, **fields).id for key in keys]
 
 
 class QueueConformance(SessionFixtures):
-    """Work is queued once, claimed in order, and done when the commit says so."""
+    """Work is queued once, claimed in order, and completed by a commit."""
 
     # --- enqueue --------------------------------------------------------------------------
 
-    def test_enqueue_gives_a_batch_that_says_what_was_asked(
+    def test_enqueue_returns_a_batch_with_the_arguments(
         self, session: Session, clock: ManualClock
     ) -> None:
         later = clock.now_ms + 5
@@ -76,7 +76,7 @@ class QueueConformance(SessionFixtures):
 
     def test_enqueue_refuses_a_batch_without_items(self, store: Store, session: Session) -> None:
         for key in (None, "source"):
-            with nothing_written(store), pytest.raises(InvalidInputError, match="items is empty"):
+            with nothing_written(store), pytest.raises(InvalidInputError, match="items must be"):
                 session.queue.enqueue([], source_key=key)
         assert session.queue.batches() == []
 
@@ -177,7 +177,7 @@ class QueueConformance(SessionFixtures):
         lease = hold(session)
         assert session.queue.claim(lease, boundary="checkpoint") is None
         assert batch_ids(take(session, lease, boundary="idle").batches) == [late.id]
-        # A batch that is held stands in nobody's way.
+        # A claimed batch does not block others.
         assert batch_ids(take(session, lease, boundary="checkpoint").batches) == [early.id]
 
     def test_boundary_gate_is_not_closed_by_a_batch_of_the_future(
@@ -235,7 +235,7 @@ class QueueConformance(SessionFixtures):
 
     # --- claims ---------------------------------------------------------------------------
 
-    def test_a_claim_says_what_it_holds_and_for_whom(self, session: Session) -> None:
+    def test_a_claim_has_its_batches_and_its_owner(self, session: Session) -> None:
         batch = enqueue(session)
         lease = hold(session)
         claim = take(session, lease)
@@ -278,7 +278,7 @@ class QueueConformance(SessionFixtures):
         assert claim.batches[0].fence == 1
 
     @pytest.mark.parametrize("end", ["expired", "released", "abandoned"])
-    def test_claim_fencing_work_given_back_is_claimed_anew_and_the_old_claim_is_refused(
+    def test_claim_fencing_abandoned_work_is_claimed_again_and_the_old_claim_is_refused(
         self, session: Session, clock: ManualClock, end: str
     ) -> None:
         batch = enqueue(session)
@@ -313,7 +313,7 @@ class QueueConformance(SessionFixtures):
         lease = hold(session)
         claim = take(session, lease)
         clock.now_ms = lease.expires_at_ms
-        # Nobody else has claimed it yet, and still it is not held.
+        # No other worker has claimed it yet, but this claim has expired.
         with pytest.raises(ClaimLostError):
             session.queue.verify(claim)
         with nothing_written(store), pytest.raises(ClaimLostError):
@@ -358,7 +358,7 @@ class QueueConformance(SessionFixtures):
 
     # --- cancel, lists and completion -----------------------------------------------------------
 
-    def test_cancel_removes_what_nobody_holds_and_returns_it(self, session: Session) -> None:
+    def test_cancel_removes_unclaimed_batches_and_returns_them(self, session: Session) -> None:
         kept, gone = enqueue(session), enqueue(session, "gone")
         assert session.queue.cancel(gone.id) == gone
         assert session.queue.cancel(gone.id) is None
@@ -415,7 +415,7 @@ class QueueConformance(SessionFixtures):
             with pytest.raises(LeaseLostError):
                 _complete(session, lease, claim)
             with pytest.raises(ClaimLostError):
-                session.commit(Commit(lease=UNFENCED, completes=[claim]))
+                session.commit(Commit(completes=[claim]))
 
     def test_fault_02_completion_compares_ids_and_not_their_number(
         self, store: Store, session: Session

@@ -1,4 +1,4 @@
-"""The part of the session suite about what comes between: others who write a moment earlier."""
+"""The part of the session suite about races: another writer commits a moment earlier."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from casstore.errors import (
     ClaimLostError,
     DuplicateNodeError,
     HeadConflictError,
+    LeaseHeldError,
     LeaseLostError,
     NameTakenError,
     SessionDeletedError,
@@ -20,7 +21,7 @@ from casstore.errors import (
     TurnConflictError,
     UnknownParentError,
 )
-from casstore.session.data import UNFENCED, Commit, Lease, Usage
+from casstore.session.data import Commit, Lease, Usage
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import ManualClock
@@ -41,8 +42,8 @@ from casstore.testing.session_fixtures import (
     take,
 )
 
-# What somebody else does between the reading and the writing of a commit that appends ``b``
-# to ``a``, and what is then wrong with the commit.
+# The concurrent action between the read and the write of a commit that appends ``b`` to ``a``, and
+# the error that it causes.
 BETWEEN: dict[
     str, tuple[Callable[[Store, Session], object], dict[str, Any], type[CasstoreError]]
 ] = {
@@ -53,7 +54,7 @@ BETWEEN: dict[
         {"turn": "turn"},
         TurnConflictError,
     ),
-    "a lease": (lambda _, s: hold(s), {}, LeaseLostError),
+    "a lease": (lambda _, s: hold(s), {}, LeaseHeldError),
     "a hidden parent": (
         lambda _, s: s.tombstone(["a"]),
         {"append": [message("b", parent="a")]},
@@ -68,7 +69,7 @@ BETWEEN: dict[
 }
 
 
-# What writes a row of a session, given the session and a lease on it.
+# Functions that write a row of a session, given the session and a lease on it.
 WRITERS: dict[str, Callable[[Session, Lease], object]] = {
     "commit": lambda s, lease: s.commit(Commit(append=[message("b")], lease=lease)),
     "rewind": lambda s, lease: s.rewind(1, lease=lease),
@@ -88,7 +89,7 @@ WRITERS: dict[str, Callable[[Session, Lease], object]] = {
 
 
 class RaceConformance(SessionFixtures):
-    """A step is checked against the moment it is written, whatever was read before."""
+    """A step is checked against the state at its write, not against the state that was read."""
 
     @pytest.mark.parametrize("event", BETWEEN)
     def test_atomic_commit_is_refused_for_what_came_between(
@@ -97,11 +98,11 @@ class RaceConformance(SessionFixtures):
         step(session, "a")
         session.attachments.intend("file", uri="file:///file")
         happen, fields, error = BETWEEN[event]
-        change = Commit(append=[message("b")], lease=UNFENCED)._replace(**fields)
+        change = Commit(append=[message("b")])._replace(**fields)
         late = interrupted(store, before=lambda: happen(store, session)).session("alpha")
         with pytest.raises(error):
             late.commit(change)
-        # It is refused for good, and none of it was written.
+        # It is refused permanently, and nothing of it was written.
         with nothing_written(store), pytest.raises(error):
             session.commit(change)
 
@@ -133,7 +134,7 @@ class RaceConformance(SessionFixtures):
         step(session, "a")
         step(session, "b")
         late = interrupted(store, before=lambda: step(session, "c")).session("alpha")
-        assert late.rewind(1, lease=UNFENCED).revision == 4
+        assert late.rewind(1).revision == 4
         assert path(session) == ["a"]
         assert path(session, 3) == ["a", "b", "c"]
 
@@ -151,14 +152,14 @@ class RaceConformance(SessionFixtures):
         with nothing_written(store), pytest.raises(LeaseLostError):
             late.rewind(1, lease=lease)
 
-    def test_rewind_is_refused_when_somebody_takes_the_lease_on_the_way(
+    def test_rewind_is_refused_when_another_owner_claims_the_lease_meanwhile(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")
         step(session, "b")
         late = interrupted(store, before=lambda: hold(session)).session("alpha")
-        with pytest.raises(LeaseLostError):
-            late.rewind(1, lease=UNFENCED)
+        with pytest.raises(LeaseHeldError):
+            late.rewind(1)
         assert path(session) == ["a", "b"]
 
     def test_factory_the_first_commit_does_not_bring_back_what_was_deleted_in_between(
@@ -181,7 +182,7 @@ class RaceConformance(SessionFixtures):
         session.label("known")
         lease = hold(session)
         late = interrupted(store, before=lambda: store.delete_session("alpha")).session("alpha")
-        # Whoever holds a lease may hear first that it is gone.
+        # The holder of a lease may get LeaseLostError first.
         with pytest.raises((SessionDeletedError, LeaseLostError)):
             WRITERS[writer](late, lease)
         rows = contents_of(store).rows
@@ -293,7 +294,7 @@ class RaceConformance(SessionFixtures):
         assert pin is not None
         assert pin.digest == one
 
-    def test_pins_of_two_that_take_one_away_one_is_told_so(self, store: Store) -> None:
+    def test_pins_of_two_concurrent_deletions_one_fails(self, store: Store) -> None:
         store.tag("name", store.put_blob(b"one"))
         late = interrupted(store, before=lambda: store.unpin("name"))
         assert late.unpin("name") is False

@@ -1,4 +1,4 @@
-"""The part of the session suite about other handles, and about a store opened again."""
+"""The part of the session suite about several handles, and about reopening a store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from casstore.engine.protocol import Engine
 from casstore.errors import (
     DuplicateNodeError,
-    LeaseLostError,
+    LeaseHeldError,
     SessionDeletedError,
     TurnConflictError,
 )
@@ -32,7 +32,7 @@ from casstore.testing.session_fixtures import (
 
 
 def _live(store: Store) -> Lease:
-    """Leave traces of everything in session ``alpha``, held by a lease that lives on."""
+    """Use every feature in session ``alpha``; returns a lease that stays valid."""
     session = store.session("alpha")
     store.create_session("alpha", name="My session", model="large", cwd="/work")
     step(
@@ -55,7 +55,7 @@ def _live(store: Store) -> Lease:
 
 
 def _check_all_of_it(store: Store, lease: Lease) -> None:
-    """See everything that ``_live`` left, and go on from there."""
+    """Check everything that ``_live`` wrote, and continue."""
     session = store.session("alpha")
     state = load(session)
     assert (state.head.revision, state.leaf, state.head.turn) == (2, "c", "turn")
@@ -78,7 +78,7 @@ def _check_all_of_it(store: Store, lease: Lease) -> None:
     assert step(session, message("c", parent="a"), turn="turn").replayed
     with pytest.raises(TurnConflictError):
         step(session, "other", turn="turn")
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseHeldError):
         step(session, "d")
     assert session.claim_lease("successor", MINUTE_MS) is None
     with pytest.raises(DuplicateNodeError):
@@ -100,9 +100,9 @@ def _check_all_of_it(store: Store, lease: Lease) -> None:
 
 
 class HandleConformance(SessionFixtures):
-    """Handles hold nothing: any number of them see one session."""
+    """Handles have no state: all handles of a session see the same."""
 
-    def test_a_second_handle_sees_everything_and_goes_on(
+    def test_a_second_handle_sees_everything_and_continues(
         self, store: Store, clocked: Engine
     ) -> None:
         lease = _live(store)
@@ -123,11 +123,11 @@ class HandleConformance(SessionFixtures):
 
 
 class ReopenConformance(SessionFixtures):
-    """A store that was closed and opened again is the same store."""
+    """A store that was closed and reopened has the same content."""
 
     @pytest.fixture
     def reopen(self) -> Reopen:
-        """Give what closes an engine and opens its store again, on the same ``clock``."""
+        """A function that closes an engine and reopens its store on the same ``clock``."""
         raise NotImplementedError(f"{type(self).__name__} must override the fixture reopen")
 
     def test_reopen_finds_everything_and_goes_on(self, store: Store, reopen: Reopen) -> None:

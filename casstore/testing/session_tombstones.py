@@ -1,4 +1,4 @@
-"""The part of the session suite about hiding nodes: at once, everywhere, and for good."""
+"""The part of the session suite about hiding nodes: at once, everywhere, permanently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from casstore.errors import (
     UnknownLeafError,
     UnknownParentError,
 )
-from casstore.session.data import UNFENCED, Commit, Hidden, NodeDraft
+from casstore.session.data import Commit, Hidden, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import (
@@ -29,7 +29,7 @@ from casstore.testing.session_fixtures import (
 
 
 class TombstoneConformance(SessionFixtures):
-    """What is hidden is gone for every reader, and what is left stays whole."""
+    """A hidden node is invisible to every reader, and the remaining graph stays valid."""
 
     def test_tombstone_hides_at_once(self, session: Session) -> None:
         grow_branches(session)
@@ -187,7 +187,7 @@ class TombstoneConformance(SessionFixtures):
         state = load(session, 1)
         assert (state.leaf, state.healed, ids(state.nodes)) == ("a", True, ["a"])
 
-    def test_tombstone_on_the_leaf_lets_the_session_go_on_from_the_healed_one(
+    def test_tombstone_on_the_leaf_makes_the_session_continue_from_the_visible_one(
         self, session: Session
     ) -> None:
         step(session, "a", "b", "c")
@@ -212,7 +212,7 @@ class TombstoneConformance(SessionFixtures):
         step(session, "a")
         step(session, NodeDraft("b", {"text": "secret"}))
         session.tombstone(["b"])
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         step(session, NodeDraft("b", {"text": "another"}))
         assert path(session) == full(session) == ["a", "b"]
         assert load(session, 2).leaf == "a"
@@ -222,17 +222,17 @@ class TombstoneConformance(SessionFixtures):
         step(session, "a")
         step(session, NodeDraft("b", {"text": "secret"}))
         session.tombstone(["b"])
-        session.rewind(1, lease=UNFENCED)
+        session.rewind(1)
         with pytest.raises(DuplicateNodeError):
             step(session, NodeDraft("b", {"text": "secret"}))
         assert path(session) == ["a"]
 
-    def test_tombstone_goes_on_hiding_in_old_revisions_when_a_new_graph_uses_the_id(
+    def test_tombstone_still_hides_in_old_revisions_when_a_new_graph_uses_the_id(
         self, session: Session
     ) -> None:
         step(session, NodeDraft("a", {"text": "secret"}))
         session.tombstone(["a"])
-        session.commit(Commit(replace=[NodeDraft("a", {"text": "new"})], lease=UNFENCED))
+        session.commit(Commit(replace=[NodeDraft("a", {"text": "new"})]))
         assert full(session) == ["a"]
         assert ids(session.nodes("full", at=1)) == []
         assert session.node("a", at=1) is None
@@ -241,9 +241,9 @@ class TombstoneConformance(SessionFixtures):
         roots = [NodeDraft(f"root {n:03}", {"n": n}, parent=None) for n in range(60)]
         step(session, *roots)
         session.tombstone([f"root {n:03}" for n in range(0, 60, 2)])
-        # The very same nodes again: half of what was hidden is wanted back, the rest is not
-        # there, and goes on being hidden in the revision before.
-        session.commit(Commit(replace=roots[:30], lease=UNFENCED))
+        # The same nodes are appended again: half of the hidden ones become visible, the others are
+        # absent and stay hidden in the revision before.
+        session.commit(Commit(replace=roots[:30]))
         assert len(full(session)) == 30
         assert ids(session.nodes("full", at=1)) == [
             f"root {n:03}" for n in range(60) if n < 30 or n % 2
@@ -262,7 +262,7 @@ class TombstoneConformance(SessionFixtures):
         assert answers == [None] * len(answers)
         assert path(session) == full(session) == ["leaf"]
 
-    def test_tombstone_beside_commits_disturbs_neither(
+    def test_tombstone_concurrent_with_commits_disturbs_neither(
         self, store: Store, session: Session
     ) -> None:
         step(session, *(f"n{n}" for n in range(10)), "leaf")

@@ -1,4 +1,4 @@
-"""The part of the session suite about turns: a commit repeated is answered, not done again."""
+"""The part of the session suite about turns: a repeated commit returns the first result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from casstore.errors import DuplicateNodeError, TurnConflictError
 from casstore.session.data import (
-    UNFENCED,
     Checkpoint,
     Claim,
     Commit,
@@ -54,7 +53,7 @@ _NODES = (
         frame="frame-0",
         time=1_700_000_000.5,
     ),
-    # A child of n0, so that its place can be told from that of the node before it.
+    # A child of n0, so that its parent differs from the node before it.
     NodeDraft(
         "n2",
         {"plugin": "notes", "id": "data", "timestamp": 1, "node_id": "data", "leaf_node_id": 1},
@@ -72,7 +71,6 @@ _TURN = Commit(
         current_frame="frame-0",
         config={"model": "large", "created_at": 1},
     ),
-    lease=UNFENCED,
     turn="turn-1",
     usage=[Usage("main", "large", 10, 5)],
 )
@@ -99,13 +97,13 @@ def _part(change: Commit, **fields: Any) -> Commit:
 
 
 def _renamed(change: Commit) -> Commit:
-    """The same nodes under other ids, with the same places among each other."""
+    """The same nodes under other ids, with the same structure."""
     for index in range(3):
         change = _node(change, index, id=f"x{index}")
     return _node(change, 2, parent="x0")
 
 
-# What a retry may have made anew.
+# Differences that a retry may have.
 IGNORED: dict[str, Callable[[Commit], Commit]] = {
     "nothing": lambda c: c,
     "the revision it expects": lambda c: c._replace(expected=17),
@@ -118,7 +116,7 @@ IGNORED: dict[str, Callable[[Commit], Commit]] = {
     "a time left out": lambda c: _node(c, 1, time=None),
 }
 
-# What makes it another commit.
+# Differences that make it another commit.
 COUNTED: dict[str, Callable[[Commit], Commit]] = {
     "a text": lambda c: _part(c, content="ho"),
     "a role": lambda c: _payload(c, 0, role="assistant"),
@@ -169,7 +167,7 @@ COUNTED: dict[str, Callable[[Commit], Commit]] = {
 
 
 class TurnConformance(SessionFixtures):
-    """A turn is committed once, however often its commit arrives."""
+    """A turn is committed once, however often its commit is sent."""
 
     # --- replay -----------------------------------------------------------------------
 
@@ -196,7 +194,7 @@ class TurnConformance(SessionFixtures):
             ):
                 assert session.commit(again) == first._replace(replayed=True)
 
-    def test_replay_goes_through_while_somebody_else_holds_the_lease(
+    def test_replay_succeeds_while_another_owner_holds_the_lease(
         self, store: Store, session: Session
     ) -> None:
         change = Commit(append=[message("a")], lease=hold(session), release=True, turn="t")
@@ -208,9 +206,7 @@ class TurnConformance(SessionFixtures):
 
     def test_replay_only_releases_the_lease(self, session: Session) -> None:
         enqueue(session)
-        change = Commit(
-            append=[message("a")], usage=[Usage("main", "large", 1)], turn="t", lease=UNFENCED
-        )
+        change = Commit(append=[message("a")], usage=[Usage("main", "large", 1)], turn="t")
         session.commit(change)
         lease = hold(session)
         claim = take(session, lease)
@@ -252,7 +248,7 @@ class TurnConformance(SessionFixtures):
 
     def test_replay_without_a_turn_is_a_commit(self, session: Session) -> None:
         for expected in (1, 2):
-            result = session.commit(Commit(lease=UNFENCED, usage=[Usage("main", "large", 1)]))
+            result = session.commit(Commit(usage=[Usage("main", "large", 1)]))
             assert (result.revision, result.replayed) == (expected, False)
         assert session.usage() == (Usage("main", "large", 2),)
 
