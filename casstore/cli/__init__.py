@@ -1,11 +1,11 @@
-"""The command line: what a person or a script can do with a store without writing Python.
+"""The command line of casstore.
 
-``main`` is the group and turns errors into exit codes; ``command`` is what all commands
-have; ``naming`` says what a name means; each family of commands has a module of its own.
-Only here are environment variables read and terminals written to.
+``main`` has the group of commands and maps errors to exit codes; ``command`` has the common part of
+all commands; ``naming`` resolves names; each family of commands has its own module. Only this
+package reads environment variables and writes to terminals.
 
-This module says what Ctrl-C does until the command line is loaded. It imports nothing of
-casstore: an interrupt in the middle of an import ends with a traceback.
+This module handles Ctrl-C until the command line is loaded. It imports no other module of casstore,
+because an interrupt during an import would end with a traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JSON: Final = (
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """End at once: nothing was begun that would have to be cleaned up."""
+    """End the process at once: there is nothing to clean up yet."""
     try:
         os.write(2, _JSON if "--json" in sys.argv else _TEXT)
     finally:
@@ -35,7 +35,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 def end_quietly_while_starting() -> None:
     """Until ``started``, let an interrupt end the process with a message and exit code 130."""
-    # Whoever started this may want interrupts ignored, as nohup does.
+    # The parent process may want interrupts ignored, as nohup does.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

@@ -16,6 +16,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.SessionExistsError, "choose another id; casstore sessions lists those in use"),
     (errors.ComponentNotFoundError, "casstore check"),
     (errors.ObjectNotFoundError, "casstore sessions lists what is there"),
+    (errors.LeaseHeldError, "wait until the lease is released or expires, then try again"),
     (errors.LeaseLostError, "wait until the lease is released or its time is up, then again"),
     (errors.HeadConflictError, "look at it again with casstore history, then again"),
     (errors.NameTakenError, "choose another name, or say --move"),
@@ -26,9 +27,14 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
         "--replace takes the content of the source; with -n it counts them",
     ),
     (errors.ObjectsMissingError, "export it again without --have, or import what came before"),
+    (
+        errors.RestoreConflictError,
+        "casstore workspace snapshot first; or --force, which saves the present state itself",
+    ),
+    (errors.SnapshotNotFoundError, "casstore workspace log SESSION lists those that have files"),
     (errors.ConflictError, "look at what is there now, then again"),
     (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
-    (errors.BundleError, "make or fetch the file anew: casstore export"),
+    (errors.BundleError, "export or download the file again: casstore export"),
     (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
     (errors.ForeignBundleError, "name a file that casstore export has written"),
     (
@@ -46,7 +52,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.BundleLimitError, "if you trust the file, import it in Python with larger limits="),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
-# Where the general advice is what was just tried, or is of another store than the one meant.
+# Cases where the general advice is the command that just failed, or is about another store.
 _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
     "check": (
         (errors.CorruptionError, "casstore salvage DAMAGED NEW, into a new directory; or a backup"),
@@ -79,7 +85,7 @@ _DISCARD: Final = "casstore recover --discard-log"
 
 
 def advice(exc: CasstoreError, command: str | None = None) -> str | None:
-    """What to try next, behind this command; None if the message says all there is to say."""
+    """What to try after this command failed; None if the message is sufficient."""
     if isinstance(exc, errors.CorruptionError) and _DISCARD in str(exc):
         return f"put redo.log back, or restore a backup; without either: {_DISCARD}"
     for kind, text in _OF_COMMAND.get(command or "", ()):

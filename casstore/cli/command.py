@@ -1,22 +1,25 @@
-"""What all commands have: the options, the store they work on, and two ways to answer."""
+"""The common part of all commands: options, opening the store, and text or JSON output."""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Concatenate, Final, ParamSpec
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import click
 
-from casstore.cli.output import Printer, write_json
+from casstore.cli.fields import Shape
+from casstore.cli.output import Pager, Printer, is_terminal, write_json
 from casstore.cli.progress import Meter
-from casstore.cli.shapes import Shape
 from casstore.engine.protocol import DURABILITIES
 from casstore.store import Store
 from casstore.store import open as open_store
+
+if TYPE_CHECKING:
+    from casstore.records.lifecycles.key_files import FileKeys
 
 Given = ParamSpec("Given")
 
@@ -24,7 +27,7 @@ PATH_VARIABLE: Final = "CASSTORE_PATH"
 
 
 class App:
-    """One run of a command: which store, and how to answer."""
+    """One run of a command: its store and its output."""
 
     def __init__(
         self,
@@ -33,45 +36,70 @@ class App:
         store: str | None,
         as_json: bool,
         quiet: bool,
-        durability: str,
+        durability: str | None,
+        no_pager: bool = False,
     ) -> None:
-        self._command = command
+        self.shape = command.shape
         self._place = store
         self.as_json = as_json
         self.quiet = quiet
-        self.durability = durability
+        self.durability = durability or "full"
+        self.durability_given = durability
         self.exit_code = 0
+        self._no_pager = no_pager
+        self._remarks: list[str] = []
 
     @property
     def path(self) -> str:
-        """Where the store is: as given, else from the environment, else the current directory."""
+        """The path of the store: by option, environment variable, or current directory."""
         return self._place or os.environ.get(PATH_VARIABLE) or os.curdir
 
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
-        """Open the store; it must be there."""
+        """Open the store, which must exist."""
         place = self.path if path is None else path
         if write:
             return open_store(place, durability=self.durability, create=False)
         return open_store(place, readonly=True, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
-        """Tell of progress, on stderr."""
-        # What stands on stderr beside a JSON answer is JSON, too, unless somebody watches.
+        """Report progress on stderr."""
+        # With --json, stderr holds only JSON as well, so progress needs a terminal there.
         hidden = self.quiet or (self.as_json and not sys.stderr.isatty())
         return Meter(silent=hidden, stoppable=stoppable)
 
-    def answer(self, data: Mapping[str, Any], render: Callable[[Printer], None]) -> None:
-        """Print the answer: ``data`` as JSON, or what ``render`` writes."""
-        document = self._command.shape.document(data)
+    def answer(
+        self, report: Any, render: Callable[[Printer], None] | None = None, **more: Any
+    ) -> None:
+        """Print a report: as JSON, by ``render``, or as the shape describes its fields.
+
+        ``more`` has values of fields that the report object lacks.
+        """
+        shape = self.shape
         if self.as_json:
-            write_json(sys.stdout, document)
+            write_json(sys.stdout, shape.document(report, **more))
         else:
-            render(Printer(sys.stdout))
+            document = shape.document(report, **more) if render is None else {}
+            with self.printer() as to:
+                render(to) if render is not None else to.report(shape.fields, document)
+
+    @contextmanager
+    def printer(self) -> Iterator[Printer]:
+        """A writer of text to stdout; on a terminal, long text goes through a pager."""
+        if self._no_pager or not is_terminal(sys.stdout):
+            yield Printer(sys.stdout)
+            return
+        with Pager(sys.stdout) as pages:
+            # Any stream that Printer writes text to.
+            yield Printer(cast(IO[str], pages), shown_on=sys.stdout)
 
     def remark(self, text: str) -> None:
-        """Say something beside the answer, on stderr, to people only."""
+        """Add a remark for people; ``write_remarks`` writes it to stderr after the answer."""
         if not self.quiet and not self.as_json:
-            # Where nobody hears it the answer is still worth giving.
+            self._remarks.append(text)
+
+    def write_remarks(self) -> None:
+        """Write the remarks. A closed stderr does not make the command fail."""
+        for text in self._remarks:
             with suppress(OSError):
                 Printer(sys.stderr).line(text)
 
@@ -87,10 +115,10 @@ class Command(click.Command):
 class Kinds(click.Group):
     """A command whose first argument is a kind, each a command with its own options.
 
-    All kinds have the same JSON answer.
+    ``shape`` is the JSON answer of all kinds; None: each has its own.
     """
 
-    shape: Shape
+    shape: Shape | None = None
     examples: Sequence[str] = ()
     section: str
 
@@ -120,7 +148,7 @@ class Kinds(click.Group):
 def with_suggestion(
     exc: click.UsageError, ctx: click.Context, word: str, known: Iterable[str]
 ) -> click.UsageError:
-    """The error with the known word that is most similar, if one is."""
+    """The error with the most similar known word as a suggestion, if there is one."""
     import difflib
 
     near = difflib.get_close_matches(word, known, 1)
@@ -128,7 +156,7 @@ def with_suggestion(
 
 
 def _named(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse an empty name: it is a variable that is not set, and no wish for another store."""
+    """Refuse an empty name: it usually comes from a variable that is not set."""
     if value == "":
         raise click.BadParameter("the store's name is empty", ctx, param)
     return value
@@ -149,8 +177,11 @@ _DURABILITY: Final = click.Option(
     type=click.Choice(DURABILITIES),
     help="Whether a write waits until a power loss cannot undo it (full, the default) or not.",
 )
-COMMON: Final = (_STORE, _JSON, _QUIET, _DURABILITY)
-COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability")
+_NO_PAGER: Final = click.Option(
+    ["--no-pager"], is_flag=True, help="Write long text to the terminal without $PAGER."
+)
+COMMON: Final = (_STORE, _JSON, _QUIET, _DURABILITY, _NO_PAGER)
+COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability", "no_pager")
 
 
 def command(
@@ -172,11 +203,13 @@ def command(
                 store=asked["store"],
                 as_json=bool(asked["as_json"]),
                 quiet=bool(asked["quiet"]),
-                durability=asked["durability"] or "full",
+                durability=asked["durability"],
+                no_pager=bool(asked["no_pager"]),
             )
             # click has made sure that these are the function's own options.
             call: Callable[..., None] = function
             call(app, **given)
+            app.write_remarks()
             ctx.exit(app.exit_code)
 
         made = click.command(name or function.__name__.strip("_"), cls=Command)(callback)
@@ -190,9 +223,39 @@ def command(
 
 
 def require_yes(*, yes: bool, question: str) -> None:
-    """Ask before something is lost; where nobody can be asked, ``--yes`` must be given."""
+    """Ask before data is lost; without a terminal, ``--yes`` is required."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError("this cannot be undone; say --yes if you mean it")
     click.confirm(question, abort=True, err=True)
+
+
+# Larger than any valid secret.
+_MAX_SECRET_BYTES: Final = 5000
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def keys_option(help: str, *, exists: bool) -> Callable[[Decorated], Decorated]:
+    """``--keys DIRECTORY``, as the argument ``key_directory``."""
+    return click.option(
+        "--keys", "key_directory", type=click.Path(file_okay=False, exists=exists), help=help
+    )
+
+
+def secret_option(help: str) -> Callable[[Decorated], Decorated]:
+    """``--secret FILE``, as the argument ``secret_file``."""
+    return click.option("--secret", "secret_file", type=click.File("rb"), help=help)
+
+
+def open_keys(directory: str | None) -> FileKeys | None:
+    """The keys in a directory, if one was given."""
+    from casstore.records.lifecycles.key_files import FileKeys
+
+    return None if directory is None else FileKeys(directory)
+
+
+def read_secret(file: BinaryIO | None) -> bytes | None:
+    """The secret in a file, if one was given; one that is too long is refused where it is used."""
+    return None if file is None else file.read(_MAX_SECRET_BYTES)

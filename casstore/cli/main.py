@@ -1,8 +1,8 @@
-"""The ``casstore`` command: its sub-commands, and how each way to fail ends.
+"""The ``casstore`` command: its sub-commands, and the exit code of each kind of error.
 
-Exit codes: 0 done; 1 done, and the answer is no; 2 the command line is wrong; then one for
-each kind of error (``casstore.errors``), 70 for what should not happen; 130 interrupted;
-141 nobody reads the answer.
+Exit codes: 0 done; 1 done, and the answer is no; 2 the command line is wrong; one for each kind
+of error (``casstore.errors``); 70 a fault of casstore; 130 interrupted; 141 the reader of stdout
+closed it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from types import FrameType
@@ -19,9 +19,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from casstore.cli.command import COMMON, Command, Kinds, with_suggestion
-from casstore.cli.output import Printer, bad, dim, write_json
-from casstore.cli.shapes import ERROR
-from casstore.cli.streams import let_go, prepare_streams
+from casstore.cli.fields import ERROR
+from casstore.cli.output import Printer, bad, dim, let_go, prepare_streams, write_json
 from casstore.errors import CasstoreError, StorageError
 from casstore.version import __version__
 
@@ -32,41 +31,52 @@ COMPLETE_VARIABLE: Final = "_CASSTORE_COMPLETE"
 
 # Where each command is; a module is loaded when one of its commands is used.
 _MODULES: Final = {
-    "setting_up": ("init", "version", "completion"),
+    "help": ("help",),
+    "setup": ("init", "version", "completion"),
     "objects": ("put", "cat"),
-    "sessions": ("sessions", "fork", "rewind", "delete"),
-    "showing": ("show",),
-    "graph_log": ("log",),
-    "history": ("history", "label"),
-    "keeping": ("tag", "pin"),
-    "attachments": ("attachments",),
-    "comparing": ("diff",),
-    "reclaiming": ("gc", "pack"),
-    "vacuuming": ("vacuum",),
-    "compacting": ("compact",),
-    "retaining": ("policy", "prune", "erase"),
-    "records": ("records",),
-    "statistics": ("stats",),
-    "examining": ("check", "rebuild", "salvage"),
-    "recovering": ("recover",),
+    "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
+    "show": ("show",),
+    "log": ("log",),
+    "tags": ("tag", "pin"),
+    "work": ("queue", "leases", "attachments", "watch"),
+    "diff": ("diff",),
+    "space": ("gc", "pack", "vacuum", "compact"),
+    "retention": ("policy", "prune"),
+    "erase": ("erase",),
+    "maintain": ("maintain",),
+    "stats": ("stats",),
+    "check": ("check", "rebuild", "salvage", "recover"),
     "moving": ("backup", "copy", "export", "verify"),
-    "importing": ("import",),
+    "import_": ("import",),
+    "workspace": ("workspace", "bisect"),
+    "ui": ("ui", "html"),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))
+#: Other names of commands.
+ALIASES: Final = {"ls": "sessions"}
+#: The sections of ``casstore help all`` and of the documentation.
 SECTIONS: Final = (
-    "Objects",
     "Sessions",
     "Comparing",
-    "Giving space back",
-    "Care",
+    "Work",
+    "Objects",
+    "Maintenance",
+    "Space",
     "Moving",
     "Setup",
 )
+#: The commands that most people need, by task: what ``casstore --help`` lists.
+COMMON_TASKS: Final = {
+    "Start a store": ("init", "import"),
+    "Look into it": ("sessions", "show", "log", "diff", "ui"),
+    "Try alternatives": ("fork", "rewind"),
+    "Maintain it": ("maintain", "check", "backup"),
+}
 
 
-class _ToldToEnd(BaseException):
-    """SIGTERM or SIGHUP came: clean up, then end as they make a program end."""
+class _Terminated(BaseException):
+    """SIGTERM or SIGHUP was received: clean up, then end by that signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -74,17 +84,17 @@ class _ToldToEnd(BaseException):
 
 
 def _heed_signals() -> None:
-    """Let what was begun be cleaned up when the process is told to end: files, directories."""
+    """Clean up temporary files and directories when SIGTERM or SIGHUP ends the process."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Whoever started this may want it ignored, as nohup does.
+        # The parent process may want it ignored, as nohup does.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    # A second one waits for nothing.
+    # A second signal ends the process at once.
     signal.signal(number, signal.SIG_DFL)
-    raise _ToldToEnd(number)
+    raise _Terminated(number)
 
 
 class CommandLine(click.Group):
@@ -96,6 +106,7 @@ class CommandLine(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | Kinds | None:
         """One command; its module is loaded now."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         module = MODULE_OF.get(cmd_name)
         if module is None:
             return None
@@ -107,25 +118,39 @@ class CommandLine(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command asked for; a slip of the finger is told what is near it."""
+        """The command asked for; UsageError suggests a similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            raise with_suggestion(exc, ctx, args[0], MODULE_OF) from exc
+            raise with_suggestion(exc, ctx, args[0], (*MODULE_OF, *ALIASES)) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands under the titles of their sections."""
-        found = [self.get_command(ctx, one) for one in MODULE_OF]
-        for section in SECTIONS:
+        """The commands that most people need, by task."""
+        self._format(ctx, formatter, COMMON_TASKS)
+
+    def format_all(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All commands, by section."""
+        sections: dict[str, list[str]] = {section: [] for section in SECTIONS}
+        for name in MODULE_OF:
+            found = self.get_command(ctx, name)
+            assert found is not None
+            sections[found.section].append(name)
+        self._format(ctx, formatter, sections)
+
+    def _format(
+        self,
+        ctx: click.Context,
+        formatter: click.HelpFormatter,
+        sections: Mapping[str, Sequence[str]],
+    ) -> None:
+        for title, names in sections.items():
+            found = [self.get_command(ctx, name) for name in names]
             rows = [
-                (one.name or "", one.get_short_help_str(100))
-                for one in found
-                if one is not None and one.section == section
+                (one.name or "", one.get_short_help_str(100)) for one in found if one is not None
             ]
-            if rows:
-                with formatter.section(section):
-                    # Wide enough for the longest name: beside it, not below, is what it does.
-                    formatter.write_dl(rows, col_max=_NAME_COLUMNS)
+            with formatter.section(title):
+                # Wide enough for the longest name, so that each command takes one line.
+                formatter.write_dl(rows, col_max=_NAME_COLUMNS)
 
     def main(
         self,
@@ -135,7 +160,7 @@ class CommandLine(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        """Run what the command line says, and exit."""
+        """Run the command line and exit."""
         given = list(sys.argv[1:] if args is None else args)
         if COMPLETE_VARIABLE in os.environ:
             super().main(given, "casstore", COMPLETE_VARIABLE, **extra)
@@ -151,7 +176,6 @@ class CommandLine(click.Group):
             let_go(sys.stdout)
             return BROKEN_PIPE
         except click.exceptions.NoArgsIsHelpError as exc:
-            # Nothing was asked for: what there is to ask for.
             click.echo(exc.format_message(), err=True)
             return USAGE
         except click.ClickException as exc:
@@ -195,25 +219,25 @@ def _usage_hint(exc: click.ClickException) -> str | None:
 
 
 def _command_in(given: list[str]) -> str | None:
-    """The command that was given; of an import with its kind: ``import lash``."""
+    """The name of the given command; for an import with its kind: ``import lash``."""
     words = iter(given)
     for word in words:
         if word in ("-s", "--store", "--durability"):
             # The next word is a value, though a store may have the name of a command.
             next(words, None)
-        elif word in MODULE_OF:
+        elif ALIASES.get(word, word) in MODULE_OF:
             kind = next(words, "") if word == "import" else ""
             return f"{word} {kind}" if kind and not kind.startswith("-") else word
     return None
 
 
 def _help_for(name: str | None) -> str:
-    """The help of a command: what to read where nothing else helps."""
+    """The command that prints the help of a command."""
     return "casstore --help" if name is None else f"casstore {name} --help"
 
 
 def _report(failure: _Failure, as_json: bool) -> None:
-    """Say on stderr what went wrong, and what to try next."""
+    """Write an error and the next command to try to stderr."""
     data = failure.data
     try:
         if as_json:
@@ -225,58 +249,59 @@ def _report(failure: _Failure, as_json: bool) -> None:
                 printer.line(dim("try: "), str(data["try"]))
         sys.stderr.flush()
     except OSError:
-        # Nobody is left to tell.
+        # stderr is closed.
         let_go(sys.stderr)
 
 
 def _report_refusal(exc: OSError, as_json: bool) -> int:
-    """The operating system refused: mostly to take the answer, on a disk that is full."""
+    """Report an error of the operating system, mostly stdout on a full disk."""
     from casstore.cli.advice import advice
 
-    told = exc.strerror or str(exc)
+    message = exc.strerror or str(exc)
     if exc.filename is None:
-        # What is done to a store or a file names it; only a stream has no name.
+        # Errors of files and stores have a file name; only a stream has none.
         let_go(sys.stdout)
-        told = f"cannot write the answer: {told}"
+        message = f"cannot write the answer: {message}"
     else:
-        told = f"{exc.filename}: {told}"
-    remedy = advice(StorageError(told))
-    _report(_Failure(StorageError.__name__, told, remedy, StorageError.exit_code), as_json)
+        message = f"{exc.filename}: {message}"
+    remedy = advice(StorageError(message))
+    _report(_Failure(StorageError.__name__, message, remedy, StorageError.exit_code), as_json)
     return StorageError.exit_code
 
 
 def _report_fault(exc: Exception, as_json: bool) -> int:
-    """What should not happen must not end as if the answer were no."""
+    """Report a fault of casstore with its traceback; its exit code differs from a "no"."""
     import traceback
 
     where = "".join(traceback.format_exception(exc))
-    told = f"casstore itself is at fault: {type(exc).__name__}: {exc}"
-    remedy = "casstore check, if the store may be damaged; else report it with what stands above"
+    message = f"casstore itself is at fault: {type(exc).__name__}: {exc}"
+    remedy = (
+        "casstore check, if the store may be damaged; otherwise report it with the traceback above"
+    )
     if as_json:
-        told, remedy = f"{told}\n{where}", "casstore check, if the store may be damaged"
+        message, remedy = f"{message}\n{where}", "casstore check, if the store may be damaged"
     else:
         for line in where.splitlines():
             try:
                 Printer(sys.stderr).line(line)
             except OSError:
                 break
-    _report(_Failure(type(exc).__name__, told, remedy, CasstoreError.exit_code), as_json)
+    _report(_Failure(type(exc).__name__, message, remedy, CasstoreError.exit_code), as_json)
     return CasstoreError.exit_code
 
 
-def _tell_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
         Printer(sys.stdout).line(f"casstore {__version__}")
         ctx.exit()
 
 
-# What every program answers to; the command of that name tells more.
 _VERSION: Final = click.Option(
     ["--version"],
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_tell_version,
+    callback=_print_version,
     help="Show the version and exit.",
 )
 
@@ -286,14 +311,17 @@ _VERSION: Final = click.Option(
     params=[*COMMON, _VERSION],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="COMMAND [ARGUMENTS]…",
-    epilog="casstore COMMAND --help tells more. Names of things: docs/cli.md.",
+    epilog=(
+        "casstore help all lists every command, casstore help names explains how sessions, "
+        "revisions, nodes and tags are written, casstore help COMMAND describes one command."
+    ),
 )
 def cli(**common: Any) -> None:
-    """Look into a casstore store, compare what is in it, and care for it."""
+    """Show, compare and maintain the sessions and records in a casstore store."""
 
 
 def main(begin: Callable[[], None] | None = None) -> NoReturn:
-    """Run the command line; ``begin`` is called once an interrupt ends it as it should."""
+    """Run the command line; ``begin`` is called once interrupts are handled here."""
     try:
         if begin is not None:
             begin()
@@ -301,11 +329,11 @@ def main(begin: Callable[[], None] | None = None) -> NoReturn:
         _heed_signals()
         cli.main()
     except KeyboardInterrupt:
-        # Before the command began, or behind its answer.
+        # Interrupted before the command began or after its answer.
         failure = _Failure("Interrupted", "interrupted", None, INTERRUPTED)
         _report(failure, as_json="--json" in sys.argv)
         sys.exit(INTERRUPTED)
-    except _ToldToEnd as exc:
+    except _Terminated as exc:
         let_go(sys.stdout)
         os.kill(os.getpid(), exc.number)
         raise

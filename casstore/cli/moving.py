@@ -8,10 +8,10 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.completing import complete_name
-from casstore.cli.output import Printer, good, name
-from casstore.cli.quantities import count, size
-from casstore.cli.shapes import Shape
+from casstore.cli.fields import Field, Fields, Shape
+from casstore.cli.naming import complete_name
+from casstore.cli.output import name
+from casstore.cli.quantities import count
 from casstore.engine.files import leftovers
 from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
@@ -27,39 +27,33 @@ _SECTION: Final = "Moving"
     Shape(
         "backup",
         {
-            "target": "the backup",
-            "updated": "was an earlier backup brought up to date?",
-            "objects": "objects copied",
-            "size_bytes": "of the new file; of an update, of the objects, uncompressed",
+            "target": Field("the backup", "backup"),
+            "updated": Field("true: an earlier backup was updated", "updated"),
+            "objects": Field("objects copied", "copied", "object"),
+            "size_bytes": Field(
+                "of the new file; of an update, of the objects, uncompressed", "size"
+            ),
         },
     ),
     "casstore backup /backups/agents",
     "casstore backup /backups/agents --update",
 )
 @click.argument("target")
-@click.option("--update", is_flag=True, help="Bring an earlier backup up to date: copy the rest.")
-@click.option("--replace", is_flag=True, help="Put the new backup in the place of an old one.")
-@click.option("--compact", "compacted", is_flag=True, help="Leave free space out.")
+@click.option("--update", is_flag=True, help="Update an earlier backup: copy what it lacks.")
+@click.option("--replace", is_flag=True, help="Replace an old backup.")
+@click.option("--compact", "compacted", is_flag=True, help="Leave out free pages.")
 def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) -> None:
-    """Make TARGET a store with everything that is in this one now.
+    """Write everything in the store to the backup TARGET.
 
-    Runs beside agents at work. The backup appears when it is complete, verified and on the
-    disk; it opens like any store.
+    Agents can go on working. The backup appears when it is complete, verified and on the disk;
+    it opens like any store.
     """
     with app.open() as store, app.meter() as meter:
         report = backing_up.backup(
             store, target, update=update, replace=replace, compact=compacted, progress=meter
         )
 
-    def render(to: Printer) -> None:
-        said = "updated " if report.updated else "made "
-        to.line(
-            good(said),
-            name(target),
-            f"  {count(report.objects, 'object')}, {size(report.size_bytes)}",
-        )
-
-    app.answer({"target": target, **report._asdict()}, render)
+    app.answer(report, target=target)
     _name_leftovers(app, target)
 
 
@@ -77,12 +71,14 @@ def _name_leftovers(app: App, target: str) -> None:
     Shape(
         "copy",
         {
-            "target": "the store copied into",
-            "sessions": "sessions that are new there, or have moved",
-            "new_objects": "objects that it lacked",
-            "object_bytes": "uncompressed",
-            "rows": "rows written",
-            "rows_removed": "rows removed: with --mirror, and of runs that have moved on",
+            "target": Field("the store copied into", "target"),
+            "sessions": Field("sessions that are new there, or have moved", "copied", "session"),
+            "new_objects": Field("objects that it lacked", "new", "object"),
+            "object_bytes": Field("their size, uncompressed", "uncompressed"),
+            "rows": Field("rows written", "written", "row"),
+            "rows_removed": Field(
+                "rows removed: with --mirror, and of runs that have moved on", "removed", "row"
+            ),
         },
     ),
     "casstore copy other-store",
@@ -95,16 +91,16 @@ def _name_leftovers(app: App, target: str) -> None:
     help="Copy this session alone; may be given again.",
 )  # fmt: skip
 @click.option("--mirror", is_flag=True, help="Remove from TARGET what SOURCE does not have.")
-@click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
+@click.option("--create", is_flag=True, help="Create TARGET if it does not exist.")
 def copy(
     app: App, stores: tuple[str, ...], sessions: tuple[str, ...], mirror: bool, create: bool
 ) -> None:
-    """Copy everything of SOURCE that TARGET lacks into it.
+    """Copy everything that TARGET lacks from SOURCE.
 
-    SOURCE is this store if it is not given. Each is a directory or a URL. Every object is proven
-    on its way. A session that went another way in TARGET stops the copy. Stopped anywhere, it is
-    sound and goes on when it is called again. With --session, work that waits for the session
-    stays behind, and so do its leases.
+    SOURCE is this store if it is not given. Each is a directory or a URL. Every object is
+    verified. A session that diverged in TARGET stops the copy. If the copy is interrupted, TARGET
+    is sound, and the next call continues. With --session, queued work and leases of the session
+    are not copied.
     """
     if len(stores) > 2:
         raise click.UsageError("one TARGET, or a SOURCE and a TARGET")
@@ -118,14 +114,17 @@ def copy(
     ):
         report = copying.copy(store, into, sessions=sessions or None, mirror=mirror, progress=meter)
 
-    def render(to: Printer) -> None:
-        to.line(
-            good("copied "), f"{count(report.sessions, 'session')}, "
-            f"{count(report.new_objects, 'new object')}, {size(report.object_bytes)} into ",
-            name(shown_place(target)),
-        )  # fmt: skip
+    app.answer(report, target=shown_place(target))
 
-    app.answer({"target": shown_place(target), **report._asdict()}, render)
+
+_BUNDLE: Final[Fields] = {
+    "session": Field("the session in it", "session"),
+    "revisions": Field("revisions in it", "revisions", "revision"),
+    "objects": Field("objects in it, each verified", "objects", "object"),
+    "object_bytes": Field("their size, uncompressed", "uncompressed"),
+    "size_bytes": Field("the size of the file", "size"),
+    "thin": Field("true: it leaves out objects that the reader has", "thin"),
+}
 
 
 @command(
@@ -133,13 +132,11 @@ def copy(
     Shape(
         "export",
         {
-            "file": "the bundle, null: only --have was written",
-            "session": "the session in it",
-            "revisions": "how many it has",
-            "objects": "how many it has; of --have, manifests listed",
-            "object_bytes": "uncompressed",
-            "size_bytes": "of the file",
-            "thin": "true: it leaves out what the reader has",
+            "file": Field("the bundle, null: only a list for --have was written", "bundle"),
+            **_BUNDLE,
+            "objects": Field(
+                "objects in it; with --list-have, manifests listed", "objects", "object"
+            ),
         },
     ),
     "casstore export agent agent.bundle",
@@ -148,14 +145,16 @@ def copy(
 )
 @click.argument("place", shell_complete=complete_name)
 @click.argument("file")
-@click.option("--head-only", is_flag=True, help="Without the history: the present state alone.")
+@click.option("--head-only", is_flag=True, help="Only the present revision, without history.")
 @click.option(
-    "--have", metavar="FILE", help="Leave out what the reader has, who made FILE so: --list-have."
+    "--have",
+    metavar="FILE",
+    help="Leave out what FILE lists, made by --list-have.",
 )
 @click.option(
     "--list-have", is_flag=True, help="Write a list of what this store has of PLACE, for --have."
 )
-@click.option("--replace", is_flag=True, help="Write over a file that is there.")
+@click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 def export(
     app: App,
     place: str,
@@ -165,12 +164,11 @@ def export(
     list_have: bool,
     replace: bool,
 ) -> None:
-    """Write a session into one file, a bundle that proves itself.
+    """Write a session to a file, a bundle.
 
     PLACE is a session with all its history, or SESSION@REVISION for that one alone. The file
-    appears when it is complete. casstore import bundle brings it into a store, casstore verify
-    proves it.
-    Policy, expiry, protections and subjects stay behind; casstore copy takes them along.
+    appears when it is complete. casstore import bundle imports it, casstore verify verifies it.
+    Policy, expiry, protections and subjects are left out; casstore copy copies them.
     """
     if list_have and (have or head_only or replace):
         raise click.UsageError("--list-have writes a list and takes no other option")
@@ -202,13 +200,7 @@ def export(
             progress=meter,
         )
 
-    def render(to: Printer) -> None:
-        to.line(
-            good("wrote "), name(file), f"  {count(report.revisions, 'revision')} of ",
-            name(report.session), f", {count(report.objects, 'object')}, {size(report.size_bytes)}",
-        )  # fmt: skip
-
-    app.answer({"file": file, **report._asdict()}, render)
+    app.answer(report, file=file)
     _name_leftovers(app, file)
 
 
@@ -217,36 +209,23 @@ def export(
     Shape(
         "verify",
         {
-            "file": "the bundle",
-            "session": "the session in it",
-            "revisions": "how many it has",
-            "objects": "how many it has, each proven",
-            "object_bytes": "uncompressed",
-            "size_bytes": "of the file",
-            "thin": "does it leave out what another store has?",
-            "left_out": "objects that a thin one leaves out",
-            "unproven": "parts that only the store that has the rest can prove",
+            "file": Field("the bundle", "verified"),
+            **_BUNDLE,
+            "left_out": Field("objects that a thin one leaves out", "left out", "object"),
+            "unproven": Field(
+                "parts that only the store that has the rest can verify", "not verified", "part"
+            ),
         },
     ),
     "casstore verify agent.bundle",
 )
 @click.argument("file")
 def verify(app: App, file: str) -> None:
-    """Prove FILE, a bundle, without any store: every digest, every link, every row.
+    """Verify FILE, a bundle: every digest, link and row.
 
-    A store is proven by check.
+    It needs no store. A store is verified by check.
     """
     with app.meter() as meter:
         report = verification.verify_bundle(file, progress=meter)
 
-    def render(to: Printer) -> None:
-        to.line(
-            good("proven "), name(file), f"  {count(report.revisions, 'revision')} of ",
-            name(report.session), f", {count(report.objects, 'object')}",
-        )  # fmt: skip
-        if report.thin:
-            to.line(
-                f"thin: leaves out {count(report.left_out, 'object')} that the reader must have"
-            )
-
-    app.answer({"file": file, **report._asdict()}, render)
+    app.answer(report, file=file)

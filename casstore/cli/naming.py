@@ -1,19 +1,23 @@
-"""What a name on the command line means.
+"""Resolves names on the command line.
 
-    SESSION            a session: where it stands now
-    SESSION@REVISION   as it was at a revision
-    SESSION@LABEL      as it was where the label stands
+    SESSION            a session at its present revision
+    SESSION@REVISION   a session at a revision
+    SESSION@LABEL      a session at the revision that has the label
     PLACE~N            N revisions before that place; ~ alone is ~1
     PLACE#NODE         one node of the graph there
-    TAG                what a tag or pin keeps
+    SYSTEM:ENTRY       an entry of a record system, as in langgraph:t0
+    TAG                the object that a tag or pin keeps
     DIGEST             an object, by its 64 digits
 
-If nothing has exactly this name, the beginning of a session's id will do, or at least four
-digits of a digest, if only one thing begins so. Ids may hold any character, so a text can
-mean two things; then it is refused, and the error lists what it could be, each spelled so that
-it means only that: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``tag:NAME``,
-``digest:HEX``. ``STORE::NAME`` is a name in another store. A name that begins with a dash goes
-behind ``--``, so that it is not taken for an option.
+If nothing has exactly this name, the beginning of a session's id is enough, or at least four
+digits of a digest, as long as only one thing begins so. Ids may hold any character, so a text can
+mean two things; then it is refused, and the error lists what it could be, each in a form that
+means only that: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``entry:SYSTEM:ENTRY``,
+``tag:NAME``, ``digest:HEX``. ``STORE::NAME`` is a name in another store. A name that begins with
+a dash goes behind ``--``, so that it is not taken for an option.
+
+A tag or pin that keeps a session's checkpoint is a place as well: ``fork``, ``log``, ``rewind``,
+``label`` and ``export`` take it for the newest revision that has this checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +29,14 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+import click
+from click.shell_completion import CompletionItem
+
+from casstore.cli.command import PATH_VARIABLE
+from casstore.cli.text import safe
 from casstore.engine.protocol import Listing
 from casstore.errors import (
+    CasstoreError,
     InvalidInputError,
     NodeNotFoundError,
     NotFoundError,
@@ -36,29 +46,35 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
+from casstore.maintenance import systems
+from casstore.maintenance.systems import RecordSystem, SystemEntry
 from casstore.objects.pieces import PieceReader
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
 from casstore.session.state import Runtime
 from casstore.store import Store, is_server
+from casstore.store import open as open_store
 
 SESSION: Final = "session"
 REVISION: Final = "revision"
 NODE: Final = "node"
 TAG: Final = "tag"
 OBJECT: Final = "digest"
-KINDS: Final = (SESSION, REVISION, NODE, TAG, OBJECT)
+ENTRY: Final = "entry"
+KINDS: Final = (SESSION, REVISION, NODE, ENTRY, TAG, OBJECT)
 STORE_MARK: Final = "::"
 
 _LISTED: Final = 8
-# How many of its marks a name is tried to be cut at.
+# The most names that a misspelt one is compared with.
+_COMPARED: Final = 2000
+# The most marks at which a name is split.
 _CUTS: Final = 16
 _BACK: Final = re.compile(r"(?s)(.+)~(\d{0,18})")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,64}")
 
 
 class AmbiguousNameError(InvalidInputError):
-    """A name means more than one thing; ``candidates`` spells each so that it is clear."""
+    """A name has several meanings; ``candidates`` has an unambiguous name of each."""
 
     def __init__(self, text: str, candidates: list[str], more: bool) -> None:
         listed = "more than one thing" if more else f"{len(candidates)} things"
@@ -67,7 +83,7 @@ class AmbiguousNameError(InvalidInputError):
 
 
 class NameNotFoundError(NotFoundError):
-    """Nothing in the store goes by this name."""
+    """Nothing in the store has this name."""
 
     def __init__(self, text: str, remedy: str) -> None:
         super().__init__(f"nothing is called {text!r}")
@@ -75,7 +91,7 @@ class NameNotFoundError(NotFoundError):
 
 
 class NothingCommittedError(SessionNotFoundError):
-    """The session is there, and has no revision yet."""
+    """The session exists, and has no revision yet."""
 
     def __init__(self, session: str) -> None:
         super().__init__(session)
@@ -83,35 +99,49 @@ class NothingCommittedError(SessionNotFoundError):
 
 
 class Target(NamedTuple):
-    """What a name stands for."""
+    """The target of a name."""
 
     kind: str
-    #: Spelled so that it means nothing else.
+    #: The unambiguous name.
     text: str
-    #: Of the manifest, node or object; None for a session without a commit.
+    #: The digest of the manifest, node or object; None for a session without a commit.
     digest: Digest | None
     session: str | None = None
     revision: int | None = None
     node: str | None = None
-    #: Is this where the session stands now?
+    #: True if this is the session's present revision.
     at_head: bool = False
+    #: For an entry: its record system.
+    system: RecordSystem | None = None
+    entry: SystemEntry | None = None
+
+    def require_digest(self) -> Digest:
+        """The digest; InvalidInputError if the target has none."""
+        if self.digest is None:
+            name = self.text.partition(":")[2]
+            why = "nothing was committed yet"
+            if self.entry is not None:
+                why = "the entry of a record system is not one object; use show, log or diff"
+            raise InvalidInputError(f"{name!r}: {why}")
+        return self.digest
 
     @property
     def at(self) -> int | None:
-        """The revision to ask a session for; None: its head."""
+        """The revision to read; None: the head."""
         return None if self.at_head else self.revision
 
 
 def quoted(text: str) -> str:
-    """A name as a shell takes it behind a command: also one that looks like an option."""
-    spelled = shlex.quote(text)
-    return f"-- {spelled}" if text.startswith("-") else spelled
+    """A name quoted for a shell, safe also if it looks like an option."""
+    encoded = shlex.quote(text)
+    return f"-- {encoded}" if text.startswith("-") else encoded
 
 
 def split_store(text: str) -> tuple[str | None, str]:
     """The store that a name is in, if it says so, and the name itself.
 
-    Ids may hold ``::`` as well, so what stands before it counts only if it is there, or is a URL.
+    Ids may contain ``::`` as well, so the part before it counts only if it is an existing path
+    or a URL.
     """
     if is_server(text):
         # A host may hold the mark, too, as in [::1]; what follows the hosts may not.
@@ -129,18 +159,19 @@ def split_store(text: str) -> tuple[str | None, str]:
 def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
     """What ``text`` means in this store.
 
-    Without ``abbreviated`` nothing may be left out: for what changes the thing named.
+    Without ``abbreviated`` the name must be complete: for commands that change the target.
     """
     if not text:
-        # Every id begins so. It is a variable that is not set, and no wish for the only session.
+        # Every id starts with the empty text, so it would find the only session. An empty name
+        # usually comes from an unset variable.
         raise InvalidInputError("the name is empty")
     forced, mark, rest = text.partition(":")
     found: list[Target] = []
     if mark and forced in KINDS:
         found = _distinct(_FORCED[forced](store, rest))
     if not found:
-        # Only now: an id may itself begin with session:, and what an error lists, and what
-        # commands call things among themselves, must mean one thing.
+        # Qualified names take precedence: an id may itself start with "session:", but the names
+        # in error messages, and those that commands pass to each other, must have one meaning.
         found = _distinct(_exact(store, text))
     more = False
     if not found and abbreviated:
@@ -153,33 +184,59 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
     raise _not_found(store, text)
 
 
+def resolve_place(store: Store, text: str, *, abbreviated: bool = True) -> Target:
+    """What ``text`` means; a tag or pin on a session's checkpoint is that revision of it."""
+    target = resolve(store, text, abbreviated=abbreviated)
+    if target.kind != TAG or target.digest is None:
+        return target
+    kind = kind_of(store, target.digest)
+    if kind == Kind.MANIFEST:
+        return _revision_of(store, target.digest) or target
+    return target
+
+
+def _revision_of(store: Store, manifest: Digest) -> Target | None:
+    """The newest revision of the first session that has this checkpoint."""
+    for info in store.sessions():
+        session = info.meta.session
+        for entry in store.session(session).history():
+            if entry.manifest == manifest:
+                place = Target(
+                    SESSION, "", manifest, session, info.head and info.head.revision, at_head=True
+                )
+                return _revision_target(place, entry.revision, entry.manifest)
+    return None
+
+
 def resolve_session(store: Store, text: str) -> str:
-    """The id of a session that is there; it may be shortened if nothing else begins so."""
-    target = resolve(store, text)
+    """The id of an existing session; it may be abbreviated if it stays unique."""
+    target = resolve_place(store, text)
     if target.session is None or target.kind not in (SESSION, REVISION):
-        raise InvalidInputError(f"{text!r} is no session but {described(store, target)}")
+        raise InvalidInputError(f"{text!r} is not a session but {described(store, target)}")
     return target.session
 
 
 def described(store: Store, target: Target) -> str:
-    """What a target is, in words."""
+    """A description of a target."""
     if target.kind == SESSION:
         return f"session {target.session!r}"
     if target.kind == REVISION:
         return f"revision {target.revision} of session {target.session!r}"
     if target.kind == NODE:
         return f"node {target.node!r} of session {target.session!r}"
+    if target.entry is not None and target.system is not None:
+        return f"entry {target.entry.id!r} of {target.system.title}"
     assert target.digest is not None
     return f"a {kind_name(store, target.digest)}, {target.digest.hex()}"
 
 
 def kind_of(store: Store, digest: bytes) -> int:
-    """What an object is."""
+    """The kind of an object."""
     return PieceReader(store.engine).get(digest).kind
 
 
 def kind_name(store: Store, digest: bytes) -> str:
-    """What an object is called: a rope is a blob to everybody but the store."""
+    """The kind of an object for people: a rope is shown as a blob."""
     kind = kind_of(store, digest)
     return "blob" if kind == Kind.ROPE else KIND_NAMES.get(kind, str(kind))
 
@@ -187,7 +244,8 @@ def kind_name(store: Store, digest: bytes) -> str:
 def _distinct(found: list[Target] | Iterator[Target]) -> list[Target]:
     known: dict[tuple[object, ...], Target] = {}
     for one in found:
-        known.setdefault((one.session, one.revision, one.node, one.digest), one)
+        which = None if one.entry is None else one.text
+        known.setdefault((one.session, one.revision, one.node, one.digest, which), one)
     return list(known.values())
 
 
@@ -198,6 +256,7 @@ def _exact(store: Store, text: str) -> Iterator[Target]:
     yield from _session(store, text)
     yield from _revision(store, text)
     yield from _node(store, text)
+    yield from _entry(store, text)
     yield from _tag(store, text)
     if len(text) == 2 * DIGEST_BYTES:
         yield from _digest(store, text)
@@ -210,7 +269,7 @@ def _session(store: Store, text: str) -> Iterator[Target]:
         if head is None:
             handle.meta()
     except (SessionNotFoundError, SessionDeletedError, InvalidInputError):
-        # Not there, or not a text that an id can be.
+        # It does not exist, or the text is not a valid id.
         return
     if head is None:
         yield Target(SESSION, f"session:{text}", None, text, at_head=True)
@@ -233,7 +292,7 @@ def _revision(store: Store, text: str, cuts: int = _CUTS) -> Iterator[Target]:
 
 
 def _cuts(text: str, mark: str) -> Iterator[tuple[str, str]]:
-    """All ways to cut a text in two at a mark, the last mark first."""
+    """All ways to split a text at a mark, the last mark first."""
     end = len(text)
     for _ in range(_CUTS):
         end = text.rfind(mark, 0, end)
@@ -271,12 +330,12 @@ def _revision_target(place: Target, revision: int, manifest: Digest) -> Target:
 
 
 def _back(store: Store, place: Target, steps: int) -> Target | None:
-    """So many revisions before a place; None if it has not so many."""
+    """The revision that is ``steps`` before a place; None if the history is too short."""
     if place.revision is None or place.session is None or place.digest is None:
         return None
     if steps == 0:
         return _revision_target(place, place.revision, place.digest)
-    # Counted as they come: there may be more than memory should hold.
+    # Count while iterating: the history may be too long to hold in memory.
     last: Entry | None = None
     seen = 0
     for entry in store.session(place.session).history(before=place.revision, limit=steps):
@@ -318,6 +377,28 @@ def find_node(store: Store, session: str, node: str, at: int | None) -> Digest |
         return None
 
 
+def prefix_of(system: RecordSystem) -> str:
+    """The prefix of the names of a system's entries, without the colon."""
+    return system.prefix or system.name
+
+
+def _entry(store: Store, text: str) -> Iterator[Target]:
+    """``system:entry``."""
+    prefix, mark, rest = text.partition(":")
+    if not mark or not rest:
+        return
+    for system in systems.held_by(store).systems:
+        if prefix in (system.name, system.prefix):
+            try:
+                found = system.find_entry(store, rest)
+            except InvalidInputError:
+                # The text is not a valid id of this system.
+                continue
+            if found is not None:
+                name = f"entry:{prefix_of(system)}:{rest}"
+                yield Target(ENTRY, name, None, system=system, entry=found)
+
+
 def _tag(store: Store, text: str) -> Iterator[Target]:
     try:
         pin = store.find_pin(text)
@@ -328,7 +409,7 @@ def _tag(store: Store, text: str) -> Iterator[Target]:
 
 
 def _digest(store: Store, text: str) -> Iterator[Target]:
-    """An object by its digest, or as much of it as tells it from others."""
+    """An object by its digest, or by a unique prefix of it."""
     if _HEX.fullmatch(text) is None:
         return
     low = bytes.fromhex(text.ljust(2 * DIGEST_BYTES, "0"))
@@ -346,6 +427,7 @@ _FORCED: Final[dict[str, Callable[[Store, str], Iterator[Target]]]] = {
     SESSION: _session,
     REVISION: _revision,
     NODE: _node,
+    ENTRY: _entry,
     TAG: _tag,
     OBJECT: _digest,
 }
@@ -367,7 +449,7 @@ def _abbreviated(store: Store, text: str) -> Iterator[Target]:
 
 
 def _beginning(store: Store, begin: str) -> list[str]:
-    """The sessions whose ids begin so; not more than an error can list."""
+    """The sessions whose ids start with this text, at most one more than an error lists."""
     try:
         return [info.meta.session for info in store.sessions(prefix=begin, limit=_LISTED + 1)]
     except InvalidInputError:
@@ -375,7 +457,7 @@ def _beginning(store: Store, begin: str) -> list[str]:
 
 
 def _not_found(store: Store, text: str) -> Exception:
-    """The error for a name that means nothing: as precise as can be said."""
+    """The most precise error for a name that does not exist."""
     for mark in "#@~":
         for place, rest in _cuts(text, mark):
             for where in (*_session(store, place), *_revision(store, place)):
@@ -387,8 +469,8 @@ def _not_found(store: Store, text: str) -> Exception:
                 shown = rest if mark != "~" else f"~{rest}"
                 error.args = (f"{described(store, where)} has no {what} {shown!r}",)
                 if mark == "#" and rest in _hidden_ids(store, where.session):
-                    told = f"node {rest!r} of session {where.session!r} is hidden by a tombstone"
-                    error.args = (told,)
+                    message = f"node {rest!r} of session {where.session!r} is hidden by a tombstone"
+                    error.args = (message,)
                 return error
     try:
         store.session(text).head()
@@ -396,9 +478,26 @@ def _not_found(store: Store, text: str) -> Exception:
         return exc
     except InvalidInputError as exc:
         return exc
-    return NameNotFoundError(
-        text, "casstore sessions, casstore tag; a digest needs at least 4 digits"
-    )
+    error = NameNotFoundError(text, "casstore sessions; a digest needs at least 4 digits")
+    near = _similar(store, text)
+    if near:
+        error.args = (f"nothing is called {text!r}; did you mean {' or '.join(near)}?",)
+    return error
+
+
+def _similar(store: Store, text: str) -> list[str]:
+    """Names in the store that are similar to a misspelt one, most similar first."""
+    from difflib import get_close_matches
+
+    names = [info.meta.session for info in islice(store.sessions(), _COMPARED)]
+    names += [pin.name for pin in islice(store.pins(), _COMPARED)]
+    # Of SESSION@REVISION and the like only the session is compared, then the whole.
+    cut = re.search("(?<!^)[@~#]", text)
+    for end in (cut.start() if cut else len(text), len(text)):
+        near = get_close_matches(text[:end], names, 3)
+        if near:
+            return [one + text[end:] for one in near]
+    return []
 
 
 def _hidden_ids(store: Store, session: str) -> Collection[str]:
@@ -409,3 +508,50 @@ def _hidden_ids(store: Store, session: str) -> Collection[str]:
         return () if state is None else runtime.hidden(state.head).values()
 
     return read_again(read)
+
+
+_OFFERED: Final = 50
+# Revisions of a session that are looked at for names behind session@.
+_HISTORY_OFFERED: Final = 1000
+
+
+def complete_name(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Sessions, entries and tags that begin so; behind ``session@`` its labels and revisions.
+
+    Offers nothing if the store cannot be read: the command itself reports why.
+    """
+    given = ctx.params.get("store") or ctx.find_root().params.get("store")
+    path = given or os.environ.get(PATH_VARIABLE) or os.curdir
+    try:
+        with open_store(path, readonly=True, create=False) as store:
+            found = [*islice(_completions(store, incomplete), _OFFERED)]
+    except CasstoreError:
+        return []
+    # An id that would have to be escaped cannot be typed as it is shown.
+    return [CompletionItem(one) for one in found if one == safe(one)]
+
+
+def _completions(store: Store, begin: str) -> Iterator[str]:
+    for info in store.sessions(prefix=begin, limit=_OFFERED):
+        yield info.meta.session
+    session, mark, rest = begin.rpartition("@")
+    if mark:
+        try:
+            for entry in islice(store.session(session).history(), _HISTORY_OFFERED):
+                for place in (*entry.labels, str(entry.revision)):
+                    if place.startswith(rest):
+                        yield f"{session}@{place}"
+        except (NotFoundError, SessionDeletedError):
+            return
+    for system in systems.held_by(store).systems:
+        prefix = f"{prefix_of(system)}:"
+        if begin.startswith(prefix):
+            for one in systems.all_entries(system, store):
+                if (prefix + one.id).startswith(begin):
+                    yield prefix + one.id
+        elif prefix.startswith(begin):
+            yield prefix
+    for pin in store.pins(prefix=begin):
+        yield pin.name

@@ -15,24 +15,26 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.completing import complete_name
+from casstore.cli.fields import Shape, nested
+from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, is_terminal, name, write_json
 from casstore.cli.places import at_path, load, parse_path
 from casstore.cli.quantities import size
-from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import parse_json, plain
+from casstore.cli.text import parse_json, plain
 from casstore.engine.files import source_error
 from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
-from casstore.maintenance.whole_files import whole_file
+from casstore.maintenance.files import whole_file
+from casstore.objects import stored
+from casstore.objects.stored import Stored
 from casstore.store import Store
 
 _SECTION: Final = "Objects"
 _PART_BYTES: Final = 1 << 20
-# What a terminal acts on, or shows in another order than it stands in: no part of a plain text.
+# Not part of plain text: control characters, which a terminal obeys, and bidirectional controls,
+# which change the order in which it shows text.
 _UNSHOWN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-# What a value given as JSON may have: it is parsed in memory.
+# The limit of a JSON input, which is parsed in memory.
 _MAX_JSON_BYTES: Final = 1 << 28
 
 
@@ -55,31 +57,32 @@ class _Counted:
     Shape(
         "put",
         {
-            "objects": Part(
-                "what was stored, in the order given",
+            "objects": nested(
+                "the stored objects, in the order given",
                 {
                     "source": "the file, - for standard input",
-                    "digest": "its name from now on",
+                    "digest": "its digest, which names it",
                     "kind": "blob or value",
-                    "size_bytes": "how long the file was",
+                    "size_bytes": "the size of the file",
                 },
             ),
-            "tag": "the tag that keeps it, null if none was asked for",
+            "tag": "the tag that keeps it, null if none was given",
         },
     ),
     "casstore put report.pdf",
     'echo \'{"plan": ["read", "edit"]}\' | casstore put --value --tag plan',
 )
 @click.argument("files", nargs=-1, metavar="[FILE]…")
-@click.option("--value", "-v", is_flag=True, help="The files are JSON; store values, not bytes.")
-@click.option("--tag", help="Let this tag keep the object: nothing else does, after the grace.")
-@click.option("--move", is_flag=True, help="Take the tag over if it names something else.")
+@click.option("--value", "-v", is_flag=True, help="The files are JSON: store values, not blobs.")
+@click.option("--tag", help="Keep the object under this tag.")
+@click.option("--move", is_flag=True, help="Move the tag if it keeps another object.")
 def put(app: App, files: tuple[str, ...], value: bool, tag: str | None, move: bool) -> None:
-    """Store files as blobs, or JSON as values; FILE - is standard input, and the default.
+    """Store files as blobs, or JSON as values.
 
-    A blob is read in parts, whatever its length, and its digest is what b3sum prints.
-    In values, {"$bytes": "<base64>"} stands for bytes and {"$link": "<digest>"} for a link.
-    Without a tag, and until something links to it, gc takes an object away after an hour.
+    FILE - is standard input, and the default. A blob is read in parts, whatever its length, and
+    its digest is the one that b3sum prints. In values, {"$bytes": "<base64>"} stands for bytes
+    and {"$link": "<digest>"} for a link. gc removes an object after an hour unless a tag, a pin
+    or another object refers to it.
     """
     sources = files or ("-",)
     if tag is not None and len(sources) > 1:
@@ -93,8 +96,8 @@ def put(app: App, files: tuple[str, ...], value: bool, tag: str | None, move: bo
 
     def render(to: Printer) -> None:
         for one in stored:
-            beside = () if len(stored) == 1 else ("  ", dim(one["source"]))
-            to.line(name(one["digest"]), *beside)
+            note = () if len(stored) == 1 else ("  ", dim(one["source"]))
+            to.line(name(one["digest"]), *note)
 
     app.answer({"objects": stored, "tag": tag}, render)
 
@@ -110,14 +113,14 @@ def _put(store: Store, source: str, *, as_value: bool) -> dict[str, Any]:
 
 
 def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) -> dict[str, Any]:
-    told = "standard input" if source == "-" else source
+    title = "standard input" if source == "-" else source
     if as_value:
         data = found.read(_MAX_JSON_BYTES + 1)
         if len(data) > _MAX_JSON_BYTES:
             raise InvalidInputError(
-                f"{told} has more than {size(_MAX_JSON_BYTES)} of JSON; put it as a blob"
+                f"{title} has more than {size(_MAX_JSON_BYTES)} of JSON; put it as a blob"
             )
-        digest = store.put_value(parse_json(data, told))
+        digest = store.put_value(parse_json(data, title))
         kind, length = "value", len(data)
     else:
         counted: Any = _Counted(found)
@@ -131,38 +134,48 @@ def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) ->
     Shape(
         "cat",
         {
-            "name": "the name, spelled so that it means nothing else",
+            "name": "the name, in the form that means nothing else",
             "digest": "of the object; null for a part of one",
-            "kind": "blob, value, node or manifest",
+            "kind": "blob, value, node, manifest or record",
             "value": "the content; bytes and links as for put",
         },
     ),
     "casstore cat 3f2a91 > report.pdf",
-    "casstore cat agent@12 --path tool_state.cwd",
+    "casstore cat agent@12 --path tool_state.cwd --raw",
 )
 @click.argument("name_", metavar="NAME", shell_complete=complete_name)
-@click.option("--path", help="Only what stands there in a value: messages[3].text.")
-@click.option("--output", "-o", help="Write to this file, which must not be there.")
-@click.option("--force", "-f", is_flag=True, help="Write over a file, or binary to a terminal.")
-def cat(app: App, name_: str, path: str | None, output: str | None, force: bool) -> None:
-    """Print what NAME stands for: a blob byte by byte, anything else as JSON.
+@click.option("--path", help="Only the value at this path: messages[3].text.")
+@click.option("--raw", "-r", is_flag=True, help="Print a text or bytes value itself, not JSON.")
+@click.option("--output", "-o", help="Write to this file, which must not exist.")
+@click.option(
+    "--force", "-f", is_flag=True, help="Overwrite a file, or write binary data to a terminal."
+)
+def cat(app: App, name_: str, path: str | None, raw: bool, output: str | None, force: bool) -> None:
+    """Print the content of NAME, a blob as its bytes.
 
-    A blob is written in parts, whatever its length, each verified before it is written.
-    Of a session or revision it is the checkpoint, of a node the node with its payload.
+    Anything else is printed as JSON. A blob is written in parts, whatever its length, each
+    verified before it is written. For a session or revision the checkpoint is printed, for a
+    node the node with its payload.
     """
     with app.open() as store:
         target = naming.resolve(store, name_)
-        if target.digest is None:
-            raise InvalidInputError(f"{name_!r}: nothing was committed yet")
-        is_blob = naming.kind_of(store, target.digest) in (Kind.BLOB, Kind.ROPE)
-        if is_blob and path is None and not app.as_json:
-            _write(app, store, target.digest, output, force=force)
+        kind = "record"
+        if target.entry is None:
+            kind = naming.kind_name(store, target.require_digest())
+        if kind == "blob" and path is None and not app.as_json:
+            assert target.digest is not None
+            _write(app, store.open_blob(target.digest), output, force=force)
             return
         value = at_path(store, target, parse_path(path)) if path else load(store, target)
+        if raw:
+            if app.as_json:
+                raise click.UsageError("either --raw or --json")
+            _write(app, io.BytesIO(_raw(value, name_)), output, force=force)
+            return
         document = {
             "name": target.text,
-            "digest": None if path else target.digest.hex(),
-            "kind": naming.kind_name(store, target.digest),
+            "digest": None if path else target.digest,
+            "kind": kind,
             "value": plain(value),
         }
         if output is None:
@@ -171,7 +184,7 @@ def cat(app: App, name_: str, path: str | None, output: str | None, force: bool)
         with _created(output, force=force) as into:
             pieces = io.TextIOWrapper(into, encoding="utf-8", newline="")
             if app.as_json:
-                write_json(pieces, document)
+                write_json(pieces, app.shape.document(document))
             else:
                 Printer(pieces).json(document["value"])
             pieces.flush()
@@ -184,11 +197,28 @@ def _created(path: str, *, force: bool) -> Iterator[BinaryIO]:
         with whole_file(path, replace=force) as into:
             yield into
     except FileExistsError as exc:
-        raise InvalidInputError(f"{path} is there already; say --force to write over it") from exc
+        raise InvalidInputError(f"{path} exists already; --force overwrites it") from exc
 
 
-def _write(app: App, store: Store, digest: Digest, output: str | None, *, force: bool) -> None:
-    with store.open_blob(digest) as blob:
+def _raw(value: Any, text: str) -> bytes:
+    """The bytes of a text or bytes value; InvalidInputError for other values."""
+    if isinstance(value, Stored):
+        events = value.events()
+        kind, value = next(events)
+        if kind in (stored.TEXT, stored.BYTES):
+            parts = [event.value for event in events if event.kind != stored.END]
+            value = ("" if kind == stored.TEXT else b"").join(parts)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    raise InvalidInputError(
+        f"{text!r} is not a text or bytes; name one inside it with --path, or leave out --raw"
+    )
+
+
+def _write(app: App, blob: IO[bytes], output: str | None, *, force: bool) -> None:
+    with blob:
         if output is not None:
             with _created(output, force=force) as into:
                 _copy(blob, into)
@@ -208,7 +238,7 @@ def _copy(source: IO[bytes], into: IO[bytes]) -> None:
 
 
 def _show(source: IO[bytes], into: IO[bytes]) -> None:
-    """Copy text to a terminal; what is none ends it before it gets there."""
+    """Copy text to a terminal; InvalidInputError before a part that is not text is written."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     part = b"begin"
     while part:
@@ -219,7 +249,7 @@ def _show(source: IO[bytes], into: IO[bytes]) -> None:
             text = "\0"
         if _UNSHOWN.search(text):
             raise InvalidInputError(
-                "this is binary, and a terminal may take it for commands; "
+                "this is binary data, which a terminal may take for commands; "
                 "use --output FILE, a pipe, or --force"
             )
         into.write(text.encode())

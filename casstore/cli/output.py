@@ -1,29 +1,35 @@
 """How answers are written: lines, tables and trees for people, one JSON document for programs.
 
-Everything that people are shown goes through ``Printer``, which escapes what a terminal
-would take for a command. Colours only on a terminal, and not if ``NO_COLOR`` is set.
+``Printer`` writes all text for people and escapes characters that a terminal would interpret. It
+uses colours only on a terminal, and not if ``NO_COLOR`` is set.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, Final, NamedTuple
+from contextlib import suppress
+from typing import IO, Any, Final, Literal, NamedTuple, Self, TextIO
 
 import click
 
-from casstore.cli.json_stream import json_pieces
+from casstore.cli.fields import Fields, as_field, facts, is_number, shown
 from casstore.cli.quantities import count as quantity
-from casstore.cli.spelling import safe
+from casstore.cli.text import json_pieces, safe
 
-# Where output is not shown, nothing is cut: wide enough for any line that is worth having.
+# Without a terminal nothing is cut: wide enough for any line.
 _UNSHOWN_WIDTH: Final = 1_000_000
-# The most lines of a value that are counted after those shown.
+# The most remaining lines of a value that are counted.
 _COUNTED_LINES: Final = 10_000
-# Of a column that is not cut.
+# The smallest width to which a column is cut.
 _LEAST_WIDTH: Final = 6
+# Spaces between columns.
+_GAP: Final = 2
 
 
 class Styled(NamedTuple):
@@ -41,32 +47,32 @@ Cells = list[Part]
 
 
 def bold(text: str) -> Styled:
-    """What matters."""
+    """Emphasised."""
     return Styled(text, bold=True)
 
 
 def dim(text: str) -> Styled:
-    """What is beside."""
+    """Of minor importance."""
     return Styled(text, dim=True)
 
 
 def good(text: str) -> Styled:
-    """What is well, or was added."""
+    """Good, or added."""
     return Styled(text, fg="green")
 
 
 def bad(text: str) -> Styled:
-    """What is wrong, or went away."""
+    """Bad, or removed."""
     return Styled(text, fg="red")
 
 
 def name(text: str) -> Styled:
-    """What something is called."""
+    """A name."""
     return Styled(text, fg="yellow")
 
 
 def other(text: str) -> Styled:
-    """What differs."""
+    """Changed."""
     return Styled(text, fg="cyan")
 
 
@@ -75,43 +81,49 @@ class Column(NamedTuple):
 
     title: str
     right: bool = False
-    #: Is it cut, rather than the others, if the terminal is too narrow?
+    #: Whether this column is cut if the terminal is too narrow.
     gives: bool = False
 
 
 def is_terminal(stream: IO[Any]) -> bool:
-    """Is somebody watching?"""
+    """Whether the stream is a terminal."""
     try:
         return stream.isatty()
     except ValueError:
-        # Closed: nobody is.
+        # The stream is closed.
         return False
 
 
 def wants_colour(stream: IO[Any]) -> bool:
-    """May this stream be given colours?"""
+    """Whether to write colours to this stream."""
     return (
         is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
 class Printer:
-    """Writes for people."""
+    """Writes text for people."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], *, shown_on: IO[str] | None = None) -> None:
+        """Write to ``stream``, formatted for ``shown_on`` if given."""
         self._stream = stream
-        self.is_terminal = is_terminal(stream)
-        self._colour = wants_colour(stream)
+        self.is_terminal = is_terminal(shown_on or stream)
+        self._colour = wants_colour(shown_on or stream)
         shown = shutil.get_terminal_size((100, 24)).columns
         self.width = max(40, shown) if self.is_terminal else _UNSHOWN_WIDTH
 
     def room(self, taken: int, usual: int = 100) -> int:
-        """How wide a text may be beside ``taken`` columns; ``usual`` where nobody watches."""
+        """The width left after ``taken`` columns; ``usual`` without a terminal."""
         return max(20, (self.width if self.is_terminal else usual) - taken)
 
     def line(self, *parts: Part) -> None:
         """One line of parts."""
         self._write("".join([self._styled(part) for part in parts]) + "\n")
+
+    def lines(self, text: str) -> None:
+        """A text of several lines."""
+        for line in text.split("\n"):
+            self.line(line)
 
     def _styled(self, part: Part) -> str:
         if isinstance(part, str):
@@ -122,7 +134,7 @@ class Printer:
         return click.style(text, fg=part.fg, bold=part.bold, dim=part.dim)
 
     def json(self, value: Any, *, before: Sequence[Part] = ()) -> None:
-        """A value as JSON, in lines that begin with ``before``; nothing of it is cut."""
+        """A value as JSON, uncut; every line starts with ``before``."""
         begin = "".join([self._styled(part) for part in before])
         ascii_only = not has_all_characters(self._stream)
         self._write(begin)
@@ -131,9 +143,9 @@ class Printer:
         self._write("\n")
 
     def json_lines(self, value: Any, lines: int, width: int) -> None:
-        """The first lines of a value as JSON, each cut to a width, and how many there are more."""
+        """The first lines of a value as JSON, each cut to a width, and how many follow."""
         count, line = 0, ""
-        # What follows is counted, but not for ever.
+        # Count the remaining lines, up to a limit.
         for piece in json_pieces(value):
             first, *others = piece.split("\n")
             line += first[: max(0, width - len(line))]
@@ -161,55 +173,70 @@ class Printer:
             self.line(dim(title.ljust(wide)), "  ", *parts)
 
     def table(self, columns: Sequence[Column], rows: Iterable[Cells]) -> None:
-        """Rows under titles."""
-        if not self.is_terminal:
-            self._plain_table(columns, rows)
-            return
-        from rich.table import Table
-        from rich.text import Text
+        """Rows under titles. Only columns that may be cut are cut, and only on a terminal."""
+        from rich.cells import cell_len, set_cell_size
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in columns:
-            table.add_column(
-                column.title,
-                justify="right" if column.right else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                min_width=None if column.gives or column.right else _LEAST_WIDTH,
-                ratio=None,
+        lines: list[Cells] = [[bold(column.title) for column in columns], *rows]
+        plain = [
+            [safe(cell if isinstance(cell, str) else cell.text) for cell in line] for line in lines
+        ]
+        sizes = [[cell_len(cell) for cell in line] for line in plain]
+        widths = [max([line[at] for line in sizes]) for at in range(len(columns))]
+        giving = [at for at, column in enumerate(columns) if column.gives]
+        spare = self.width - sum(widths) - _GAP * (len(columns) - 1)
+        for at in sorted(giving, key=lambda one: -widths[one]):
+            if spare < 0:
+                cut = min(-spare, max(0, widths[at] - _LEAST_WIDTH))
+                widths[at] -= cut
+                spare += cut
+        for line, texts, taken in zip(lines, plain, sizes, strict=True):
+            parts: list[str] = []
+            for at, cell in enumerate(line):
+                text, used = texts[at], taken[at]
+                if used > widths[at]:
+                    text = set_cell_size(text, widths[at] - 1).rstrip() + "…"
+                    used = cell_len(text)
+                gap = " " * (widths[at] - used)
+                look = text if isinstance(cell, str) else self._styled(cell._replace(text=text))
+                parts.append(gap + look if columns[at].right else look + gap)
+            self._write((" " * _GAP).join(parts).rstrip() + "\n")
+
+    def rows(self, fields: Fields, found: Sequence[Mapping[str, Any]]) -> None:
+        """Documents as a table: a column for each labelled field, the first one a name."""
+        labelled = [(key, as_field(given)) for key, given in fields.items()]
+        labelled = [(key, field) for key, field in labelled if field.label is not None]
+        columns = [
+            Column(
+                field.label or "",
+                right=is_number(key, field),
+                gives=field.gives,
             )
-        for row in rows:
-            cells = [
-                Text(safe(cell), no_wrap=True)
-                if isinstance(cell, str)
-                else Text(safe(cell.text), style=_rich_style(cell), no_wrap=True)
-                for cell in row
-            ]
-            table.add_row(*cells)
-        self._render(table)
-
-    def _plain_table(self, columns: Sequence[Column], rows: Iterable[Cells]) -> None:
-        """The same where nothing is cut and nothing coloured: many times as fast."""
-        from rich.cells import cell_len
-
-        lines = [[column.title for column in columns]]
-        lines += [
-            [safe(cell if isinstance(cell, str) else cell.text) for cell in row] for row in rows
+            for key, field in labelled
         ]
-        sizes = [[cell_len(cell) for cell in line] for line in lines]
-        widths = [
-            max(0 if column.gives or column.right else _LEAST_WIDTH, *[line[at] for line in sizes])
-            for at, column in enumerate(columns)
-        ]
-        for line, taken in zip(lines, sizes, strict=True):
-            shown = ""
-            for column, cell, size, width in zip(columns, line, taken, widths, strict=True):
-                gap = " " * (width - size)
-                shown += (gap + cell if column.right else cell + gap) + "  "
-            self._write(shown.rstrip() + "\n")
+        self.table(
+            columns,
+            [
+                [
+                    (name if not at else str)(shown(key, field, one[key], counted=False))
+                    for at, (key, field) in enumerate(labelled)
+                ]
+                for one in found
+            ],
+        )
+
+    def report(self, fields: Fields, found: Mapping[str, Any]) -> None:
+        """A document as text: its labelled values, then a table for each labelled list."""
+        self.facts(facts(fields, found))
+        for key, given in fields.items():
+            field = as_field(given)
+            if field.fields is not None and field.label is not None and found[key]:
+                if isinstance(found[key], list):
+                    self.rows(field.fields, found[key])
+                else:
+                    self.report(field.fields, found[key])
 
     def tree(self, title: Part, branches: Iterable[Branch]) -> None:
-        """Something and what belongs to it."""
+        """An item and its children as a tree."""
         from rich.tree import Tree
 
         root = Tree(_rich_text(title), guide_style="dim")
@@ -236,6 +263,70 @@ class Printer:
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
+
+
+class Pager:
+    """A text stream that shows long output through a pager, as it comes.
+
+    Up to a screenful is written to the terminal itself. The pager is ``$PAGER``, else ``less``; an
+    empty one, or ``cat``, is none. Leaving the pager early is not an error.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
+        self._stream = stream
+        self._held: list[str] = []
+        self._lines_left = shutil.get_terminal_size((100, 24)).lines - 1
+        self._command = _pager_command()
+        self._process: subprocess.Popen[str] | None = None
+        self._left = False
+
+    def isatty(self) -> bool:
+        """True: a pager shows its input on the terminal."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Buffer one screenful; after that, start the pager."""
+        self._held.append(text)
+        self._lines_left -= text.count("\n")
+        if self._lines_left < 0 and self._command and not self._left:
+            self._send()
+        return len(text)
+
+    def _send(self) -> None:
+        text, self._held = "".join(self._held), []
+        try:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, text=True, encoding=self.encoding,
+                    errors="backslashreplace", env={"LESS": "FRX", **os.environ},
+                )  # fmt: skip
+            assert self._process.stdin is not None
+            self._process.stdin.write(text)
+        except BrokenPipeError:
+            self._left = True
+        except OSError:
+            # The pager cannot be started: write to the terminal.
+            self._command = []
+            self._held = [text]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: object, trace: object) -> None:
+        if self._process is None:
+            self._stream.write("".join(self._held))
+            return
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+
+
+def _pager_command() -> list[str]:
+    given = os.environ.get("PAGER")
+    if given is None:
+        return ["less"] if shutil.which("less") else []
+    command = shlex.split(given)
+    return [] if command in ([], ["cat"]) else command
 
 
 class Branch(NamedTuple):
@@ -271,11 +362,41 @@ def write_json(stream: IO[str], document: Mapping[str, Any]) -> None:
 
 
 def needs_ascii(stream: IO[Any]) -> bool:
-    """Must JSON be ASCII here? On a terminal text could be commands."""
+    """Whether JSON must be ASCII: on a terminal, text could contain control sequences."""
     return is_terminal(stream) or not has_all_characters(stream)
 
 
 def has_all_characters(stream: IO[Any]) -> bool:
-    """Can every character be written to it? What cannot is escaped, and not as JSON does."""
+    """Whether the stream's encoding has every character; others are escaped, not as JSON does."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+
+
+def prepare_streams() -> None:
+    """Redirect closed streams to ``/dev/null``, and escape characters a stream cannot encode."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    while nowhere <= 2:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+    os.close(nowhere)
+    sys.stdin = sys.stdin or _nowhere("r")
+    sys.stdout = sys.stdout or _nowhere("w")
+    sys.stderr = sys.stderr or _nowhere("w")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, not a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _nowhere(mode: Literal["r", "w"]) -> TextIO:
+    return open(os.devnull, mode, encoding="utf-8")
+
+
+def let_go(stream: IO[Any]) -> None:
+    """Prevent an error when Python flushes a stream at exit."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        # Not a real file, so there is nothing to flush.
+        return

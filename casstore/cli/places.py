@@ -1,4 +1,4 @@
-"""What stands at a place: whole values of what a name stands for, and parts of them."""
+"""Reads the values that names refer to, whole or in part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from casstore.cli.naming import Target
-from casstore.cli.spelling import summary
+from casstore.cli.text import summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
@@ -31,7 +31,7 @@ _PAGE: Final = 256
 
 
 def parse_path(text: str) -> tuple[PathStep, ...]:
-    """A place inside a value, as a person writes it: ``messages[3].text``, ``files["a.py"]``."""
+    """A path inside a value in its text form: ``messages[3].text``, ``files["a.py"]``."""
     steps: list[PathStep] = []
     rest = text.removeprefix("$").removeprefix(".")
     at = 0
@@ -55,7 +55,7 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
 
 
 class _Hidden:
-    """Stands in the place of a payload that a tombstone hides."""
+    """Replaces a payload that a tombstone hides."""
 
 
 HIDDEN: Final = _Hidden()
@@ -64,8 +64,8 @@ HIDDEN: Final = _Hidden()
 def hidden_nodes(store: Store, session: str | None) -> Container[bytes]:
     """The digests of nodes that tombstones hide in a session; without one, in any session.
 
-    A digest or a tag names a node outside of all sessions: then also those count that vacuum has
-    removed and that something keeps.
+    A digest or a tag names a node outside all sessions. Then the nodes that vacuum has
+    removed from their sessions count as well: a tag, a pin or a fork may still keep them.
     """
     runtime = Runtime(store)
     if session is not None:
@@ -80,12 +80,12 @@ def hidden_nodes(store: Store, session: str | None) -> Container[bytes]:
 
 
 def node_summary(node: Node, width: int) -> str:
-    """Who says what in a node, its beginning."""
+    """The role and the beginning of the text of a node."""
     return "(hidden)" if node.payload is HIDDEN else summary(node.payload, width)
 
 
 def node_document(node: Node) -> dict[str, Any]:
-    """A node as it is shown; of one that is hidden, without its content."""
+    """A node as it is shown; a hidden one without its content."""
     is_hidden = node.payload is HIDDEN
     return {
         "id": node.id,
@@ -101,7 +101,7 @@ def node_document(node: Node) -> dict[str, Any]:
 
 
 def read_node(store: Store, digest: bytes, session: str | None) -> Node:
-    """A node by its digest, as it is seen in a session (None: outside of all)."""
+    """A node by its digest, as visible in a session (None: outside all sessions)."""
     return next(read_nodes(store, [digest], session))
 
 
@@ -127,7 +127,7 @@ def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> I
 def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[str, Any]:
     """A checkpoint as it is shown; components as ``Stored``, or as links.
 
-    What else may be long is ``Stored`` as well.
+    Other long parts are ``Stored`` as well.
     """
     reader = PieceReader(store.engine)
     manifest = graph.read_manifest(reader, digest, named=True)
@@ -161,33 +161,37 @@ def open_object(store: Store, digest: bytes) -> Stored:
 
 
 def load(store: Store, target: Target) -> Any:
-    """Everything that a name stands for; what may be long is ``Stored``."""
-    assert target.digest is not None
-    kind = PieceReader(store.engine).get(target.digest).kind
+    """The whole value of a target; long parts are ``Stored``."""
+    if target.entry is not None and target.system is not None:
+        return target.system.content(store, target.entry.id)
+    digest = target.require_digest()
+    kind = PieceReader(store.engine).get(digest).kind
     if kind == Kind.NODE:
-        return node_document(read_node(store, target.digest, target.session))
+        return node_document(read_node(store, digest, target.session))
     if kind == Kind.MANIFEST:
-        return checkpoint_document(store, target.digest, hydrate=True)
-    return open_object(store, target.digest)
+        return checkpoint_document(store, digest, hydrate=True)
+    return open_object(store, digest)
 
 
 def at_path(store: Store, target: Target, path: tuple[PathStep, ...]) -> Any:
-    """What stands at a place of what a name stands for; reads only what is on the way."""
-    assert target.digest is not None
+    """The value at a path of a target; reads only the parts on the path."""
     if not path:
         return load(store, target)
-    kind = PieceReader(store.engine).get(target.digest).kind
+    if target.entry is not None:
+        return _descend(load(store, target), path)
+    digest = target.require_digest()
+    kind = PieceReader(store.engine).get(digest).kind
     if kind in (Kind.BLOB, Kind.ROPE):
         raise InvalidInputError("a blob has no parts to name; print it whole")
     if kind == Kind.NODE:
-        return _descend(node_document(read_node(store, target.digest, target.session)), path)
+        return _descend(node_document(read_node(store, digest, target.session)), path)
     if kind == Kind.MANIFEST:
-        whole = checkpoint_document(store, target.digest, hydrate=False)
+        whole = checkpoint_document(store, digest, hydrate=False)
         component = whole.get(str(path[0]))
         if isinstance(component, Link):
             whole[str(path[0])] = open_object(store, component.digest)
         return _descend(whole, path)
-    return open_object(store, target.digest).at(path)
+    return open_object(store, digest).at(path)
 
 
 def _descend(here: Any, path: tuple[PathStep, ...]) -> Any:

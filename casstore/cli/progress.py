@@ -1,7 +1,7 @@
-"""How far long work has come: a bar with rate and time left, or a line now and then.
+"""Progress of long operations: a bar with rate and time left, or a line at intervals.
 
-On a terminal a bar on stderr; otherwise plain lines, rarely. Ctrl-C during stoppable work
-asks it to stop where it is; a second one does not ask.
+On a terminal, a bar on stderr; otherwise occasional plain lines. Ctrl-C during stoppable work
+requests a stop; a second Ctrl-C interrupts at once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-# Where nobody watches, a line is written so often.
+# The interval of lines without a terminal.
 LINE_INTERVAL_S: Final = 5.0
-# A rate measured over less time is noise.
+# A rate measured over a shorter time is noise.
 _RATE_AFTER_S: Final = 1.0
 
 
 class Meter:
-    """Tells of progress while it is open; call it with each ``Step``."""
+    """Reports progress while open; call it with each ``Step``."""
 
     def __init__(
         self, *, silent: bool, stoppable: bool, clock: Callable[[], float] = time.monotonic
@@ -41,8 +41,8 @@ class Meter:
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._phase = ""
-        # When the phase was first heard of, and how much was done by then.
-        self._began_s = self._told_s = clock()
+        # The start of the phase, and the amount done by then.
+        self._began_s = self._printed_s = clock()
         self._began_at = 0
         self._stop = threading.Event()
         self._former: Any = None
@@ -69,11 +69,11 @@ class Meter:
         self._stop.set()
 
     def stopped(self) -> bool:
-        """Was this work asked to stop?"""
+        """Whether a stop was requested."""
         return self._stop.is_set()
 
     def __call__(self, step: Step) -> None:
-        """Take note of how far it is."""
+        """Record a step and update the display."""
         if self._silent:
             return
         if step.phase != self._phase:
@@ -83,17 +83,17 @@ class Meter:
             self._task = None
         if self._shown:
             self._move_bar(step)
-        elif self._clock() - self._told_s >= LINE_INTERVAL_S:
-            self._told_s = self._clock()
+        elif self._clock() - self._printed_s >= LINE_INTERVAL_S:
+            self._printed_s = self._clock()
             try:
                 print(f"{step.phase}: {self._figures(step)}", file=sys.stderr, flush=True)
             except OSError:
-                # Nobody hears it. That is no reason to stop.
+                # stderr cannot be written to, which is no reason to stop.
                 self._silent = True
 
     def _figures(self, step: Step) -> str:
-        # Not as rich measures it: the rate of two steps that come at once would be any number.
-        return told(step, self._clock() - self._began_s, self._began_at)
+        # Not rich's own rate: for two steps in quick succession it is meaningless.
+        return progress_line(step, self._clock() - self._began_s, self._began_at)
 
     def _move_bar(self, step: Step) -> None:
         from rich.console import Console
@@ -108,7 +108,8 @@ class Meter:
                 TextColumn("{task.fields[figures]}"),
                 console=console,
                 transient=True,
-                # Else what is printed meanwhile, an answer on stdout too, goes to stderr.
+                # Otherwise rich would redirect everything printed meanwhile, including stdout, to
+                # stderr.
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
@@ -124,7 +125,7 @@ def amount(number: int, unit: str) -> str:
     return size(number) if unit == "bytes" else f"{number:,} {unit}"
 
 
-def told(step: Step, elapsed_s: float, began_at: int = 0) -> str:
+def progress_line(step: Step, elapsed_s: float, began_at: int = 0) -> str:
     """The amount done, and after a second of work the rate since ``began_at`` and the time left."""
     line = amount(step.done, step.unit)
     if step.total is not None:

@@ -1,4 +1,4 @@
-"""Sizes, durations and times: as a person writes them, and as a person reads them."""
+"""Parses and formats sizes, durations and times."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import click
 
+from casstore.format.printing import count as count
+from casstore.format.printing import size as size
+
 _UNITS_MS: Final = {
     "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
     "w": 7 * 86_400_000, "y": 365 * 86_400_000,
 }  # fmt: skip
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
-_SIZES: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_DURATION_MS: Final = 1000 * 366 * 86_400_000
 
 
@@ -30,7 +32,7 @@ def parse_duration(text: str) -> int:
         total += float(match[1]) * _UNITS_MS[match[2]]
         at = match.end()
     if not squeezed or at != len(squeezed) or total > _MAX_DURATION_MS:
-        raise ValueError(f"{text!r} is no duration; write 500ms, 90s, 30m, 1h, 7d, 2w, 1y or 0")
+        raise ValueError(f"{text!r} is not a duration; write 500ms, 90s, 30m, 1h, 7d, 2w, 1y or 0")
     return int(total)
 
 
@@ -50,18 +52,6 @@ class Duration(click.ParamType[int]):
 
 
 DURATION: Final = Duration()
-
-
-def size(size_bytes: float) -> str:
-    """A size as a person reads it: ``1.4 MiB``."""
-    if size_bytes < 1024:
-        return f"{size_bytes:.0f} B"
-    number = float(size_bytes)
-    for unit in _SIZES:
-        number /= 1024
-        if number < 1024 or unit == _SIZES[-1]:
-            break
-    return f"{number:.1f} {unit}"
 
 
 def duration(time_ms: float) -> str:
@@ -89,7 +79,7 @@ def moment(time_ms: int) -> str:
     try:
         found = datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        # No calendar has it. A damaged clock must not keep anybody from looking.
+        # Outside the calendar. A damaged clock must not prevent inspection.
         return f"{time_ms} ms"
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -102,8 +92,3 @@ def clock(time_ms: int) -> str:
 def moment_or_none(time_ms: int | None) -> str | None:
     """A time in RFC 3339, if there is one."""
     return None if time_ms is None else moment(time_ms)
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """A number of things: ``1 node``, ``12,000 nodes``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,66 +1,197 @@
-"""Sessions as a whole: which there are, a new one from another, back to an earlier revision."""
+"""What a store holds, and sessions as a whole.
+
+Commands: ``sessions``, ``history``, ``label``, ``fork``, ``adopt``, ``rewind``, ``delete``.
+"""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, Final
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.completing import complete_name
-from casstore.cli.output import Column, Printer, dim, good, name
-from casstore.cli.quantities import age, count, moment_or_none
-from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import clip, clip_name, short
-from casstore.errors import InvalidInputError
+from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.naming import Target, complete_name
+from casstore.cli.output import Printer, dim, good, name
+from casstore.cli.quantities import count
+from casstore.cli.stats import measure_own
+from casstore.cli.text import clip_name, short
+from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.maintenance import systems
-from casstore.session.data import UNFENCED, SessionInfo
+from casstore.maintenance.systems import RecordSystem, SystemEntry
+from casstore.objects import graph
+from casstore.objects.pieces import PieceReader
+from casstore.session import keys
+from casstore.session.data import Entry, SessionInfo
+from casstore.store import Store
 
 _SECTION: Final = "Sessions"
+# In a larger store, measuring the sizes of sessions would take longer than a second.
+_MAX_MEASURED: Final = 100_000
 # How many sessions a question names.
 _NAMED: Final = 5
 
-SESSION_FIELDS: Final = {
-    "id": "its id",
-    "name": "what it is called; its id if it was given no name",
-    "model": "the model, null if not told",
-    "cwd": "the directory it works in, null if not told",
-    "parent": "the session it was forked or started from, null if none",
-    "created_at": "when it was made",
-    "revision": "where it stands, null before the first commit",
-    "manifest": "the digest of its checkpoint, null before the first commit",
-    "leaf": "the node at the end of its active path",
-    "nodes": "how many nodes its graph has",
-    "committed_at": "when it last moved",
-    "user_messages": "messages of the user on the active path",
+
+def _of_head(attribute: str, otherwise: Any = None) -> Any:
+    """A field that the head has; ``otherwise`` before the first commit."""
+    return lambda info: otherwise if info.head is None else getattr(info.head, attribute)
+
+
+def _of_meta(attribute: str) -> Any:
+    return lambda info: getattr(info.meta, attribute)
+
+
+_ORIGIN: Final[Fields] = {
+    "session": "the session",
+    "revision": "its revision",
+    "node": "the node that the fork ends in, null: the leaf of that revision",
+}
+SESSION_FIELDS: Final[Fields] = {
+    "id": Field("its id", "session", of=_of_meta("session")),
+    "name": Field("its title; its id if it was given none", of=_of_meta("name")),
+    "model": Field("the model, null if not given", "model", of=_of_meta("model")),
+    "cwd": Field("its working directory, null if not given", "directory", of=_of_meta("cwd")),
+    "parent": Field(
+        "the session it was forked or started from, null if none", "parent", of=_of_meta("parent")
+    ),
+    "created_at": Field("when it was created", "created", of=_of_meta("created_at_ms")),
+    "revision": Field("its revision, null before the first commit", of=_of_head("revision")),
+    "manifest": Field(
+        "the digest of its checkpoint, null before the first commit", of=_of_head("manifest")
+    ),
+    "leaf": Field("the node at the end of its active path", of=_of_head("leaf")),
+    "nodes": Field("nodes in its graph", unit="node", of=_of_head("node_count", 0)),
+    "committed_at": Field("when it was last committed to", of=_of_head("committed_at_ms")),
+    "origin": nested(
+        "the place that it was forked from, null if it is no fork", _ORIGIN, of=_of_head("origin")
+    ),
+    "user_messages": Field("messages of the user on the active path", of="user_message_count"),
     "first_user_message": "the first of them",
+}
+ENTRY_FIELDS: Final[Fields] = {
+    "revision": Field("its number", "revision", "revision"),
+    "committed_at": Field("when it was committed", "committed"),
+    "operation": Field("commit, rewind, fork or adopt", "operation"),
+    "manifest": "the digest of its checkpoint",
+    "leaf": Field("the node at the end of its active path", "leaf"),
+    "turn": Field("the turn that made it, null if it had none", "turn"),
+    "labels": Field("its labels", "labels", gives=True),
+    "rewound_to": "the revision that a rewind went back to, else null",
+    "origin": nested("of a fork, the place that it was made from, else null", _ORIGIN),
+    "adopted": nested("the place that was adopted, else null", _ORIGIN),
 }
 
 
-def session_document(info: SessionInfo) -> dict[str, Any]:
-    """A session as JSON."""
+def entry_documents(store: Store, session: str, entries: list[Entry]) -> list[dict[str, Any]]:
+    """Revisions as JSON: entries of the history, the leaf of each, and the origin of a fork."""
+    reader = PieceReader(store.engine)
+    head = store.session(session).head()
+    origin = None if head is None else head.origin
+    return [
+        document(
+            ENTRY_FIELDS,
+            entry,
+            {
+                "leaf": graph.read_manifest(reader, entry.manifest).leaf_id,
+                "origin": origin if entry.operation == "fork" else None,
+            },
+        )
+        for entry in entries
+    ]
+
+
+# --- what a store holds -----------------------------------------------------------------------
+
+
+class _Item(NamedTuple):
+    """A session or an entry of a record system."""
+
+    name: str
+    kind: str
+    changed_at_ms: int | None
+    title: str
+    info: SessionInfo | None
+    system: RecordSystem | None
+    entry: SystemEntry | None
+
+
+def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
+    """Sessions by id, then the entries of each record system; those behind the name ``after``."""
+    held = systems.held_by(store).systems
+    begins = {f"{naming.prefix_of(system)}:": system for system in held}
+    behind = next((one for one in begins if after is not None and after.startswith(one)), None)
+    if behind is None:
+        for info in store.sessions(prefix=prefix, after=after):
+            yield _session_item(info)
+    for begin, system in sorted(begins.items()):
+        if behind is not None and begin < behind:
+            continue
+        if not (begin + prefix).startswith(prefix) and not prefix.startswith(begin):
+            continue
+        start = after[len(begin) :] if after is not None and begin == behind else None
+        for entry in systems.all_entries(system, store, after=start):
+            found = begin + entry.id
+            if found.startswith(prefix):
+                yield _Item(
+                    found, naming.prefix_of(system), entry.changed_at_ms,
+                    entry.title, None, system, entry,
+                )  # fmt: skip
+
+
+def _session_item(info: SessionInfo) -> _Item:
+    title = info.first_user_message or ""
+    if info.meta.name != info.meta.session:
+        title = f"{info.meta.name}: {title}" if title else info.meta.name
     head = info.head
-    return {
-        "id": info.meta.session,
-        "name": info.meta.name,
-        "model": info.meta.model,
-        "cwd": info.meta.cwd,
-        "parent": info.meta.parent,
-        "created_at": moment_or_none(info.meta.created_at_ms),
-        "revision": None if head is None else head.revision,
-        "manifest": None if head is None else head.manifest.hex(),
-        "leaf": None if head is None else head.leaf,
-        "nodes": 0 if head is None else head.node_count,
-        "committed_at": None if head is None else moment_or_none(head.committed_at_ms),
-        "user_messages": info.user_message_count,
-        "first_user_message": info.first_user_message,
-    }
+    changed_at_ms = info.meta.created_at_ms if head is None else head.committed_at_ms
+    return _Item(info.meta.session, "session", changed_at_ms, title, info, None, None)
 
 
-def _moved_at(info: SessionInfo) -> int:
-    return info.meta.created_at_ms if info.head is None else info.head.committed_at_ms
+def _revision_of(item: _Item) -> int | None:
+    return None if item.info is None or item.info.head is None else item.info.head.revision
+
+
+def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
+    """The own size of each; None for sessions if measuring them would take long."""
+    sizes = None
+    if any(item.info is not None for item in found):
+        sizes = measure_own(store, max_objects=_MAX_MEASURED)
+    return [
+        item.entry.size_bytes
+        if item.entry is not None
+        else None
+        if sizes is None
+        else sizes.get(keys.session_key(item.name), 0)
+        for item in found
+    ]
+
+
+_LISTED: Final[Fields] = {
+    "name": Field("what commands call it", "name"),
+    "kind": Field("session, or the record system: langgraph, claude …", "kind"),
+    "changed_at": Field("when it last changed, null if not known", "last change"),
+    "own_bytes": Field(
+        "what only this session reaches, uncompressed; keys and values of an entry's rows",
+        "own size",
+    ),
+    "revision": Field("of a session, its revision", "revision", "revision", of=_revision_of),
+    "from": Field(
+        "of a session, the one it was forked or started from", "from",
+        of=lambda item: None if item.info is None else item.info.meta.parent,
+    ),
+    "title": Field("how a person recognises it", "title", gives=True),
+}  # fmt: skip
+
+
+_SESSION: Final[Fields] = {
+    **SESSION_FIELDS,
+    "own_bytes": "what only this session reaches, uncompressed: deleting it and gc free this; null "
+    f"in a store of more than {_MAX_MEASURED:,} objects, see stats",
+}
 
 
 @command(
@@ -68,76 +199,220 @@ def _moved_at(info: SessionInfo) -> int:
     Shape(
         "sessions",
         {
-            "sessions": Part("in the order asked for", SESSION_FIELDS),
-            "systems": "names of the record systems in the store: casstore records",
-            "missing_systems": "those of them that are not installed",
+            "sessions": nested("the sessions, in the order asked for", _SESSION),
+            "entries": nested(
+                "the entries of record systems, in the order asked for",
+                {
+                    "name": "what commands call it: langgraph:t0",
+                    "kind": "the beginning of that name",
+                    "id": Field("its id within the system", of=lambda item: item.entry.id),
+                    "title": "how a person recognises it",
+                    "changed_at": "when it last changed, null if not known",
+                    "size_bytes": Field(
+                        "keys and values of its rows, without objects that they link to",
+                        of=lambda item: item.entry.size_bytes,
+                    ),
+                },
+            ),
+            "systems": nested(
+                "the record systems in the store",
+                {"name": "the beginning of its tables' names", "kind": "of its entries' names"},
+            ),
+            "missing_systems": "names of systems that are not installed: their rows are kept",
+            "more": "true: --limit left some out; --after the last name continues",
         },
     ),
     "casstore sessions --recent --limit 10",
+    "casstore sessions langgraph:",
 )
 @click.argument("prefix", default="", shell_complete=complete_name)
-@click.option("--recent", "-r", is_flag=True, help="Those that moved last first; else by id.")
+@click.option("--recent", "-r", is_flag=True, help="The last change first; otherwise by name.")
 @click.option(
-    "--limit",
-    "-n",
-    type=click.IntRange(0),
-    default=0,
-    help="At most so many; 0: all.",
-)
-@click.option("--after", metavar="ID", help="Only ids behind this one, to go on with a long list.")
+    "--limit", "-n", type=click.IntRange(0), default=0,
+    help="List at most this many; 0: all.",
+)  # fmt: skip
+@click.option("--after", metavar="NAME", help="Only names behind this one, to continue a list.")
 def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None) -> None:
-    """List the sessions whose ids begin with PREFIX, or all."""
+    """List the sessions and records in the store.
+
+    With PREFIX, those whose names begin with it. Records are the entries of record systems:
+    LangGraph threads, Claude transcripts, session logs, runs, and those of other packages.
+    Their names begin with the system: langgraph:t0.
+    """
     with app.open() as store:
-        now_ms = store.engine.now_ms()
+        running = _items(store, prefix, after)
         if recent:
-            running = store.sessions(prefix=prefix, after=after)
             if limit:
-                found = heapq.nlargest(limit, running, key=_moved_at)
+                found = heapq.nlargest(limit + 1, running, key=_changed_at)
             else:
-                found = sorted(running, key=_moved_at, reverse=True)
+                found = sorted(running, key=_changed_at, reverse=True)
         else:
-            found = list(store.sessions(prefix=prefix, after=after, limit=limit or None))
-        held, missing = systems.names(store.engine), systems.unregistered(store.engine)
+            found = [*islice(running, limit + 1 if limit else None)]
+        more = bool(limit) and len(found) > limit
+        found = found[:limit] if limit else found
+        sizes = _own_sizes(store, found)
+        held = systems.held_by(store)
+    sized = [*zip(found, sizes, strict=True)]
 
     def render(to: Printer) -> None:
-        if not found:
-            app.remark("no sessions" + (f" that begin with {prefix!r}" if prefix else " yet"))
-            remark_systems()
-            return
-        columns = [
-            Column("session"), Column("revision", right=True), Column("nodes", right=True),
-            Column("moved", right=True), Column("from"), Column("says", gives=True),
-        ]  # fmt: skip
-        room = to.room(60, 110)
-        to.table(columns, [_row(info, now_ms, room) for info in found])
-        remark_systems()
+        if found:
+            to.rows(_LISTED, [document(_LISTED, item, {"own_bytes": own}) for item, own in sized])
+        else:
+            app.remark("nothing" + (f" begins with {prefix!r}" if prefix else " is stored yet"))
+        if more:
+            app.remark(f"there are more: --after {naming.quoted(found[-1].name)}, or --limit 0")
+        if None in sizes:
+            app.remark(f"sizes are not measured above {_MAX_MEASURED:,} objects: casstore stats")
+        for missing, why in held.missing.items():
+            app.remark(f"the entries of record system {missing} cannot be listed: {why}")
 
-    def remark_systems() -> None:
-        if held:
-            told = [f"{one} (not installed)" if one in missing else one for one in held]
-            app.remark(f"casstore records lists those of {', '.join(told)}")
+    app.answer(
+        {
+            "sessions": [
+                {**document(SESSION_FIELDS, item.info), "own_bytes": own}
+                for item, own in sized if item.info is not None
+            ],
+            "entries": [item for item in found if item.entry is not None],
+            "systems": [
+                {"name": one.name, "kind": naming.prefix_of(one)} for one in held.systems
+            ],
+            "missing_systems": list(held.missing),
+            "more": more,
+        },
+        render,
+    )  # fmt: skip
 
-    document = {
-        "sessions": [session_document(info) for info in found],
-        "systems": held,
-        "missing_systems": list(missing),
-    }
-    app.answer(document, render)
+
+def _changed_at(item: _Item) -> int:
+    return item.changed_at_ms or 0
 
 
-def _row(info: SessionInfo, now_ms: int, room: int) -> list[Any]:
-    head = info.head
-    said = info.first_user_message or ""
-    if info.meta.name != info.meta.session:
-        said = f"{info.meta.name}: {said}" if said else info.meta.name
-    return [
-        name(clip_name(info.meta.session)),
-        "-" if head is None else f"{head.revision:,}",
-        "0" if head is None else f"{head.node_count:,}",
-        age(_moved_at(info), now_ms),
-        dim(clip_name(info.meta.parent or "", 24)),
-        clip(said, room),
-    ]
+# --- revisions ----------------------------------------------------------------------------------
+
+
+@command(
+    _SECTION,
+    Shape(
+        "history",
+        {
+            "session": "the session",
+            "revisions": nested("newest first", ENTRY_FIELDS, "revisions"),
+            "more": "true: there are earlier ones; --before the last number continues",
+        },
+    ),
+    "casstore history agent --limit 10",
+)
+@click.argument("session", shell_complete=complete_name)
+@click.option(
+    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
+    help="List at most this many; 0: all.",
+)  # fmt: skip
+@click.option("--before", type=click.IntRange(1), help="Only revisions below this one.")
+@click.option("--labelled", is_flag=True, help="Only revisions that have a label.")
+def history(app: App, session: str, limit: int, before: int | None, labelled: bool) -> None:
+    """List the revisions of a session, newest first."""
+    with app.open() as store:
+        found_id = naming.resolve_session(store, session)
+        entries = store.session(found_id).history(before=before)
+        wanted = (entry for entry in entries if entry.labels or not labelled)
+        listed = [*islice(wanted, limit + 1 if limit else None)]
+        more = bool(limit) and len(listed) > limit
+        found = entry_documents(store, found_id, listed[:limit] if limit else listed)
+
+    def render(to: Printer) -> None:
+        to.rows(ENTRY_FIELDS, [{**one, "operation": operation_words(one)} for one in found])
+        if more:
+            app.remark(f"there are more: --before {found[-1]['revision']}, or --limit 0")
+
+    app.answer({"session": found_id, "revisions": found, "more": more}, render)
+
+
+def operation_words(revision: dict[str, Any]) -> str:
+    """The operation that made a revision: ``rewind to 9``."""
+    words = str(revision["operation"])
+    if revision["rewound_to"] is not None:
+        words += f" to {revision['rewound_to']}"
+    for key, word in (("origin", "of"), ("adopted", "of")):
+        if revision[key] is not None:
+            words += f" {word} {revision[key]['session']}@{revision[key]['revision']}"
+    return words
+
+
+@command(
+    _SECTION,
+    Shape(
+        "label",
+        {
+            "session": "the session",
+            "labels": nested(
+                "all labels of the session, or the one that was set or removed",
+                {
+                    "label": "its name",
+                    "revision": "the revision it names or named; null if that was removed",
+                },
+            ),
+            "changed": "set, removed or null: only listed",
+        },
+    ),
+    "casstore label agent@41 before-refactoring",
+    "casstore label agent --delete before-refactoring",
+    "casstore label agent",
+)
+@click.argument("place", shell_complete=complete_name)
+@click.argument("label_", metavar="[LABEL]", required=False)
+@click.option("--delete", "-d", metavar="LABEL", help="Delete this label.")
+def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
+    """Label a revision, delete a label, or list the labels of a session.
+
+    PLACE is a session (its present revision) or SESSION@REVISION. A label names one revision of
+    its session; setting it again moves it. SESSION@LABEL then names that revision.
+    """
+    if label_ is not None and delete is not None:
+        raise click.UsageError("either set a label or delete one")
+    writes = label_ is not None or delete is not None
+    changed: str | None = None
+    with app.open(write=writes) as store:
+        target = naming.resolve_place(store, place, abbreviated=not writes)
+        if target.session is None or target.node is not None:
+            raise InvalidInputError(
+                f"{place!r} is {naming.described(store, target)}; only revisions have labels"
+            )
+        if target.revision is None:
+            raise naming.NothingCommittedError(target.session)
+        session = store.session(target.session)
+        if label_ is not None:
+            entry = session.label(label_, target.revision)
+            labels: list[dict[str, Any]] = [{"label": label_, "revision": entry.revision}]
+            changed = "set"
+        elif delete is not None:
+            named: int | None = None
+            try:
+                named = session.entry(delete).revision
+            except RevisionNotFoundError:
+                # A label whose revision was removed can be deleted as well: check advises it.
+                if not session.unlabel(delete):
+                    raise
+            else:
+                session.unlabel(delete)
+            labels = [{"label": delete, "revision": named}]
+            changed = "removed"
+        else:
+            labels = [
+                {"label": one, "revision": entry.revision}
+                for entry in session.history()
+                for one in entry.labels
+            ]
+
+    def render(to: Printer) -> None:
+        for one in labels:
+            said = {"set": "labelled ", "removed": "removed from "}.get(changed or "", "")
+            at = "?" if one["revision"] is None else one["revision"]
+            to.line(said, name(f"{target.session}@{at}"), "  ", good(str(one["label"])))
+
+    app.answer({"session": target.session, "labels": labels, "changed": changed}, render)
+
+
+# --- new heads ------------------------------------------------------------------------------------
 
 
 @command(
@@ -146,11 +421,11 @@ def _row(info: SessionInfo, now_ms: int, room: int) -> list[Any]:
         "fork",
         {
             "session": "the new session",
-            "source": "what it was forked from",
+            "source": "the session it was forked from",
             "source_revision": "at which revision",
-            "node": "the node it ends in, null: where the source does",
+            "node": "the node it ends in, null: the leaf of that revision",
             "manifest": "the digest of its checkpoint",
-            "nodes": "how many nodes it has",
+            "nodes": Field("nodes in its graph", of="node_count"),
         },
     ),
     "casstore fork agent attempt-2",
@@ -160,30 +435,17 @@ def _row(info: SessionInfo, now_ms: int, room: int) -> list[Any]:
 @click.argument("source", shell_complete=complete_name)
 @click.argument("target")
 def fork(app: App, source: str, target: str) -> None:
-    """Make a new session TARGET that stands where SOURCE does.
+    """Create a session TARGET with the content of SOURCE.
 
-    SOURCE is a session, SESSION@REVISION, SESSION~2, or PLACE#NODE for the path to a node.
-    One row is written, whatever the session's length.
+    SOURCE is a session, SESSION@REVISION, SESSION~2, PLACE#NODE for the path to a node, or a tag
+    on a checkpoint. One row is written, whatever the session's length.
     """
     with app.open(write=True) as store:
-        found = naming.resolve(store, source)
-        if found.session is None:
-            raise InvalidInputError(
-                f"{source!r} is {naming.described(store, found)}; only a session can be forked"
-            )
-        if found.revision is None:
-            raise naming.NothingCommittedError(found.session)
+        found = _committed(store, source, "only a session can be forked")
+        assert found.session is not None
         head = store.fork(found.session, target, at=found.at, node=found.node)
     origin = head.origin
     assert origin is not None
-    document = {
-        "session": head.session,
-        "source": origin.session,
-        "source_revision": origin.revision,
-        "node": origin.node,
-        "manifest": head.manifest.hex(),
-        "nodes": head.node_count,
-    }
 
     def render(to: Printer) -> None:
         at = f"{origin.session}@{origin.revision}" + (f"#{origin.node}" if origin.node else "")
@@ -191,21 +453,70 @@ def fork(app: App, source: str, target: str) -> None:
             good("forked "), at, " as ", name(head.session), f", {count(head.node_count, 'node')}"
         )
 
-    app.answer(document, render)
+    app.answer(
+        head, render, source=origin.session, source_revision=origin.revision, node=origin.node
+    )
+
+
+def _committed(store: Store, text: str, only: str, *, abbreviated: bool = True) -> Target:
+    """A place in a session that has a commit."""
+    found = naming.resolve_place(store, text, abbreviated=abbreviated)
+    if found.session is None:
+        raise InvalidInputError(f"{text!r} is {naming.described(store, found)}; {only}")
+    if found.revision is None:
+        raise naming.NothingCommittedError(found.session)
+    return found
+
+
+_MOVED: Final[Fields] = {
+    "session": "the session",
+    "revision": "its new revision",
+    "manifest": "the digest of its checkpoint",
+    "leaf": "the node at the end of its active path",
+}
 
 
 @command(
     _SECTION,
-    Shape(
-        "rewind",
-        {
-            "session": "the session",
-            "revision": "the new revision",
-            "rewound_to": "the revision that it is like",
-            "manifest": "the digest of its checkpoint",
-            "leaf": "the node at the end of its active path",
-        },
-    ),
+    Shape("adopt", {**_MOVED, "adopted": nested("the place that was adopted", _ORIGIN)}),
+    "casstore adopt agent other",
+)
+@click.argument("session", shell_complete=complete_name)
+@click.argument("other", shell_complete=complete_name)
+@click.option("--expected", type=click.IntRange(0), help="Only if SESSION is at this revision.")
+@click.option("--label", help="A label for the new revision.")
+def adopt(app: App, session: str, other: str, expected: int | None, label: str | None) -> None:
+    """Make the content of OTHER the next revision of SESSION.
+
+    Earlier revisions of SESSION stay in its history, and OTHER stays as it is. Refused while
+    another owner holds the lease of SESSION.
+    """
+    with app.open(write=True) as store:
+        into = _committed(store, session, "only a session adopts", abbreviated=False)
+        source = _committed(store, other, "only a session can be adopted", abbreviated=False)
+        if source.kind != naming.SESSION or into.kind != naming.SESSION:
+            raise InvalidInputError(
+                f"adopt takes two sessions at their present revisions, got {session!r} and "
+                f"{other!r}; fork an earlier revision first"
+            )
+        assert into.session is not None
+        assert source.session is not None
+        result = store.session(into.session).adopt(source.session, expected=expected, label=label)
+        adopted = store.session(into.session).entry(result.revision).adopted
+    assert adopted is not None
+
+    def render(to: Printer) -> None:
+        to.line(
+            name(str(into.session)), f" is at revision {result.revision}, ",
+            good("adopted "), f"{adopted.session}@{adopted.revision}",
+        )  # fmt: skip
+
+    app.answer(result, render, session=into.session, adopted=adopted)
+
+
+@command(
+    _SECTION,
+    Shape("rewind", {**_MOVED, "rewound_to": "the revision whose content it has now"}),
     "casstore rewind agent~2",
     "casstore rewind agent@before-refactoring --label again",
 )
@@ -213,36 +524,27 @@ def fork(app: App, source: str, target: str) -> None:
 @click.option("--expected", type=click.IntRange(0), help="Only if the session is at this revision.")
 @click.option("--label", help="A label for the new revision.")
 def rewind(app: App, place: str, expected: int | None, label: str | None) -> None:
-    """Make an earlier revision the head of its session again, as a new revision.
+    """Make an earlier revision the next revision of its session.
 
-    PLACE is SESSION@REVISION, SESSION@LABEL or SESSION~2. Nothing is lost by it: what came
-    between stays in the history. Refused while an agent holds the session's lease.
+    PLACE is SESSION@REVISION, SESSION@LABEL, SESSION~2 or a tag on a checkpoint. The revisions
+    between stay in the history. Refused while an agent holds the session's lease.
     """
     with app.open(write=True) as store:
-        found = naming.resolve(store, place, abbreviated=False)
+        found = naming.resolve_place(store, place, abbreviated=False)
         if found.kind != naming.REVISION or found.revision is None or found.session is None:
             raise InvalidInputError(
                 f"{place!r} is {naming.described(store, found)}; "
                 "say which revision: SESSION@REVISION or SESSION~2"
             )
-        result = store.session(found.session).rewind(
-            found.revision, lease=UNFENCED, expected=expected, label=label
-        )
-    document = {
-        "session": found.session,
-        "revision": result.revision,
-        "rewound_to": found.revision,
-        "manifest": result.manifest.hex(),
-        "leaf": result.leaf,
-    }
+        result = store.session(found.session).rewind(found.revision, expected=expected, label=label)
 
     def render(to: Printer) -> None:
         to.line(
-            name(str(found.session)), f" is at revision {result.revision}, like {found.revision}; ",
-            dim(short(result.manifest)),
+            name(str(found.session)), f" is at revision {result.revision}, with the content of "
+            f"revision {found.revision}; ", dim(short(result.manifest)),
         )  # fmt: skip
 
-    app.answer(document, render)
+    app.answer(result, render, session=found.session, rewound_to=found.revision)
 
 
 @command(
@@ -250,9 +552,9 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
     Shape(
         "delete",
         {
-            "sessions": Part(
+            "sessions": nested(
                 "in the order given",
-                {"id": "the session", "deleted": "true if it is gone, or would be"},
+                {"id": "the session", "deleted": "true if it was deleted, or would be"},
             ),
             "dry_run": "true: nothing was changed",
         },
@@ -263,19 +565,19 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
     "sessions_", nargs=-1, required=True, metavar="SESSION…", shell_complete=complete_name
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Report what would be deleted; change nothing.")
 def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> None:
-    """Take sessions away for good; their ids are not given again.
+    """Delete sessions for good; their ids cannot be used again.
 
-    Ids are given whole. What forks share stays with them; the rest is space for gc.
+    Ids are given in full. Content that forks share stays; gc removes the rest.
     """
     wanted = list(dict.fromkeys(sessions_))
     with app.open(write=not dry_run) as store:
         for session in wanted:
-            # All are there, or none goes.
+            # Delete all of them or none.
             store.session(session).meta()
         if not dry_run:
-            require_yes(yes=yes, question=f"Delete {_named(wanted)} for good?")
+            require_yes(yes=yes, question=f"Delete {_listing(wanted)} for good?")
         gone = [
             {"id": session, "deleted": dry_run or store.delete_session(session)}
             for session in wanted
@@ -285,13 +587,13 @@ def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> No
         for one in gone:
             to.line("would delete " if dry_run else "deleted ", name(str(one["id"])))
         if not dry_run:
-            app.remark("casstore gc gives the space back")
+            app.remark("casstore gc frees the space")
 
     app.answer({"sessions": gone, "dry_run": dry_run}, render)
 
 
-def _named(sessions: list[str]) -> str:
-    """The first of them, and how many there are besides: who is asked must know of all."""
+def _listing(sessions: list[str]) -> str:
+    """The first names, and the number of the others."""
     shown = ", ".join([clip_name(session) for session in sessions[:_NAMED]])
     rest = len(sessions) - _NAMED
     return shown if rest <= 0 else f"{shown} and {count(rest, 'other session')}"

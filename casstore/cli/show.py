@@ -1,4 +1,4 @@
-"""``show``: one thing, whatever it is, and what belongs to it."""
+"""``show``: prints a session, revision, node, record or object."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import click
 
-from casstore.cli import naming
+from casstore.cli import fields, naming
 from casstore.cli.command import App, command
-from casstore.cli.completing import complete_name
-from casstore.cli.history import ENTRY_FIELDS, entry_document
-from casstore.cli.naming import Target
+from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Branch, Printer, Styled, dim, name
 from casstore.cli.places import (
     at_path,
     checkpoint_document,
     hidden_nodes,
+    load,
     node_document,
     node_summary,
     open_object,
@@ -26,10 +26,14 @@ from casstore.cli.places import (
     read_nodes,
 )
 from casstore.cli.quantities import count, moment_or_none, size
-from casstore.cli.sessions import SESSION_FIELDS, session_document
-from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, plain, short
-from casstore.errors import InvalidInputError, LimitError, ObjectNotFoundError
+from casstore.cli.sessions import (
+    ENTRY_FIELDS,
+    SESSION_FIELDS,
+    entry_documents,
+    operation_words,
+)
+from casstore.cli.text import brief, plain, short
+from casstore.errors import LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
@@ -41,28 +45,42 @@ from casstore.store import Store
 _SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
 _LINES_SHOWN: Final = 40
-# Of a blob, the bytes that are looked at.
+# The bytes of a blob that are read.
 _BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
 _WHOLE_BYTES: Final = 1 << 20
 
+_ENTRY: Final[Fields] = {
+    "system": Field("the title of its record system", "records", of=lambda one: one.system.title),
+    "id": Field("its id within the system", "entry", of=lambda one: one.entry.id),
+    "title": Field("how a person recognises it", "title", of=lambda one: one.entry.title),
+    "changed_at": Field(
+        "when it last changed, null if not known", "last change",
+        of=lambda one: one.entry.changed_at_ms,
+    ),
+    "size_bytes": Field(
+        "keys and values of its rows, without objects that they link to", "size of rows",
+        of=lambda one: one.entry.size_bytes,
+    ),
+}  # fmt: skip
 _SHAPE: Final = Shape(
     "show",
     {
-        "name": "the name, spelled so that it means nothing else",
-        "kind": "session, revision, node, manifest, value, list, map or blob",
+        "name": "the name, in the form that means nothing else",
+        "kind": "session, revision, node, entry, manifest, value, list, map or blob",
         "digest": "of the checkpoint, node or object; null before the first commit",
-        "session": Part("the session, null if no session was named", SESSION_FIELDS),
-        "revision": Part("the revision, null if none was named", ENTRY_FIELDS),
+        "session": nested("the session, null if no session was named", SESSION_FIELDS),
+        "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
         "checkpoint": (
-            'the state beside the graph, components as links {"$link": digest}; null for others'
+            'the state besides the graph, components as links {"$link": digest}; null for others'
         ),
         "node": "the node with its payload, or hidden and without it; null for others",
-        "value": "what stands at --path, or a short value whole; null for others",
+        "value": "the value at --path, a short value, or the content of an entry; null for others",
         "size_bytes": "of an object, null for others",
         "links": "digests that an object links to, the first 1,000",
         "kept_by": "tags and pins that name the digest",
-        "expires_at": "until when a pin that was named keeps it, null for others",
+        "expires_at": "when the pin that was named expires, null for others",
+        "entry": nested("the entry of a record system, null for others", _ENTRY),
     },
 )
 
@@ -77,19 +95,17 @@ _SHAPE: Final = Shape(
     "casstore show 3f2a91",
 )
 @click.argument("name_", metavar="NAME", shell_complete=complete_name)
-@click.option("--path", help='Only what stands there: tool_state.files["a.py"].')
+@click.option("--path", help='Only the value at this path: tool_state.files["a.py"].')
 @click.option("--full", is_flag=True, help="Do not cut long values.")
 def show(app: App, name_: str, path: str | None, full: bool) -> None:
-    """Show what NAME stands for: a session, a revision, a node or an object.
+    """Show a session, a revision, a node, a record or an object.
 
-    NAME is a session, SESSION@REVISION, SESSION@LABEL, SESSION~2, PLACE#NODE, a tag, or a
-    digest; the beginning of an id or digest will do if nothing else begins so.
+    NAME is a session, SESSION@REVISION, SESSION@LABEL, SESSION~2, PLACE#NODE, SYSTEM:ENTRY, a
+    tag, or a digest; the beginning of an id or digest is enough if nothing else begins so.
     """
     with app.open() as store:
         target = naming.resolve(store, name_)
         if path is not None:
-            if target.digest is None:
-                raise InvalidInputError(f"{name_!r}: nothing was committed yet")
             value = at_path(store, target, parse_path(path))
             document = _document(store, target)
             document.update(checkpoint=None, node=None, value=plain(value))
@@ -103,10 +119,13 @@ def _document(store: Store, target: Target) -> dict[str, Any]:
     document: dict[str, Any] = dict.fromkeys(_SHAPE.fields)
     document.update(name=target.text, kind=target.kind, links=[], kept_by=[])
     if target.session is not None:
-        document["session"] = session_document(store.session(target.session).info())
+        document["session"] = fields.document(SESSION_FIELDS, store.session(target.session).info())
         if target.revision is not None:
             entry = store.session(target.session).entry(target.revision)
-            document["revision"] = entry_document(entry)
+            [document["revision"]] = entry_documents(store, target.session, [entry])
+    if target.entry is not None:
+        document["entry"] = fields.document(_ENTRY, target)
+        document["value"] = plain(load(store, target))
     if target.digest is None:
         return document
     document["digest"] = target.digest.hex()
@@ -149,7 +168,7 @@ def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
 
 
 def _write_value(to: Printer, value: Any, *, full: bool) -> None:
-    """A value that is in terms of JSON already, or ``Stored``."""
+    """A value that is already JSON, or ``Stored``."""
     if full:
         to.json(value)
     else:
@@ -157,7 +176,7 @@ def _write_value(to: Printer, value: Any, *, full: bool) -> None:
 
 
 class _Shown:
-    """One thing on its way to a terminal."""
+    """Writes one target as text."""
 
     def __init__(
         self, store: Store, target: Target, document: dict[str, Any], to: Printer, *, full: bool
@@ -169,7 +188,7 @@ class _Shown:
         self._full = full
 
     def write(self) -> None:
-        """Write it."""
+        """Write the target."""
         self._title()
         if self._document["checkpoint"] is not None:
             self._checkpoint()
@@ -185,39 +204,37 @@ class _Shown:
             self._last_nodes()
 
     def _title(self) -> None:
-        told = self._document
+        answer = self._document
         facts: list[tuple[str, Any]] = []
-        session, revision = told["session"], told["revision"]
+        session, revision = answer["session"], answer["revision"]
+        if answer["entry"] is not None:
+            facts += fields.facts(_ENTRY, answer["entry"])
         if session is not None:
-            facts.append(("session", [name(session["id"])]))
+            facts += fields.facts(SESSION_FIELDS, session)
             if session["name"] != session["id"]:
-                facts.append(("name", session["name"]))
-            for key in ("model", "cwd", "parent"):
-                if session[key] is not None:
-                    facts.append((key, session[key]))
-            facts.append(("made", session["created_at"]))
+                facts.insert(1, ("name", session["name"]))
         if revision is not None:
-            what = revision["operation"]
-            if revision["rewound_to"] is not None:
-                what += f" to {revision['rewound_to']}"
-            facts.append(
-                ("revision", f"{revision['revision']} ({what}, {revision['committed_at']})")
-            )
+            made = f"{operation_words(revision)}, {revision['committed_at']}"
+            facts.append(("revision", f"{revision['revision']} ({made})"))
             if revision["turn"] is not None:
                 facts.append(("turn", revision["turn"]))
             if revision["labels"]:
                 facts.append(("labels", ", ".join(revision["labels"])))
         elif session is not None:
             facts.append(("revision", "nothing was committed yet"))
-        if told["digest"] is not None:
-            what = "checkpoint" if told["checkpoint"] is not None else told["kind"]
-            facts.append((what, [name(told["digest"])]))
-        if told["size_bytes"] is not None and told["checkpoint"] is None and told["node"] is None:
-            facts.append(("size", f"{size(told['size_bytes'])} ({told['size_bytes']:,} bytes)"))
-        if told["kept_by"]:
-            facts.append(("kept by", ", ".join(told["kept_by"])))
-        if told["expires_at"] is not None:
-            facts.append(("until", told["expires_at"]))
+        if answer["digest"] is not None:
+            what = "checkpoint" if answer["checkpoint"] is not None else answer["kind"]
+            facts.append((what, [name(answer["digest"])]))
+        if (
+            answer["size_bytes"] is not None
+            and answer["checkpoint"] is None
+            and answer["node"] is None
+        ):
+            facts.append(("size", f"{size(answer['size_bytes'])} ({answer['size_bytes']:,} bytes)"))
+        if answer["kept_by"]:
+            facts.append(("kept by", ", ".join(answer["kept_by"])))
+        if answer["expires_at"] is not None:
+            facts.append(("until", answer["expires_at"]))
         self._to.facts(facts)
 
     def _checkpoint(self) -> None:
@@ -297,7 +314,7 @@ class _Shown:
         with self._store.open_blob(self._target.digest) as blob:
             begin = blob.read(_BLOB_SHOWN)
         try:
-            # What is cut in the middle of a character is a text all the same.
+            # Text that is cut in the middle of a character is still text.
             text = codecs.getincrementaldecoder("utf-8")().decode(begin, len(begin) < _BLOB_SHOWN)
         except UnicodeDecodeError:
             text = begin[:32].hex(" ")

@@ -12,8 +12,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from casstore.cli.command import App, command
+from casstore.cli.fields import Shape, nested
 from casstore.cli.output import Printer, good, name
-from casstore.cli.shapes import Part, Shape
 from casstore.errors import StorageError, StoreNotFoundError
 from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
@@ -37,10 +37,10 @@ _SECTION: Final = "Setup"
     help="LMDB's file format for the new store: 0 or 1.",
 )
 def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
-    """Make a store in DIRECTORY, or where --store or CASSTORE_PATH say.
+    """Create a store in DIRECTORY.
 
-    On a server, named by a URL, its tables are made. A store that is there already is left as it
-    is.
+    If it is not given, where --store or CASSTORE_PATH say. On a server, named by a URL, the tables
+    are created. An existing store is left as it is.
     """
     if directory == "":
         raise click.UsageError("the store's name is empty")
@@ -51,7 +51,7 @@ def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     shown = shown_place(path) if is_server(path) else os.path.abspath(path)
 
     def render(to: Printer) -> None:
-        said = "there was a store already in " if there else "made a store in "
+        said = "a store exists already in " if there else "created a store in "
         to.line(said if there else good(said), name(shown_place(path)))
 
     app.answer({"path": shown, "created": not there}, render)
@@ -74,7 +74,7 @@ def _is_there(path: str) -> bool:
         {
             "casstore": "the version of casstore",
             "python": "of Python",
-            "packages": Part(
+            "packages": nested(
                 "of the packages it uses",
                 {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
             ),
@@ -83,7 +83,7 @@ def _is_there(path: str) -> bool:
     "casstore version --json",
 )
 def version(app: App) -> None:
-    """Say which versions of casstore and of its parts are at work."""
+    """Print the versions of casstore and its packages."""
     names = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
     packages = {package: _installed(package) for package in names}
 
@@ -114,7 +114,7 @@ def _installed(package: str) -> str:
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
 def completion(app: App, shell: str | None) -> None:
-    """Print the script that lets SHELL complete commands, options and names.
+    """Print the completion script of a shell.
 
     Without SHELL, for the one that $SHELL names.
     """

@@ -1,4 +1,4 @@
-"""``diff``: two of anything side by side, for people, for programs, or as a JSON Patch."""
+"""``diff``: compares two sessions, revisions, nodes, records or objects."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.completing import complete_name
-from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare, unified
-from casstore.cli.json_stream import json_pieces
+from casstore.cli.differences import BLOB, CHECKPOINT, RECORD, Difference, Place, compare, unified
+from casstore.cli.fields import Shape, nested
+from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
 from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
 from casstore.cli.quantities import count, size
-from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, clip_name, short
+from casstore.cli.text import brief, clip_name, json_pieces, short
 from casstore.errors import InvalidInputError, render_path
 from casstore.format.digest import Digest
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
+from casstore.session.component_formats import Detail
 from casstore.session.data import Usage
 from casstore.store import Store, is_server, shown_place
 
@@ -36,26 +36,26 @@ _TEXT_CHARACTERS: Final = 1_000_000
 _NODE: Final = {
     "id": "its id",
     "parent": "the id of its parent",
-    "seq": "its place in insertion order",
-    "depth": "how many nodes its path has",
-    "digest": "names it and its whole path",
-    "summary": "who says what, its beginning; null if it is hidden",
+    "seq": "its number in insertion order",
+    "depth": "the number of nodes on its path",
+    "digest": "its digest, which identifies its whole path",
+    "summary": "role and beginning of its text; null if it is hidden",
     "hidden": "true: a tombstone hides it in this session, or in any if no session was named",
 }
 _SIDE: Final = {
-    "name": "the name, spelled so that it means nothing else",
+    "name": "the name, in the form that means nothing else",
     "store": "the directory of its store, or the exported file",
-    "digest": "what it stands for",
+    "digest": "its digest; null for a record",
 }
 
 SHAPE: Final = Shape(
     "diff",
     {
-        "kind": "what was compared: checkpoint, node, value or blob",
-        "equal": "are they the same?",
-        "old": Part("the one", _SIDE),
-        "new": Part("the other", _SIDE),
-        "counts": Part(
+        "kind": "what was compared: checkpoint, node, value, blob or record",
+        "equal": "true if they have the same content",
+        "old": nested("the first one", _SIDE),
+        "new": nested("the second one", _SIDE),
+        "counts": nested(
             "how much differs",
             {
                 "nodes_added": "nodes that only the new one has",
@@ -66,25 +66,25 @@ SHAPE: Final = Shape(
             },
         ),
         "by_part": "the same for each component: {name: {added, removed, changed}}",
-        "nodes": Part(
+        "nodes": nested(
             "of checkpoints, else null",
             {
-                "ancestor": "the last node on both paths, null if there is none",
+                "ancestor": "the last node on both paths, null if they share none",
                 "old_leaf": "where the old one ends",
                 "new_leaf": "where the new one ends",
-                "added": Part("by insertion order", _NODE),
-                "dropped": Part("by insertion order", _NODE),
+                "added": nested("by insertion order", _NODE),
+                "dropped": nested("by insertion order", _NODE),
             },
         ),
-        "changes": Part(
+        "changes": nested(
             "in order; empty with --stat",
             {
                 "op": "added, removed or changed",
                 "path": "where, in the new one; of a removed place, in the old one",
                 "old_path": "where, in the old one; null if it was added",
                 "before": "the old value, null if there was none",
-                "after": "the new value, null if there is none",
-                "usage": Part(
+                "after": "the new value, null if it was deleted",
+                "usage": nested(
                     "of a change of usage, what is counted; else null",
                     {
                         "source": "who used it",
@@ -94,9 +94,23 @@ SHAPE: Final = Shape(
                 ),
             },
         ),
-        "omitted": Part(
+        "details": nested(
+            "of components whose format is known, such as the files of a workspace; "
+            "in no count; empty with --stat and --patch",
+            {
+                "component": "the component; changes and counts have it as a plain value",
+                "kind": "added, removed, changed, mode or renamed",
+                "path": "the path of the file in the new one; of a removed one, in the old one",
+                "old_path": "what a renamed file was called before, else null",
+                "old_mode": "its permission bits before, null if it was absent",
+                "new_mode": "its permission bits, null if it is absent",
+                "text": "lines of a unified diff, at most 201; empty if the content is the same",
+            },
+        ),
+        "failures": "why a format could not be described: {component: reason}",
+        "omitted": nested(
             "how many are not listed because of --limit",
-            {"nodes": "nodes", "changes": "changes"},
+            {"nodes": "nodes", "changes": "changes", "details": "details"},
         ),
         "text": "of two short text blobs, a unified diff by lines; else null",
         "first_difference": "of other blobs, the first byte that differs; else null",
@@ -116,12 +130,12 @@ SHAPE: Final = Shape(
 )
 @click.argument("old", shell_complete=complete_name)
 @click.argument("new", shell_complete=complete_name)
-@click.option("--stat", is_flag=True, help="Only how much differs, and where.")
+@click.option("--stat", is_flag=True, help="Only the number of differences in each part.")
 @click.option("--patch", is_flag=True, help="A JSON Patch (RFC 6902).")
-@click.option("--exit-code", is_flag=True, help="End with 1 if they differ.")
+@click.option("--exit-code", is_flag=True, help="End with exit code 1 if they differ.")
 @click.option(
     "--limit", "-n", type=click.IntRange(0),
-    help=f"List at most so many nodes and changes; 0: all. {_SHOWN} if not given, with --json all.",
+    help=f"List at most this many nodes and changes; 0: all. Default: {_SHOWN}, with --json all.",
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="Do not cut long values.")
 def diff(
@@ -134,21 +148,21 @@ def diff(
     limit: int | None,
     full: bool,
 ) -> None:
-    """Compare two sessions, revisions, checkpoints, nodes, values or blobs.
+    """Compare two sessions, revisions, nodes, records or objects.
 
     OLD and NEW are names as for show, STORE::NAME for one in another store, or exported files:
-    FILE for the session in it, FILE::SESSION@REVISION for a revision. Equal parts are skipped
-    unread, so the time it takes grows with the difference. A JSON Patch of two checkpoints is for
-    a document {leaf, nodes: {id: node}, tool_state, …}.
+    FILE for the session in it, FILE::SESSION@REVISION for a revision. Equal parts of sessions are
+    skipped unread, so the time it takes grows with the difference. A JSON Patch of two
+    checkpoints applies to a document {leaf, nodes: {id: node}, tool_state, …}.
     """
     if stat and patch:
         raise click.UsageError("either --stat or --patch")
     with ExitStack() as stack:
         opened: dict[str, tuple[Store, str]] = {}
         places = [_place(app, stack, opened, text) for text in (old, new)]
-        found = compare(*places)
+        found = compare(*places, describe=not (stat or patch))
         if patch and found.kind == BLOB:
-            # Before anything is printed: half an answer is none.
+            # Check this before printing, so that no partial answer is written.
             raise InvalidInputError("a JSON Patch is for values; two blobs have none")
         if exit_code and not found.equal:
             app.exit_code = 1
@@ -163,7 +177,7 @@ def diff(
 
 
 def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], text: str) -> Place:
-    """What a name stands for: in the store, in ``STORE::NAME``, in an exported file."""
+    """Resolve a name: in the store, in ``STORE::NAME``, or in an exported file."""
     where, rest = naming.split_store(text)
     if where is None and os.path.isfile(text):
         where, rest = text, ""
@@ -171,7 +185,7 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
     path = shown if is_server(shown) else os.path.realpath(shown)
     if path not in opened:
         if os.path.isfile(path):
-            from casstore.cli.bundles import open_bundle
+            from casstore.cli.differences import open_bundle
 
             with app.meter() as meter:
                 opened[path] = open_bundle(stack, path, meter)
@@ -181,16 +195,14 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
     if not rest and not session:
         raise InvalidInputError(f"{text!r} names a store; say what in it: {text}SESSION")
     target = naming.resolve(store, rest or f"session:{session}")
-    if target.digest is None:
-        raise InvalidInputError(
-            f"{text!r}: nothing was committed yet, so there is nothing to compare"
-        )
-    told = shown_place(shown) if is_server(shown) else os.path.abspath(shown)
-    return Place(store, target, text, told)
+    if target.entry is None:
+        target.require_digest()
+    store_name = shown_place(shown) if is_server(shown) else os.path.abspath(shown)
+    return Place(store, target, text, store_name)
 
 
 def _print_patch(found: Difference) -> None:
-    """One operation a line, so that a long patch needs no memory."""
+    """Write one operation a line, so that a long patch needs little memory."""
     ascii_only = needs_ascii(sys.stdout)
     click.echo("[", nl=False)
     between = "\n"
@@ -203,7 +215,7 @@ def _print_patch(found: Difference) -> None:
 
 
 class _Listing:
-    """A difference, and how much of it is listed."""
+    """A difference, and how much of it to list."""
 
     def __init__(self, found: Difference, limit: int, *, stat: bool) -> None:
         self.found = found
@@ -213,7 +225,11 @@ class _Listing:
         self.added: Sequence[NodeRef] = () if comparison is None else comparison.added
         self.dropped: Sequence[NodeRef] = () if comparison is None else comparison.dropped
         self.changes = found.changes
-        # By place, the entries of the ledgers; read if a change is of one.
+        described = {} if comparison is None else comparison.details
+        self.described = frozenset(described)
+        self.details = [one for details in described.values() for one in details]
+        self.failures = {} if comparison is None else comparison.failures
+        # The ledger entries by place; read only if usage changed.
         self._ledgers: dict[Digest, list[dict[str, Any]]] = {}
 
     def usage_of(self, change: Change) -> _UsageField | None:
@@ -237,8 +253,12 @@ class _Listing:
             return ()
         return what[: self._limit] if self._limit else what
 
+    def is_plain(self, change: Change) -> bool:
+        """Whether no detail describes the change."""
+        return not change.path or change.path[0] not in self.described
+
     def by_part(self) -> dict[str, Counter[str]]:
-        """How many changes each component has."""
+        """How many entries of ``changes`` each component has."""
         found: dict[str, Counter[str]] = {}
         for change in self.changes:
             part = ""
@@ -281,9 +301,14 @@ class _Listing:
             },
             "nodes": nodes,
             "changes": [self._change(change) for change in listed] if with_values else [],
+            "details": [_detail_document(one) for one in self.cut(self.details)]
+            if with_values
+            else [],
+            "failures": self.failures,
             "omitted": {
                 "nodes": len(self.added) + len(self.dropped) - listed_nodes,
                 "changes": len(self.changes) - len(listed),
+                "details": len(self.details) - len(self.cut(self.details)),
             },
             "text": None if found.blobs is None or self.stat else found.blobs.lines,
             "first_difference": None
@@ -320,12 +345,20 @@ class _Listing:
         }
 
 
+def _detail_document(one: Detail) -> dict[str, Any]:
+    return {**one._asdict(), "text": one.lines()}
+
+
 def _side(place: Place) -> dict[str, Any]:
     return {
         "name": place.target.text,
         "store": place.where,
-        "digest": place.digest.hex(),
+        "digest": None if place.kind == RECORD else place.digest.hex(),
     }
+
+
+def _digest_of(place: Place) -> str:
+    return "" if place.kind == RECORD else f" {short(place.digest)}"
 
 
 class _UsageField(NamedTuple):
@@ -346,7 +379,7 @@ def _usage_words(entry: Any) -> str:
 
 
 class _Page:
-    """A difference on its way to a person."""
+    """Writes a difference as text."""
 
     def __init__(self, listing: _Listing, to: Printer, *, full: bool) -> None:
         self._listing = listing
@@ -355,11 +388,11 @@ class _Page:
         self._full = full
 
     def write(self) -> None:
-        """Write it."""
+        """Write the difference."""
         found = self._found
         self._to.line(
-            name(found.old.asked), dim(f" {short(found.old.digest)}"), " → ",
-            name(found.new.asked), dim(f" {short(found.new.digest)}"),
+            name(found.old.asked), dim(_digest_of(found.old)), " → ",
+            name(found.new.asked), dim(_digest_of(found.new)),
         )  # fmt: skip
         if found.equal:
             self._to.line("the same")
@@ -417,13 +450,14 @@ class _Page:
                 bad(f"{counts[REMOVED]:,} removed"), ", ", other(f"{counts[CHANGED]:,} changed"),
             )  # fmt: skip
         if self._found.comparison is not None and not self._found.changes:
-            self._to.line(dim("the state beside the graph is the same"))
+            self._to.line(dim("the components outside the graph are the same"))
 
     def _changes(self) -> None:
         listing = self._listing
         part: str | None = None
         counts = listing.by_part()
-        shown = listing.cut(listing.changes)
+        plain = [one for one in listing.changes if listing.is_plain(one)]
+        shown = listing.cut(plain)
         for change in shown:
             path = change.path
             if self._found.kind == CHECKPOINT and path:
@@ -436,17 +470,42 @@ class _Page:
             if usage is not None:
                 self._usage(change, usage)
             elif part == "usage" and not path:
-                # All of the ledger, where the other side has none.
+                # The whole ledger, if the other side has none.
                 mark, entries = ("+", change.after) if change.op == ADDED else ("-", change.before)
                 for entry in entries:
                     self._entry(mark, f"{entry[0]}, {entry[1]}", entry)
             else:
                 self._change(change, render_path(path))
-        if len(listing.changes) > len(shown):
-            more = len(listing.changes) - len(shown)
+        if len(plain) > len(shown):
+            more = len(plain) - len(shown)
             self._to.line(dim(f"… {count(more, 'more change')}: --limit 0, or --stat"))
+        self._details()
         if self._found.comparison is not None and not listing.changes:
-            self._to.line(dim("the state beside the graph is the same"))
+            self._to.line(dim("the components outside the graph are the same"))
+
+    def _details(self) -> None:
+        details = self._listing.details
+        shown = self._listing.cut(details)
+        totals = Counter([one.component for one in details])
+        part: str | None = None
+        for one in shown:
+            if one.component != part:
+                part = one.component
+                self._to.line(bold(part), dim(f"  {count(totals[part], 'change')}"))
+            style = {"added": good, "removed": bad}.get(one.kind, other)
+            self._to.line(style(f"  {one.summary}"))
+            lines = one.lines()
+            for line in lines if self._full else lines[:_TEXT_LINES]:
+                colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+                self._to.line(Styled(f"      {line}", fg=colour))
+            if not self._full and len(lines) > _TEXT_LINES:
+                more = count(len(lines) - _TEXT_LINES, "more line")
+                self._to.line(dim(f"      … {more}: --full"))
+        if len(details) > len(shown):
+            more = count(len(details) - len(shown), "more change")
+            self._to.line(dim(f"… {more}: --limit 0"))
+        for component, why in self._listing.failures.items():
+            self._to.line(bad(f"! {component}: {why}"))
 
     def _usage(self, change: Change, usage: _UsageField) -> None:
         if usage.field is not None or change.op == CHANGED:

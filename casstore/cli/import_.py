@@ -9,11 +9,18 @@ from typing import Any, Final
 
 import click
 
-from casstore.cli.command import App, Kinds, command
-from casstore.cli.key_options import keys_option, open_keys, read_secret, secret_option
+from casstore.cli.command import (
+    App,
+    Kinds,
+    command,
+    keys_option,
+    open_keys,
+    read_secret,
+    secret_option,
+)
+from casstore.cli.fields import Shape, nested
 from casstore.cli.output import Printer, bad, good, name
 from casstore.cli.quantities import count, size
-from casstore.cli.shapes import Part, Shape
 from casstore.compat.importing import IMPORTED, UPDATED, ImportReport
 
 _SECTION: Final = "Moving"
@@ -23,7 +30,7 @@ _SHAPE: Final = Shape(
         "kind": "the kind of the source",
         "source": "the file, or the server without user and password",
         "dry_run": "true: nothing was written",
-        "parts": Part(
+        "parts": nested(
             "the rows by what they are",
             {
                 "name": "what they are",
@@ -33,7 +40,7 @@ _SHAPE: Final = Shape(
                 "would be",
             },
         ),
-        "sessions": Part(
+        "sessions": nested(
             "the sessions in the source; none if it holds records that belong to no session",
             {
                 "session": "the id in the store",
@@ -41,7 +48,7 @@ _SHAPE: Final = Shape(
                 "source": "the file it was read from",
             },
         ),
-        "notes": Part(
+        "notes": nested(
             "rows that were left out, or are stored in another form",
             {
                 "what": "what they are",

@@ -1,0 +1,325 @@
+"""Damage: ``check`` finds it; ``rebuild``, ``salvage`` and ``recover`` repair what can be."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from casstore.cli.command import App, command, require_yes
+from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name
+from casstore.cli.quantities import DURATION, count
+from casstore.cli.text import safe
+from casstore.errors import BusyError, CasstoreError
+from casstore.maintenance import check as checking
+from casstore.maintenance import findings as codes
+from casstore.maintenance import recover as recovery
+from casstore.maintenance import salvage as salvaging
+from casstore.maintenance.salvaged_rows import LostRow, StrayRow
+from casstore.store import is_server
+
+_SECTION: Final = "Maintenance"
+
+
+_FINDING: Final[Fields] = {
+    "code": "one of a closed list",
+    "severity": "error, warning or info",
+    "what": "what is wrong here",
+    "meaning": "what the code means",
+    "remedy": "what to do about it",
+    "session": Field("the session, null if none", of=lambda one: one.where.session),
+    "revision": Field("its revision, null if none", of=lambda one: one.where.revision),
+    "digest": Field("the object, null if none", of=lambda one: one.where.digest),
+    "table": Field("the table, null if none", of=lambda one: one.where.table),
+    "key": Field("the row's key in hexadecimal, null if none", of=lambda one: one.where.key),
+}
+
+
+_CHECK: Final = Shape(
+    "check",
+    {
+        "sound": "is there no error?",
+        "level": "how thoroughly it was looked at",
+        "since_last": "only what came since the last check without an error",
+        "findings": nested("what was found, the worst first", _FINDING),
+        "omitted": Field("findings beyond --max-findings", of="findings_omitted"),
+        "counts": "how many of each code: {code: number}",
+        "harmless": "how many findings need no remedy",
+        "affected": nested(
+            "sessions that need what is damaged or missing",
+            {
+                "session": "the session",
+                "head": "is its present state among it?",
+                "revisions": "the newest of them",
+                "revision_count": "how many there are",
+                "others": "queued batches and attachments",
+            },
+        ),
+        "affected_omitted": "sessions that are not listed",
+        "affected_pins": "tags and pins that do",
+        "rows_checked": "rows looked at",
+        "objects_checked": "objects looked at",
+        "contents_checked": "objects whose content was read and proven",
+        "checked_at": "when the check ended",
+    },
+)
+
+
+@command(
+    _SECTION,
+    _CHECK,
+    "casstore check",
+    "casstore check --level full",
+)
+@click.option(
+    "--level", type=click.Choice(checking.LEVELS), default="connectivity", show_default=True,
+    help="quick: headers. connectivity: all that rows reach is there. sample: and the content "
+    "of some objects. full: of all.",
+)  # fmt: skip
+@click.option("--since-last", is_flag=True, help="Only what came since the last sound check.")
+@click.option(
+    "--share", type=click.FloatRange(0, 1, min_open=True), default=0.05, show_default=True,
+    help="Of level sample: the part of the objects that is read.",
+)  # fmt: skip
+@click.option("--seed", type=int, help="Of level sample: which objects; else other ones each time.")
+@click.option(
+    "--max-findings", type=click.IntRange(1), default=100, show_default=True,
+    help="List at most this many; the rest is counted.",
+)  # fmt: skip
+def check(
+    app: App, level: str, since_last: bool, share: float, seed: int | None, max_findings: int
+) -> None:
+    """Check the store for damage.
+
+    The command ends with 1 if there is any. Agents can go on working. Each finding says what it
+    means and what to do, and lists the sessions that need the damaged objects. The store is only
+    read, until the result is stored for --since-last, stats and ui; the result is not stored if
+    the store was not closed, because that would apply its log.
+    """
+    with app.open() as store, app.meter() as meter:
+        report = checking.check(
+            store,
+            level=level,
+            since_last=since_last,
+            share=share,
+            seed=seed,
+            max_findings=max_findings,
+            progress=meter,
+        )
+    _record(app, report)
+    app.exit_code = 0 if report.sound else 1
+    answer = document(_CHECK.fields, report)
+    app.answer(report, lambda to: _write_check(to, answer))
+
+
+def _record(app: App, report: checking.CheckReport) -> None:
+    """Store the result of a check, unless that would apply the log of a store left open."""
+    try:
+        try:
+            was_closed = is_server(app.path) or recovery.count_unapplied(app.path) is None
+        except BusyError:
+            was_closed = True  # a process that writes to it has read its log
+        if was_closed:
+            with app.open(write=True) as store:
+                checking.record(store, report)
+        else:
+            app.remark("the result was not stored: the store was not closed; see casstore recover")
+    except CasstoreError as exc:
+        app.remark(f"the result was not stored: {exc}")
+
+
+_COLOURS: Final = {codes.ERROR: "red", codes.WARNING: "yellow", codes.INFO: "cyan"}
+
+
+def _write_check(to: Printer, answer: dict[str, Any]) -> None:
+    for one in answer["findings"]:
+        if one["remedy"] == codes.NOTHING:
+            continue
+        to.line(Styled(one["severity"], fg=_COLOURS[one["severity"]]), f"  {one['what']}")
+        to.line(dim(f"    {one['code']}: {one['meaning']}"))
+        to.line(dim(f"    do: {one['remedy']}"))
+    if answer["omitted"]:
+        to.line(dim(f"… {count(answer['omitted'], 'more finding')}: --max-findings"))
+    for one in answer["affected"][:20]:
+        what = "its present state" if one["head"] else count(one["revision_count"], "old revision")
+        to.line(bad("affected  "), name(one["session"]), f"  {what}")
+    if answer["affected_pins"]:
+        to.line(bad("affected  "), "tags and pins ", ", ".join(answer["affected_pins"][:20]))
+    looked = f"{count(answer['objects_checked'], 'object')}, {count(answer['rows_checked'], 'row')}"
+    if answer["contents_checked"]:
+        looked += f"; {answer['contents_checked']:,} read and proven"
+    if answer["harmless"]:
+        looked += f"; {count(answer['harmless'], 'harmless note')}, listed by --json"
+    if answer["sound"]:
+        to.line(good("sound"), f"  {looked} (level {answer['level']})")
+    else:
+        to.line(bad("not sound"), f"  {looked} (level {answer['level']})")
+
+
+@command(
+    _SECTION,
+    Shape(
+        "rebuild",
+        {
+            "objects_named": Field("objects in the index now", "in the index", "object"),
+            "objects_found": Field("of those, not in it before", "added", "object"),
+            "objects_dropped": Field("entries removed from the index", "removed", "object"),
+            "objects_missing": Field("objects that are needed and lost", "missing", "object"),
+        },
+    ),
+    "casstore rebuild",
+)
+@click.option(
+    "--grace", "grace_ms", type=DURATION, default="1h", show_default=True,
+    help="Keep unreachable objects that were put within this time.",
+)  # fmt: skip
+def rebuild(app: App, grace_ms: int) -> None:
+    """Rebuild the index of objects from the stored objects.
+
+    For when check advises it. Nothing is changed if there is damage that cannot be rebuilt; use
+    salvage then.
+    """
+    with app.open(write=True) as store, app.meter() as meter:
+        report = checking.rebuild(store, grace_ms=grace_ms, progress=meter)
+    app.exit_code = 1 if report.objects_missing else 0
+    app.answer(report)
+
+
+_SAVED: Final[Fields] = {
+    "session": Field("the session", "session"),
+    "outcome": Field("whole, partial, lost, deleted or exists", "outcome"),
+    "revision": Field("its revision in the new store", "revision", "revision"),
+    "head_revision": Field("its revision in the damaged store", "damaged at", "revision"),
+    "revisions_saved": Field("revisions saved", "revisions saved", "revision"),
+    "revisions_lost": Field(
+        "revisions lost", "revisions lost", "revision", of="revisions_lost_count"
+    ),
+    "lost": Field(
+        "what its newest revision lacks, by name",
+        of=lambda one: [f"{piece.name}: {piece.why}" for piece in one.lost],
+    ),
+    "from_strays": "true: some rows may be outdated",
+}
+_SALVAGE: Final = Shape(
+    "salvage",
+    {
+        "source": "the damaged store",
+        "target": "the new one",
+        "complete": "true: everything was saved",
+        "sessions": nested("the outcome for each session", _SAVED),
+        "objects_saved": "objects copied",
+        "objects_lost": "objects that are needed and lost",
+        "rows_saved": "rows copied",
+        "rows_lost": Field(
+            "rows left out, and why",
+            of=lambda report: [f"{_row_title(row)}: {row.why}" for row in report.rows_lost],
+        ),
+        "rows_from_strays": Field(
+            "policies, protections and similar rows that may be outdated",
+            of=lambda report: [_row_title(row) for row in report.rows_from_strays],
+        ),
+        "rows_existing": "rows that the target has with other content, left unchanged",
+        "gaps": Field(
+            "tables in which rows may be missing whose names are not known",
+            of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps],
+        ),
+        "dictionaries_lost": "compression dictionaries that are lost",
+    },
+)
+
+
+@command(
+    _SECTION,
+    _SALVAGE,
+    "casstore salvage damaged rescued",
+)
+@click.argument("source")
+@click.argument("target")
+def salvage(app: App, source: str, target: str) -> None:
+    """Copy what can be verified of a damaged store into another.
+
+    SOURCE is the damaged store, TARGET the other one. SOURCE is only read, without LMDB. TARGET
+    is created if it does not exist; its sessions stay as they are. The command ends with 1 if
+    something could not be saved.
+    """
+    with app.meter() as meter:
+        report = salvaging.salvage(source, target, progress=meter)
+    app.exit_code = 0 if report.complete else 1
+    answer = document(_SALVAGE.fields, report, {"target": target})
+
+    def render(to: Printer) -> None:
+        to.rows(_SAVED, answer["sessions"][:1000])
+        for one in report.sessions:
+            for piece in one.lost[:5]:
+                to.line(bad("lost  "), f"{one.session}@{piece.revision}: {piece.name}: {piece.why}")
+        for line in [*answer["rows_lost"][:20], *answer["gaps"][:20]]:
+            to.line(bad("lost  "), line)
+        for line in answer["rows_from_strays"][:20]:
+            to.line(bold("old?  "), line)
+        saved = f"{count(report.objects_saved, 'object')}, {count(report.rows_saved, 'row')} saved"
+        to.line(
+            good("all saved") if report.complete else bold("saved what could be verified"),
+            f"  {saved}",
+        )
+
+    app.answer(answer, render)
+
+
+def _row_title(row: LostRow | StrayRow) -> str:
+    whose = "" if row.session is None else f" of {row.session}"
+    return f"{row.table} {row.name}{whose}"
+
+
+@command(
+    _SECTION,
+    Shape(
+        "recover",
+        {
+            "needed_log": "false: the store was closed, and nothing was changed",
+            "commits_recovered": "commits read from the log, now in data.mdb",
+            "commits_discarded": "commits of the log that could still be read and are lost, "
+            "null: the log was not discarded",
+        },
+    ),
+    "casstore recover",
+    "casstore recover agents --discard-log --yes",
+)
+@click.argument("directory", metavar="[STORE]", required=False)
+@click.option(
+    "--discard-log", is_flag=True,
+    help="Open without the log; commits that only the log holds are lost.",
+)  # fmt: skip
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> None:
+    """Apply the redo log of a store that was not closed.
+
+    STORE is a directory; if not given, the one of --store or CASSTORE_PATH. Afterwards data.mdb
+    is complete without the log. Opening a store reads its log, so this is never needed before
+    a store is used. With --discard-log a store opens again whose log is missing, damaged or
+    another store's; put the right log back if there is one. No other process may have the store
+    open.
+    """
+    if directory == "":
+        raise click.UsageError("the store's name is empty")
+    path = directory or app.path
+    if discard_log:
+        readable = recovery.count_unapplied(path)
+        if readable is not None:
+            commits = f"{count(readable, 'commit')} that can still be read"
+            require_yes(
+                yes=yes, question=f"Discard the log of {safe(path)} for good, with {commits}?"
+            )
+    report = recovery.recover(path, discard_log=discard_log)
+
+    def render(to: Printer) -> None:
+        if not report.needed_log:
+            to.line("nothing to recover: the store was closed")
+        elif report.commits_discarded is None:
+            commits = f"{count(report.commits_recovered, 'commit')} of the log"
+            to.line(good("recovered  "), f"{commits}; the store needs no log now")
+        else:
+            commits = f"{count(report.commits_discarded, 'commit')} that could still be read"
+            to.line(bad("discarded  "), f"the log, and {commits}; the store needs no log now")
+
+    app.answer(report._asdict(), render)

@@ -1,0 +1,191 @@
+"""``erase``: every session and record about a subject."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Final
+
+import click
+
+from casstore.cli.command import (
+    App,
+    command,
+    keys_option,
+    open_keys,
+    read_secret,
+    require_yes,
+    secret_option,
+)
+from casstore.cli.fields import Field, Shape, document, nested
+from casstore.cli.naming import NameNotFoundError
+from casstore.cli.output import Printer, bad, bold, dim, good, name
+from casstore.cli.quantities import count, size
+from casstore.cli.retention import MISSING, write_missing
+from casstore.cli.text import safe
+from casstore.maintenance import erasure
+from casstore.records.lifecycles.erasure import LifecycleErasure, records_of
+
+_SECTION: Final = "Space"
+
+
+def _nobody(subject: str) -> NameNotFoundError:
+    """The error for a subject without sessions or records. A store has no list of subjects."""
+    error = NameNotFoundError(
+        subject, "write it as it was given to sessions and records, with --secret if they had one"
+    )
+    error.args = (f"no session and no record is about {subject!r}",)
+    return error
+
+
+_SHAPE: Final = Shape(
+    "erase",
+    {
+        "subject": "the subject",
+        "dry_run": "true: a plan, nothing was changed",
+        "sessions": nested(
+            "sessions about the subject",
+            {
+                "id": Field("the session", of="session"),
+                "revisions": "its revisions",
+                "labels": "its labels",
+                "batches": "batches in its queue",
+                "attachments": "its attachments",
+                "elsewhere": "attachments whose bytes are elsewhere, for you to delete",
+                "also_about": "other subjects",
+            },
+        ),
+        "pins": Field(
+            "tags and pins on their checkpoints, which are removed too",
+            of=lambda plan: [pin for pin, _ in plan.pins],
+        ),
+        "records": "records about the subject, or derived from such records",
+        "records_erased": "records erased, null for a plan",
+        "stays": nested(
+            "records that may not be erased",
+            {
+                "provider": "the kind of records it is among",
+                "record": "its name",
+                "reason": "a hold and its end, a seal, a key that is pending",
+            },
+        ),
+        "to_tell": "recipients of erased data, who must be informed",
+        "shared": nested(
+            "objects that others reach as well and that stay; null if not surveyed",
+            {
+                "objects": "objects that the sessions reach",
+                "size_bytes": Field("their size, uncompressed", of="bytes"),
+                "shared_objects": "of those, objects that others reach too",
+                "shared_bytes": "their size, uncompressed",
+                "sharers": Field(
+                    "the others, those that share most first",
+                    of=lambda sharing: [one.name for one in sharing.sharers],
+                ),
+            },
+        ),
+        "sessions_deleted": "sessions deleted, null for a plan",
+        "remaining": "sessions about the subject that were not in the plan: run it again",
+        "records_remaining": "records about the subject that were not in the plan",
+        "missing_systems": MISSING,
+        "still_to_run": "commands after which the bytes are gone from the disk",
+    },
+)
+
+
+@command(
+    _SECTION,
+    _SHAPE,
+    "casstore erase user-42 --dry-run",
+    "casstore erase user-42 --yes && casstore gc --grace 0 && casstore compact",
+)
+@click.argument("subject")
+@click.option("--dry-run", "-n", is_flag=True, help="Report what would be erased; change nothing.")
+@click.option("--no-survey", is_flag=True, help="Do not measure what others share: faster.")
+@keys_option("Where the keys of encrypted user data are: the subject's is destroyed.", exists=True)
+@secret_option(
+    "The file whose bytes are the secret that subjects are hashed with, if there is one."
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def erase(
+    app: App,
+    subject: str,
+    dry_run: bool,
+    no_survey: bool,
+    key_directory: str | None,
+    secret_file: BinaryIO | None,
+    yes: bool,
+) -> None:
+    """Erase every session and record about SUBJECT.
+
+    The tags and pins that keep them are removed as well. A session is about the subjects named
+    when it was created. Protections and leases do not prevent it. Records are user data,
+    checkpoints of agents and data derived from them, scoped state of the actor of that name,
+    and what other record systems find. Records that are sealed, or held until a time, stay and
+    are reported, and so are record systems that are not installed. Objects that others share
+    stay and are reported. The bytes are gone after gc without grace period and compact.
+    """
+    lives = LifecycleErasure(keys=open_keys(key_directory), secret=read_secret(secret_file))
+    providers = (lives,)
+    with app.open(write=not dry_run) as store:
+        with app.meter() as meter:
+            plan = erasure.plan(
+                store, subject, providers=providers, survey=not no_survey, progress=meter
+            )
+        found = {**plan.records, lives.name: records_of(plan.records[lives.name])}
+        records = sum([len(one) for one in found.values()])
+        if not plan.sessions and not plan.pins and not any(plan.records.values()):
+            raise _nobody(subject)
+        report: erasure.ErasureReport | None = None
+        if not dry_run:
+            asked = f"{count(len(plan.sessions), 'session')} and {count(records, 'record')}"
+            # Ask between two progress bars: a moving bar would overwrite the question.
+            require_yes(yes=yes, question=f"Erase {asked} about {safe(subject)} for good?")
+            with app.meter() as meter:
+                report = erasure.execute(store, plan, providers=providers, progress=meter)
+    stays = plan.stays if report is None else report.stays
+    came = [] if report is None else list(report.remaining)
+    came_records = [] if report is None else [": ".join(one) for one in report.records_remaining]
+    shared = plan.sharing
+    answer = document(
+        _SHAPE.fields,
+        plan,
+        {
+            "subject": subject,
+            "dry_run": dry_run,
+            "records": records,
+            "records_erased": None if report is None else report.records_erased,
+            "stays": list(stays),
+            "shared": None if no_survey else shared,
+            "sessions_deleted": None if report is None else report.sessions_deleted,
+            "remaining": came,
+            "records_remaining": came_records,
+            "missing_systems": list(plan.missing_systems),
+            "still_to_run": ["casstore gc --grace 0", "casstore compact"],
+        },
+    )
+
+    def render(to: Printer) -> None:
+        for one in plan.sessions:
+            to.line("would erase " if dry_run else "erased ", name(one.session),
+                    dim(f"  {count(one.revisions, 'revision')}"))  # fmt: skip
+        if report is not None and records:
+            to.line(f"erased {count(report.records_erased, 'record')}")
+        elif records:
+            to.line(f"would erase {count(records, 'record')}, except those that stay")
+        for staying in stays:
+            to.line(bad("stays "), name(staying.record), dim(f"  {staying.reason}"))
+        if plan.to_tell:
+            to.line("to be informed: ", ", ".join(plan.to_tell))
+        if not no_survey:
+            to.line(
+                f"{size(shared.bytes)} in {count(shared.objects, 'object')}; of it others reach "
+                f"{size(shared.shared_bytes)}, which stays"
+            )
+            for sharer in shared.sharers[:10]:
+                to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
+        for each in (*came, *came_records):
+            to.line(bad("remains "), name(each), dim("  added during the run: erase again"))
+        write_missing(to, answer["missing_systems"])
+        if report is not None:
+            to.line(good("done"), "; the bytes are gone after ",
+                    bold("casstore gc --grace 0; casstore compact"))  # fmt: skip
+
+    app.answer(answer, render)

@@ -1,0 +1,583 @@
+"""``log``: the nodes of sessions or the steps of a record, newest first, as a list or a graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from casstore.cli import naming
+from casstore.cli.command import App, command
+from casstore.cli.fields import Field, Shape, nested
+from casstore.cli.naming import Target, complete_name
+from casstore.cli.output import Part as Text
+from casstore.cli.output import Printer, Styled, dim, name
+from casstore.cli.quantities import clock, count
+from casstore.cli.text import begun, clip, plain, summary
+from casstore.errors import InvalidInputError, NotFoundError
+from casstore.format.hashing import Kind
+from casstore.format.node import DecodedNode, NodeHeader
+from casstore.objects import graph
+from casstore.objects.pieces import PieceReader
+from casstore.session import keys
+from casstore.session.data import Entry
+from casstore.session.heads import decode_head
+from casstore.session.messages import message_in
+from casstore.session.scanning import scan
+from casstore.session.session import Session
+from casstore.store import Store
+
+_SECTION: Final = "Sessions"
+_BATCH: Final = 256
+# The most labels, tags and forks that are read to mark nodes.
+_MARKS: Final = 1000
+_TEXT_WIDTH: Final = 200
+# Of a date and time to the minute.
+_DATE_COLUMNS: Final = 16
+
+
+class Mark(NamedTuple):
+    """A mark at a node: the leaf of a session, a label, a tag or a fork."""
+
+    kind: str
+    text: str
+
+
+class Graph:
+    """Nodes of some sessions by digest, and their marks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._reader = PieceReader(store.engine)
+        self.headers: dict[bytes, NodeHeader] = {}
+        #: The number of nodes that were not read because of the limit.
+        self.left_out = 0
+        self.marks: dict[bytes, list[Mark]] = {}
+        #: The revision that added each node, in the session that it is listed for.
+        self.added: dict[bytes, Entry] = {}
+
+    def add(self, target: Target, *, scope: str, limit: int = 0) -> None:
+        """Add the nodes of a session, at a revision or at its head: all, or the last ``limit``."""
+        assert target.session is not None
+        handle = self._store.session(target.session)
+        full = scope == "full"
+        nodes = handle.nodes("full" if full else "path", at=target.at, leaf=target.node)
+        if limit and len(nodes) > limit:
+            self.left_out += len(nodes) - limit
+            nodes = nodes[-limit:]
+        own = [*nodes.digests()]
+        new = [digest for digest in own if digest not in self.headers]
+        for start in range(0, len(new), _BATCH):
+            self._take(new[start : start + _BATCH])
+        self._attribute(handle, target.revision, own)
+        path = handle.nodes(at=target.at, payloads=False)
+        if path and target.node is None:
+            at = "" if target.at is None else f"@{target.at}"
+            self.mark(path[-1].digest, "leaf", f"{target.session}{at}")
+
+    def add_left_behind(self, session: str) -> None:
+        """Add the nodes that rewinds of a session left behind."""
+        handle = self._store.session(session)
+        for entry in handle.history():
+            if entry.operation == "rewind":
+                try:
+                    earlier = handle.entry(entry.revision - 1)
+                except NotFoundError:
+                    # The revision was removed since, and its nodes may have been collected.
+                    continue
+                place = Target(naming.REVISION, "", earlier.manifest, session, earlier.revision)
+                self.add(place, scope="full")
+
+    def _attribute(self, handle: Session, revision: int | None, own: Sequence[bytes]) -> None:
+        """Find the revision that added each node: follow the history back, past rewinds.
+
+        Nodes are numbered in the order of insertion, and a manifest has the next number. What an
+        adopted or forked session brought along counts as added by that revision. Nodes whose
+        revision was pruned get none.
+        """
+        left = sorted(
+            [digest for digest in own if digest not in self.added],
+            key=lambda one: self.headers[one].seq,
+        )
+        while left and revision is not None:
+            entry = self._entry(handle, revision)
+            if entry is None:
+                return
+            if entry.operation == "rewind" and entry.rewound_to is not None:
+                revision = entry.rewound_to
+                continue
+            before = None
+            if entry.operation == "commit" and revision > 1:
+                before = self._entry(handle, revision - 1)
+                if before is None:
+                    return
+            first = 0
+            if before is not None:
+                first = graph.read_manifest(self._reader, before.manifest).next_seq
+            while left and self.headers[left[-1]].seq >= first:
+                self.added[left.pop()] = entry
+            revision = None if before is None else before.revision
+
+    def _entry(self, handle: Session, revision: int) -> Entry | None:
+        try:
+            return handle.entry(revision)
+        except NotFoundError:
+            return None
+
+    def _take(self, digests: Sequence[bytes]) -> None:
+        for digest, header in zip(digests, graph.read_headers(self._reader, digests), strict=True):
+            self.headers[digest] = header
+
+    def mark(self, digest: bytes, kind: str, text: str) -> None:
+        """Add a mark to a node."""
+        marks = self.marks.setdefault(bytes(digest), [])
+        if Mark(kind, text) not in marks:
+            marks.append(Mark(kind, text))
+
+    def mark_names(self, sessions: Sequence[str]) -> None:
+        """Mark nodes with the labels of these sessions, and with all tags."""
+        seen = 0
+        for session in sessions:
+            for entry in self._store.session(session).history():
+                for label in entry.labels:
+                    self._mark_manifest(entry.manifest, "label", f"{session}@{label}")
+                    seen += 1
+                if seen >= _MARKS:
+                    break
+        for number, pin in enumerate(self._store.pins()):
+            if number == _MARKS:
+                break
+            kind = naming.kind_of(self._store, pin.digest)
+            if kind == Kind.NODE:
+                self.mark(pin.digest, "tag", pin.name)
+            elif kind == Kind.MANIFEST:
+                self._mark_manifest(pin.digest, "tag", pin.name)
+
+    def mark_forks(self, forks: Sequence[Fork]) -> None:
+        """Mark where other sessions were forked from these."""
+        for fork in forks[:_MARKS]:
+            try:
+                entry = self._store.session(fork.source).entry(fork.revision)
+            except NotFoundError:
+                continue
+            if fork.node is not None:
+                found = naming.find_node(self._store, fork.source, fork.node, fork.revision)
+                if found is not None:
+                    self.mark(found, "fork", fork.session)
+            else:
+                self._mark_manifest(entry.manifest, "fork", fork.session)
+
+    def _mark_manifest(self, digest: bytes, kind: str, text: str) -> None:
+        leaf = graph.read_manifest(self._reader, digest).leaf
+        if leaf is not None:
+            self.mark(leaf, kind, text)
+
+    def parents(self) -> dict[bytes, bytes | None]:
+        """The parent of each node; if the parent is hidden, the nearest visible ancestor."""
+        found: dict[bytes, bytes | None] = {}
+        # Nodes omitted by the limit are older than all nodes here, and so are their ancestors: the
+        # search for a visible ancestor stops there.
+        oldest = min((header.seq for header in self.headers.values()), default=0)
+        for digest, header in self.headers.items():
+            above = header.parent
+            while above is not None and above not in self.headers:
+                hidden = graph.read_headers(self._reader, [above])[0]
+                if self.left_out and hidden.seq < oldest:
+                    break
+                above = hidden.parent
+            found[digest] = above
+        return found
+
+    def newest_first(self) -> list[bytes]:
+        """All nodes by insertion order, the newest first."""
+        return sorted(self.headers, key=lambda one: (-self.headers[one].seq, one))
+
+    def read(self, digests: Sequence[bytes]) -> Iterator[DecodedNode]:
+        """Nodes with their payloads, which are ``Stored``, or None."""
+        for start in range(0, len(digests), _BATCH):
+            yield from graph.stored_nodes(self._reader, digests[start : start + _BATCH])
+
+
+class Fork(NamedTuple):
+    """A session that was forked from another."""
+
+    session: str
+    source: str
+    revision: int
+    node: str | None
+
+
+def forks_of(store: Store) -> list[Fork]:
+    """All forks in the store."""
+    found: list[Fork] = []
+    # Read only the rows: a store may have many sessions, and few of them are forks of these.
+    for row in scan(store.engine, "heads", b"", None):
+        head = decode_head(row.value)
+        session = head.long_id or keys.session_of(row.key)
+        if head.origin is not None and session is not None:
+            found.append(Fork(session, *head.origin))
+    return found
+
+
+def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
+    """These sessions and all sessions related to them by forks, directly or not."""
+    known = dict.fromkeys(sessions)
+    grown = True
+    while grown:
+        grown = False
+        for fork in forks:
+            if (fork.session in known) != (fork.source in known):
+                known[fork.session] = known[fork.source] = None
+                grown = True
+    return list(known)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "log",
+        {
+            "sessions": "the sessions listed",
+            "nodes": nested(
+                "newest first, children before parents",
+                {
+                    "id": "its id",
+                    "digest": "its digest, which identifies its whole path",
+                    "parent": "the id of its parent, null for a root",
+                    "parent_digest": "its parent among the nodes listed; hidden ones are skipped",
+                    "seq": "its number in insertion order",
+                    "depth": "the number of nodes on its path",
+                    "time": "the time that the runtime gave it",
+                    "session": "the session whose revision added it, null if that was pruned",
+                    "revision": "that revision",
+                    "committed_at": "when that revision was committed",
+                    "turn": "the turn of that revision, null if it had none",
+                    "role": "the role of its message, null if it is no message",
+                    "marks": nested(
+                        "names at this node",
+                        {
+                            "kind": "leaf, label, tag or fork",
+                            "name": Field("the session, label or tag", of="text"),
+                        },
+                    ),
+                    "summary": "role and beginning of its text",
+                    "payload": "with --payloads, otherwise null",
+                },
+            ),
+            "steps": nested(
+                "of the entry of a record system, newest first; otherwise empty",
+                {
+                    "id": "its id",
+                    "made_at": "when it was made, null if not known",
+                    "summary": "one line of text",
+                    "details": "of LangGraph: namespace, parent, step, source, changed_channels; "
+                    "of Claude: transcript, type, role",
+                },
+            ),
+            "more": "nodes that are not listed; null if not counted",
+            "cursor": "the name to give to log for the nodes behind these; null at the end",
+        },
+    ),
+    "casstore log agent",
+    "casstore log agent --graph --forks",
+    "casstore log --graph --all --limit 0",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_name)
+@click.option("--graph", "-g", "drawn", is_flag=True, help="Draw all branches; otherwise the path.")
+@click.option("--forks", is_flag=True, help="Include sessions that are forks or sources of these.")
+@click.option("--all", "-a", "everything", is_flag=True, help="All sessions.")
+@click.option("--rewound", is_flag=True, help="Include branches that rewinds left behind.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(0), default=100, show_default=True,
+    help="List at most this many nodes; 0: all.",
+)  # fmt: skip
+@click.option("--payloads", "-p", is_flag=True, help="Include whole payloads.")
+def log(
+    app: App,
+    names: tuple[str, ...],
+    drawn: bool,
+    forks: bool,
+    everything: bool,
+    rewound: bool,
+    limit: int,
+    payloads: bool,
+) -> None:
+    """List the nodes of a session, or the steps of a record.
+
+    The newest comes first.
+    NAME is a session, SESSION@REVISION, SESSION~2, PLACE#NODE for the path to a node, or a tag on
+    a checkpoint. With --graph all branches and forks are drawn; nodes that several sessions share
+    are drawn once. Each node is listed with its commit time and the sessions, labels, tags and
+    forks at it. NAME may also be one SYSTEM:ENTRY: a LangGraph thread lists its checkpoints, a
+    Claude transcript its entries.
+    """
+    if not names and not everything:
+        raise click.UsageError(
+            "which session? Name one, or say --all; casstore sessions lists them"
+        )
+    with app.open() as store:
+        targets = [naming.resolve_place(store, one) for one in names]
+        if len(targets) == 1 and targets[0].entry is not None:
+            _answer_steps(app, store, targets[0], limit)
+            return
+        for text, target in zip(names, targets, strict=True):
+            if target.session is None:
+                raise InvalidInputError(
+                    f"{text!r} is {naming.described(store, target)}; log lists the nodes of "
+                    "sessions, or the steps of one record"
+                )
+        all_forks = forks_of(store) if drawn or forks or everything else []
+        chosen = [target.session or "" for target in targets]
+        more_sessions: list[str] = []
+        if everything:
+            more_sessions = [info.meta.session for info in store.sessions()]
+        elif forks:
+            more_sessions = family(chosen, all_forks)
+        for session in more_sessions:
+            if session not in chosen:
+                try:
+                    targets.append(naming.resolve(store, f"session:{session}"))
+                except NotFoundError:
+                    # The source of a fork may have been deleted.
+                    continue
+        found = Graph(store)
+        for target in targets:
+            if target.digest is not None:
+                is_path = not drawn or target.node is not None
+                lonely = is_path and len(targets) == 1 and not rewound
+                found.add(target, scope="path" if is_path else "full", limit=limit * lonely)
+        shown = list(dict.fromkeys([target.session or "" for target in targets]))
+        if rewound:
+            for session in shown:
+                found.add_left_behind(session)
+        found.mark_names(shown)
+        drawn_sessions = set(shown)
+        found.mark_forks(
+            [one for one in all_forks if one.source in drawn_sessions
+             and one.session not in drawn_sessions]
+        )  # fmt: skip
+        parents = found.parents()
+        ordered = list(order(parents, found.newest_first()))
+        listed = ordered[:limit] if limit else ordered
+        total = len(ordered) + found.left_out
+        cursor = None
+        if total > len(listed) and len(targets) == 1 and not drawn and not rewound:
+            target = targets[0]
+            above = found.headers[listed[-1]].parent_id
+            cursor = f"{target.session}@{target.revision}#{above}"
+        _answer(app, found, shown, parents, listed, total, cursor, drawn=drawn, payloads=payloads)
+
+
+def _answer_steps(app: App, store: Store, target: Target, limit: int) -> None:
+    assert target.system is not None
+    assert target.entry is not None
+    title = target.system.title
+    ask = limit or sys.maxsize - 1
+    steps = [*target.system.steps(store, target.entry.id, limit=ask + 1)]
+    more = len(steps) > ask
+
+    def render(to: Printer) -> None:
+        for step in steps[:ask]:
+            taken = len(step.id) + _DATE_COLUMNS + 4
+            date = "" if step.made_at_ms is None else clock(step.made_at_ms)[:_DATE_COLUMNS]
+            to.line(name(step.id), " ", dim(date), " ", clip(step.summary, to.room(taken, 200)))
+        if not steps:
+            app.remark(f"{title}: this record system keeps no steps")
+        if more:
+            app.remark("there are more: --limit 0")
+
+    document = {"sessions": [], "nodes": [], "steps": steps[:ask], "more": None, "cursor": None}
+    app.answer(document, render)
+
+
+def _answer(
+    app: App,
+    found: Graph,
+    sessions: list[str],
+    parents: dict[bytes, bytes | None],
+    listed: list[bytes],
+    total: int,
+    cursor: str | None,
+    *,
+    drawn: bool,
+    payloads: bool,
+) -> None:
+    nodes: list[dict[str, Any]] = []
+    lines: list[tuple[bytes, str, Any]] = []
+    for digest, node in zip(listed, found.read(listed), strict=True):
+        header = node.header
+        lines.append((digest, header.id, node.payload))
+        if app.as_json:
+            above = parents[digest] or b""
+            entry = found.added.get(digest)
+            message = message_in(begun(node.payload, _TEXT_WIDTH))
+            nodes.append(
+                {
+                    "id": header.id,
+                    "digest": digest.hex(),
+                    "parent": header.parent_id,
+                    "parent_digest": above.hex() if above in found.headers else None,
+                    "seq": header.seq,
+                    "depth": header.depth,
+                    "time": header.time,
+                    "session": None if entry is None else entry.session,
+                    "revision": None if entry is None else entry.revision,
+                    "committed_at": None if entry is None else entry.committed_at_ms,
+                    "turn": None if entry is None else entry.turn,
+                    "role": None if message is None else message["role"],
+                    "marks": found.marks.get(digest, []),
+                    "summary": summary(node.payload, _TEXT_WIDTH),
+                    "payload": plain(node.payload) if payloads else None,
+                }
+            )
+
+    def render(to: Printer) -> None:
+        lanes = Lanes()
+        for digest, node_id, payload in lines:
+            before, after = lanes.draw(digest, parents[digest]) if drawn else ("*", [])
+            marks = _marks(found.marks.get(digest, ()))
+            entry = found.added.get(digest)
+            date = "" if entry is None else clock(entry.committed_at_ms)[:_DATE_COLUMNS] + " "
+            taken = len(before) + len(node_id) + sum(len(_text(mark)) for mark in marks) + 4
+            text = [] if payloads else [summary(payload, to.room(taken + len(date), 120))]
+            to.line(*_coloured(before), " ", name(node_id), " ", dim(date), *marks, *text)
+            if payloads:
+                margin = lanes.margin() if drawn else "|"
+                to.json(payload, before=(dim(margin), "   "))
+            for connection in after:
+                to.line(*_coloured(connection))
+        if total > len(lines):
+            app.remark(f"… {count(total - len(lines), 'more node')}: --limit 0")
+
+    app.answer(
+        {
+            "sessions": sessions,
+            "nodes": nodes,
+            "steps": [],
+            "more": total - len(listed),
+            "cursor": cursor,
+        },
+        render,
+    )
+
+
+def _text(part: Text) -> str:
+    return part if isinstance(part, str) else part.text
+
+
+def _marks(marks: Sequence[Mark]) -> list[Text]:
+    if not marks:
+        return []
+    colours = {"leaf": "green", "label": "cyan", "tag": "magenta", "fork": "blue"}
+    words = {"leaf": "", "label": "label ", "tag": "tag ", "fork": "forked as "}
+    parts: list[Text] = ["("]
+    for at, mark in enumerate(marks):
+        if at:
+            parts.append(", ")
+        parts.append(Styled(words[mark.kind] + mark.text, fg=colours[mark.kind], bold=True))
+    return [*parts, ") "]
+
+
+_LANE_COLOURS: Final = ("red", "green", "blue", "magenta", "cyan")
+
+
+def _coloured(lanes: str) -> list[Text]:
+    """Lanes, each in its own colour; the star of a node stays plain."""
+    return [
+        char if char in "* " else Styled(char, fg=_LANE_COLOURS[at // 2 % len(_LANE_COLOURS)])
+        for at, char in enumerate(lanes)
+    ]
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def order(parents: Mapping[Name, Name | None], newest_first: Sequence[Name]) -> Iterator[Name]:
+    """All nodes, children before parents, each branch in one piece down to where it parts.
+
+    ``newest_first`` are all nodes in the order in which branches are begun.
+    """
+    waiting: dict[Name, int] = dict.fromkeys(parents, 0)
+    for parent in parents.values():
+        if parent is not None and parent in waiting:
+            waiting[parent] += 1
+    ends = [node for node in newest_first if not waiting[node]]
+    ready = ends[::-1]
+    while ready:
+        node = ready.pop()
+        yield node
+        parent = parents[node]
+        if parent is not None and parent in waiting:
+            waiting[parent] -= 1
+            if not waiting[parent]:
+                ready.append(parent)
+
+
+class Lanes:
+    """Draws the lanes of a graph, node by node."""
+
+    def __init__(self) -> None:
+        self._lanes: list[Hashable | None] = []
+
+    def draw(self, node: Hashable, parent: Hashable | None) -> tuple[str, list[str]]:
+        """The lanes on the line of a node, and the lines that follow it.
+
+        When a lane ends, the lanes to its right move left.
+        """
+        if node in self._lanes:
+            at = self._lanes.index(node)
+        else:
+            at = len(self._lanes)
+            self._lanes.append(node)
+        line = " ".join(["*" if lane == at else "|" for lane in range(len(self._lanes))])
+        if parent is None:
+            return line, self._close(at)
+        if parent in self._lanes:
+            other = self._lanes.index(parent)
+            left, right = min(at, other), max(at, other)
+            self._lanes[at] = parent
+            return line, self._merge(left, right)
+        self._lanes[at] = parent
+        return line, []
+
+    def margin(self) -> str:
+        """The current lanes, for a line next to them."""
+        return " ".join("|" * len(self._lanes))
+
+    def _close(self, at: int) -> list[str]:
+        """End a lane; the lanes to its right move left."""
+        del self._lanes[at]
+        if at == len(self._lanes):
+            return []
+        return [self._picture(at, dict.fromkeys(range(at, len(self._lanes)), "/"))]
+
+    def _picture(self, straight: int, bent: Mapping[int, str]) -> str:
+        """Lanes left of ``straight`` continue; the others move one position to the left."""
+        cells = [" "] * (2 * len(self._lanes) + 1)
+        for lane in range(straight):
+            cells[2 * lane] = "|"
+        for lane in bent:
+            cells[2 * lane + 1] = "/"
+        return "".join(cells).rstrip()
+
+    def _merge(self, left: int, right: int) -> list[str]:
+        """Bend the right lane into the left one, across the lanes between them."""
+        lines: list[str] = []
+        before = len(self._lanes)
+        del self._lanes[right]
+        for step in range(right, left, -1):
+            cells = [" "] * (2 * before)
+            for lane in range(before):
+                if step == right:
+                    # The first line: the lane leaves its column; lanes right of it move left.
+                    if lane < right:
+                        cells[2 * lane] = "|"
+                    elif lane > right:
+                        cells[2 * lane - 1] = "/"
+                elif lane < before - 1:
+                    cells[2 * lane] = "|"
+            cells[2 * step - 1] = "/"
+            lines.append("".join(cells).rstrip())
+        return lines

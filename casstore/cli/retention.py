@@ -1,0 +1,443 @@
+"""Retention: ``policy`` sets which revisions are kept, ``prune`` removes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from casstore.cli.command import (
+    App,
+    command,
+    require_yes,
+)
+from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.naming import complete_name
+from casstore.cli.output import Cells, Column, Printer, bad, dim, name
+from casstore.cli.quantities import DURATION, count, duration
+from casstore.engine.files import source_error
+from casstore.engine.overlay import OverlayEngine
+from casstore.errors import InvalidInputError, StorageError
+from casstore.maintenance import expiring, retention
+from casstore.maintenance.files import whole_file
+from casstore.maintenance.policy import policy_fields
+from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
+from casstore.maintenance.retention_execution import Tally
+from casstore.store import Store
+
+_SECTION: Final = "Space"
+_LISTED: Final = 100
+
+MISSING: Final = nested(
+    "record systems in the store that are not installed: their rows are kept",
+    {
+        "name": Field("its name", of=lambda one: one[0]),
+        "why": Field("why its code cannot be used", of=lambda one: one[1]),
+    },
+)
+
+
+def write_missing(to: Printer, missing: list[dict[str, Any]]) -> None:
+    """Record systems that are not installed, for people."""
+    for one in missing:
+        to.line(bad("not installed: "), "record system ", name(one["name"]), dim(f"  {one['why']}"))
+
+
+def _keep_each(period: str) -> Any:
+    return click.option(
+        f"--{period}ly" if period != "day" else "--daily",
+        type=click.IntRange(0), metavar="N", help=f"Keep one revision of each of N {period}s.",
+    )  # fmt: skip
+
+
+_POLICY: Final = (
+    click.option(
+        "--last", type=click.IntRange(0), metavar="N", help="Keep the N newest revisions."
+    ),
+    *[_keep_each(period) for period in ("hour", "day", "week", "month", "year")],
+    click.option("--within", type=DURATION, help="Keep revisions committed within this time."),
+    click.option("--idle", type=DURATION, help="Delete sessions idle for longer than this."),
+    click.option("--everything", is_flag=True, help="Keep all revisions."),
+    click.option("--unlabelled", is_flag=True, help="Do not keep a revision for its labels."),
+)
+
+
+def with_policy(function: Any) -> Any:
+    """Give a command the options of a retention policy."""
+    for option in reversed(_POLICY):
+        function = option(function)
+    return function
+
+
+def policy_of(given: dict[str, Any]) -> Policy | None:
+    """The policy of the options; None if no option is given."""
+    fields: dict[str, Any] = {}
+    for option in ("last", "hourly", "daily", "weekly", "monthly", "yearly"):
+        if given[option] is not None:
+            fields[option] = given[option]
+    for option, field in (("within", "within_ms"), ("idle", "idle_ms")):
+        if given[option] is not None:
+            fields[field] = given[option]
+    if given["everything"]:
+        fields["everything"] = True
+    if given["unlabelled"]:
+        fields["labelled"] = False
+    return Policy(**fields) if fields else None
+
+
+def _policy_document(policy: Policy | None) -> dict[str, Any] | None:
+    return None if policy is None else dict(policy._asdict())
+
+
+def policy_words(policy: Policy | None) -> str:
+    """A policy in a few words."""
+    if policy is None:
+        return "none: everything is kept"
+    words: list[str] = []
+    for field, value in policy_fields(policy).items():
+        if field.endswith("_ms"):
+            words.append(f"{field.removesuffix('_ms')} {duration(value)}")
+        elif isinstance(value, bool):
+            words.append(field if value else f"not {field}")
+        else:
+            words.append(f"{field} {value}")
+    return ", ".join(words)
+
+
+_POLICY_MEANING: Final = (
+    "last, hourly, daily, weekly, monthly, yearly, within_ms, labelled, everything, idle_ms; "
+    "null: none, everything is kept"
+)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "policy",
+        {
+            "session": "whose policy, null: the store's default",
+            "policy": _POLICY_MEANING,
+            "changed": "set, removed or null: only shown",
+            "sessions": nested(
+                "sessions with a policy of their own; only if the default was asked for",
+                {"id": "the session", "policy": _POLICY_MEANING},
+            ),
+        },
+    ),
+    "casstore policy --last 10 --daily 7",
+    "casstore policy --session agent --everything",
+    "casstore policy",
+)
+@click.option("--session", metavar="ID", help="Of this session; otherwise the store's default.")
+@with_policy
+@click.option("--delete", "-d", is_flag=True, help="Delete the policy.")
+def policy(app: App, session: str | None, delete: bool, **given: Any) -> None:
+    """Show, set or delete the policy by which prune keeps revisions.
+
+    A revision is kept if any rule keeps it. Always kept are the head, and revisions that are
+    pinned, protected or needed by the holder of a lease. Only prune removes revisions.
+    """
+    wanted = policy_of(given)
+    if delete and wanted is not None:
+        raise click.UsageError("either set a policy or delete it")
+    with app.open(write=delete or wanted is not None) as store:
+        changed: str | None = None
+        if delete or wanted is not None:
+            retention.set_policy(store, wanted, session)
+            changed = "removed" if delete else "set"
+        elif session is not None:
+            store.session(session).meta()
+        found = retention.find_policy(store, session)
+        own: list[tuple[str, Policy]] = []
+        if session is None and changed is None:
+            for info in store.sessions():
+                theirs = retention.find_policy(store, info.meta.session)
+                if theirs is not None:
+                    own.append((info.meta.session, theirs))
+
+    def render(to: Printer) -> None:
+        whose = "the default" if session is None else session
+        to.line(f"{changed}: " if changed else "", name(whose), "  ", policy_words(found))
+        for one, theirs in own:
+            to.line(name(one), "  ", policy_words(theirs))
+
+    document = {
+        "session": session,
+        "policy": _policy_document(found),
+        "changed": changed,
+        "sessions": [{"id": one, "policy": _policy_document(theirs)} for one, theirs in own],
+    }
+    app.answer(document, render)
+
+
+# --- pruning ------------------------------------------------------------------------------
+
+
+def _skips(why: str) -> Fields:
+    return {"session": "the session", "revision": "null: all of them", "why": why}
+
+
+PRUNE_FIELDS: Final[Fields] = {
+    "dry_run": "true: a plan, nothing was changed",
+    "sessions": Field("sessions examined", "examined", "session"),
+    "sessions_deleted": Field("sessions deleted, or that would be", "deleted", "session"),
+    "revisions_removed": Field("revisions removed, or that would be", "removed", "revision"),
+    "labels_removed": Field("labels removed with them, or that would be", "removed", "label"),
+    "already_gone": "planned, but removed before",
+    "skipped": nested(
+        "planned, but in use now; the first 100", _skips("why it was kept"),
+        of=lambda report: report.skipped[:_LISTED],
+    ),
+    "refused": nested(
+        "sessions about which nothing could be decided", _skips("the row that cannot be read"),
+        of=lambda report: report.refused[:_LISTED],
+    ),
+    "overridden": nested(
+        "sessions whose stored policy the given one overrode; of a run the first 1,000",
+        {
+            "session": "the session",
+            "policy": Field("the stored policy", of=lambda one: _policy_document(one.policy)),
+        },
+    ),
+    "own_policies": Field("sessions that their own policy decided about", "by their own policy",
+                          "session"),
+    "expired_rows": nested(
+        "expired rows that were removed, or would be",
+        {
+            "pins": "expired pins",
+            "protections": "expired protections",
+            "marks": "notes of retention itself",
+            "receipts": "receipts of turns, with --receipts",
+            "deletions": "deletions that were finished",
+            "records": "expired records of all systems, and rows that a deletion had left",
+            "attachments": "attachments that were never committed, with --attachments",
+            "condemned": "the same with bytes elsewhere: listed until those are deleted",
+        },
+    ),
+    "missing_systems": MISSING,
+    "plan": nested(
+        "of a plan, every session that loses something; otherwise empty",
+        {
+            "session": "the session",
+            "deleted": "why all of it would be deleted, empty: it is kept",
+            "kept": "revisions that are kept",
+            "removed": "revisions that would be removed",
+        },
+    ),
+}  # fmt: skip
+
+
+def prune_document(
+    report: RetentionReport, expired: expiring.ExpiredRows, plan: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The report of prune, or of its plan, as JSON."""
+    return document(
+        PRUNE_FIELDS,
+        report,
+        {
+            "dry_run": plan is not None,
+            "expired_rows": expired,
+            "missing_systems": list(expired.missing_systems),
+            "plan": plan or [],
+        },
+    )
+
+
+@command(
+    _SECTION,
+    Shape("prune", PRUNE_FIELDS),
+    "casstore prune --dry-run",
+    "casstore prune --last 10 --daily 7 --yes",
+    "casstore prune --last 1 --override-policies --dry-run",
+    "casstore prune --dry-run --plan tonight.jsonl && casstore prune --from tonight.jsonl --yes",
+)
+@click.argument("sessions", nargs=-1, metavar="[SESSION]…", shell_complete=complete_name)
+@click.option("--prefix", default="", help="Only sessions whose ids begin with this.")
+@with_policy
+@click.option(
+    "--override-policies", is_flag=True,
+    help="Apply the given policy to sessions that have their own policy as well.",
+)  # fmt: skip
+@click.option("--receipts", type=DURATION, help="Remove receipts of turns older than this.")
+@click.option(
+    "--attachments", type=DURATION,
+    help="Give up attachments announced longer ago than this and never committed.",
+)  # fmt: skip
+@click.option("--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing.")
+@click.option("--plan", "plan_file", metavar="FILE", help="With --dry-run: write the plan to FILE.")
+@click.option("--from", "from_file", metavar="FILE", help="Carry out the plan in FILE.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def prune(
+    app: App,
+    sessions: tuple[str, ...],
+    prefix: str,
+    override_policies: bool,
+    receipts: int | None,
+    attachments: int | None,
+    dry_run: bool,
+    plan_file: str | None,
+    from_file: str | None,
+    yes: bool,
+    **given: Any,
+) -> None:
+    """Remove revisions and sessions that no policy keeps.
+
+    Expired rows are removed as well. The policy stored for a session decides; for other
+    sessions the one given, otherwise the store's default; without any, everything is kept. With
+    --override-policies the given policy decides for all. What is in use is kept and reported.
+    gc frees the space.
+    """
+    wanted = policy_of(given)
+    if override_policies and wanted is None and from_file is None:
+        raise click.UsageError("--override-policies needs a policy, such as --last 10")
+    if sessions and prefix:
+        raise click.UsageError("either name sessions or give a prefix")
+    if plan_file is not None and not dry_run:
+        raise click.UsageError("--plan is for --dry-run; a run without it says what it did")
+    choices = sessions or prefix or wanted is not None or dry_run or override_policies
+    if from_file is not None and choices:
+        raise click.UsageError("--from carries out a plan as it is; it takes no other choice")
+    if not dry_run:
+        require_yes(yes=yes, question="Remove what the policy does not keep?")
+    listed: list[dict[str, Any]] | None = None
+    with app.open(write=not dry_run) as opened, app.meter() as meter:
+        store = opened
+        if from_file is not None:
+            report = _execute_from(
+                from_file, lambda plan: retention.execute(store, plan, progress=meter)
+            )
+        else:
+            plan = retention.plan(
+                store,
+                sessions=list(sessions) if sessions else None,
+                prefix=prefix,
+                policy=wanted,
+                override_policies=override_policies,
+                progress=meter if dry_run else None,
+            )
+            if dry_run:
+                report, listed = planned(plan, plan_file)
+                # Executed in memory, so that the rows that expire with the revisions are counted.
+                store = Store(OverlayEngine(store.engine))
+                retention.execute(store, plan, progress=meter)
+            else:
+                report = retention.execute(store, plan, progress=meter)
+        expired = expiring.expire_rows(
+            store,
+            receipts_older_than_ms=receipts,
+            attachments_older_than_ms=attachments,
+            progress=meter,
+        )
+    if report.refused_count:
+        app.exit_code = 8
+    answer = prune_document(report, expired, listed)
+    app.answer(answer, lambda to: write_prune(to, answer, expired.removed))
+    if not dry_run:
+        app.remark("casstore gc frees the space")
+
+
+def _execute_from(path: str, execute: Any) -> RetentionReport:
+    try:
+        with open(path, encoding="utf-8") as lines:
+            report: RetentionReport = execute(Plan.from_json(lines))
+            return report
+    except OSError as exc:
+        raise source_error(path, exc) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{path} is not a retention plan: {exc}") from exc
+
+
+def planned(
+    plan: Plan, plan_file: str | None = None
+) -> tuple[RetentionReport, list[dict[str, Any]]]:
+    """Report a plan, and write it to a file if one is given."""
+    if plan_file is not None:
+        try:
+            with whole_file(plan_file) as into:
+                into.writelines(f"{line}\n".encode() for line in plan.to_json())
+        except FileExistsError as exc:
+            raise InvalidInputError(f"{plan_file} exists already; choose another name") from exc
+        try:
+            with open(plan_file, encoding="utf-8") as lines:
+                return _count(iter(Plan.from_json(lines)))
+        except OSError as exc:
+            raise StorageError(f"cannot read {plan_file}: {exc.strerror}") from exc
+    return _count(iter(plan))
+
+
+def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str, Any]]]:
+    tally = Tally(listed=None)
+    listed: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        tally.begin(part)
+        tally.deleted += bool(part.deleted)
+        tally.revisions += len(part.removed)
+        tally.labels += sum(len(one.labels) for one in part.removed)
+        if part.refused is not None:
+            tally.refuse(part.session, part.refused)
+        if part.removed or part.deleted or part.session in listed:
+            answer = listed.setdefault(
+                part.session,
+                {"session": part.session, "deleted": [], "kept": [], "removed": []},
+            )
+            answer["deleted"] = list(part.deleted)
+            answer["kept"] += [one.revision for one in part.kept]
+            answer["removed"] += [one.revision for one in part.removed]
+    return tally.report(), list(listed.values())
+
+
+def write_prune(to: Printer, answer: dict[str, Any], expired_rows: int) -> None:
+    """The document of prune, for people."""
+    would = "would be " if answer["dry_run"] else ""
+    if answer["plan"]:
+        rows: list[Cells] = [
+            [
+                name(one["session"]),
+                bad("all") if one["deleted"] else f"{len(one['removed']):,}",
+                f"{len(one['kept']):,}",
+                dim(_runs(one["removed"])),
+            ]
+            for one in answer["plan"][:_LISTED]
+        ]
+        columns = [
+            Column("session"), Column("revisions removed", right=True),
+            Column("kept", right=True), Column("which", gives=True),
+        ]  # fmt: skip
+        to.table(columns, rows)
+    to.facts(
+        [
+            ("sessions", f"{answer['sessions']:,} examined, "
+                         f"{answer['sessions_deleted']:,} {would}deleted"),
+            ("revisions", f"{answer['revisions_removed']:,} {would}removed"),
+            ("labels", f"{answer['labels_removed']:,} {would}removed"),
+            ("expired rows", f"{expired_rows:,} {would}removed"),
+        ]
+    )  # fmt: skip
+    if answer["expired_rows"]["condemned"]:
+        listed = count(answer["expired_rows"]["condemned"], "attachment")
+        to.line(f"{listed} {would}condemned: casstore attachments lists the bytes to delete")
+    write_missing(to, answer["missing_systems"])
+    for one in answer["overridden"]:
+        words = policy_words(Policy(**one["policy"]))
+        to.line(bad("policy overridden: "), name(one["session"]), f"  stored policy: {words}")
+    if answer["own_policies"]:
+        to.facts([("own policy", f"decided for {count(answer['own_policies'], 'session')}")])
+    for one in answer["skipped"]:
+        at = "" if one["revision"] is None else f"@{one['revision']}"
+        to.line("kept: ", name(f"{one['session']}{at}"), f"  {one['why']}")
+    for one in answer["refused"]:
+        to.line(bad("refused: "), name(one["session"]), f"  {one['why']}")
+
+
+def _runs(revisions: list[int]) -> str:
+    """Numbers with consecutive ones joined: ``1-40, 42``."""
+    parts: list[str] = []
+    for revision in sorted(revisions):
+        low, _, high = parts[-1].partition("-") if parts else ("", "", "")
+        if parts and int(high or low) == revision - 1:
+            parts[-1] = f"{low}-{revision}"
+        else:
+            parts.append(str(revision))
+    shown = ", ".join(parts[:12])
+    return shown + (", …" if len(parts) > 12 else "")

@@ -1,0 +1,325 @@
+"""Commands that free space: ``gc``, ``pack``, ``vacuum``, ``compact``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+
+from casstore.cli.command import App, command
+from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, facts, nested
+from casstore.cli.main import INTERRUPTED
+from casstore.cli.naming import complete_name
+from casstore.cli.output import Printer, bad, bold, good, name
+from casstore.cli.quantities import DURATION, count, duration
+from casstore.engine.protocol import DEFAULT_BATCH, PackReport
+from casstore.errors import CasstoreError
+from casstore.maintenance import compact as compaction
+from casstore.maintenance import gc as collecting
+from casstore.maintenance import pack as packing
+from casstore.maintenance import vacuum as vacuuming
+from casstore.maintenance.gc import GcReport
+from casstore.maintenance.vacuum import VacuumReport
+
+_SECTION: Final = "Space"
+_FINE: Final = ("swept", "nothing to do", "planned", "done")
+# Of each list, the lines that text shows.
+_SHOWN: Final = 20
+
+GC_FIELDS: Final[Fields] = {
+    "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
+    "grace_ms": Field("objects put within this time were kept", "grace period"),
+    "roots": "distinct digests that rows name",
+    "objects_kept": Field("objects that are reachable", "reachable", "object"),
+    "kept_bytes": Field("their size before compression", "reachable size", of="bytes_kept"),
+    "objects_unreached": Field(
+        "objects that are not reachable and older than the grace period", "unreachable", "object"
+    ),
+    "unreached_bytes": Field(
+        "their size before compression", "unreachable size", of="bytes_unreached"
+    ),
+    "objects_swept": Field("of those, objects removed now", "removed", "object"),
+    "swept_bytes": Field("their size before compression", "removed size", of="bytes_swept"),
+    "freed_bytes": Field(
+        "space in the file freed at once; pack frees the rest", "freed in the file",
+        of="bytes_freed",
+    ),
+    "pins_expired": Field("expired pins: removed, or found by a dry run", "expired", "pin"),
+    "longest_pause_ms": Field(
+        "the longest time that writers had to wait", "longest wait of writers",
+        of=lambda report: round(report.longest_pause_ms, 3),
+    ),
+    "problem": PROBLEM,
+    "missing_systems": Field(
+        "record systems in the store that are not installed: their objects are kept",
+        "kept for systems that are not installed",
+    ),
+}  # fmt: skip
+PACK_FIELDS: Final[Fields] = {
+    "slabs_before": Field("slabs that were rewritten", "slabs rewritten", "slab"),
+    "slabs_after": Field("slabs that replaced them", "replaced by", "slab"),
+    "bytes_before": "the stored size of those slabs",
+    "bytes_after": "the stored size of the slabs that replaced them",
+    "objects_dropped": Field("removed objects whose bytes were dropped", "dropped", "object"),
+    "pages_saved": "pages that indexes and rows take less",
+    "longest_pause_ms": Field(
+        "the longest time that writers had to wait",
+        of=lambda report: round(report.longest_lock_s * 1000, 3),
+    ),
+    "damaged": Field(
+        "damaged slabs, which were left unchanged, and why",
+        of=lambda report: [
+            f"objects up to {one.last_id}: {one.reason}" for one in report.damaged
+        ],
+    ),
+}  # fmt: skip
+_VACUUMED: Final[Fields] = {
+    "session": Field("the session", "session"),
+    "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
+    "nodes_removed": Field("hidden nodes removed", "nodes removed", "node"),
+    "nodes_rewritten": Field("nodes behind them", "nodes rewritten", "node"),
+    "revisions_rewritten": Field(
+        "revisions that had one of them", "revisions rewritten", "revision"
+    ),
+    "problem": PROBLEM,
+}
+VACUUM_FIELDS: Final[Fields] = {
+    "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all parts",
+    "expired_rows": Field("rows that had expired", "expired", "row"),
+    "sessions": nested("sessions that had hidden nodes", _VACUUMED),
+    "collected": nested("the report of gc, null if gc did not run", GC_FIELDS),
+    "packed": nested("the report of pack, null if pack did not run", PACK_FIELDS),
+    "objects_kept": "removed nodes and their parts that are still stored",
+    "keepers": nested(
+        "what keeps them",
+        {"kind": "session, pin, queue or attachment", "name": "its name", "rows": "its rows"},
+    ),
+    "problem": PROBLEM,
+}
+
+
+def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
+    """The report of a collection as JSON."""
+    return document(GC_FIELDS, report, {"grace_ms": grace_ms})
+
+
+def vacuum_document(report: VacuumReport, grace_ms: int) -> dict[str, Any]:
+    """The report of vacuum as JSON."""
+    collected = report.collected
+    answer = None if collected is None else _Collected(collected, grace_ms)
+    return document(VACUUM_FIELDS, report, {"collected": answer})
+
+
+class _Collected:
+    """The report of a collection with its grace period."""
+
+    def __init__(self, report: GcReport, grace_ms: int) -> None:
+        self._report = report
+        self.grace_ms = grace_ms
+
+    def __getattr__(self, key: str) -> Any:
+        return getattr(self._report, key)
+
+
+def exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
+    """The exit code of gc or vacuum: 0 if it did all there was to do."""
+    if outcome in _FINE:
+        return 0
+    if interrupted:
+        return INTERRUPTED
+    return max([one.exit_code for one in problems if one is not None], default=7)
+
+
+def gc_exit_code(report: GcReport, *, interrupted: bool) -> int:
+    """The exit code of a collection."""
+    return exit_code(report.outcome.value, [report.problem], interrupted=interrupted)
+
+
+def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
+    """The exit code of vacuum."""
+    problems = [report.problem, *[one.problem for one in report.sessions]]
+    if report.collected is not None:
+        problems.append(report.collected.problem)
+    return exit_code(report.outcome.value, problems, interrupted=interrupted)
+
+
+_GRACE: Final = click.option(
+    "--grace", "grace_ms", type=DURATION, default="1h", show_default=True,
+    help="Keep objects that were put within this time, and what they link to.",
+)  # fmt: skip
+_DRY_RUN: Final = click.option(
+    "--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing."
+)
+
+
+@command(_SECTION, Shape("gc", GC_FIELDS), "casstore gc --dry-run", "casstore gc --grace 10m")
+@_GRACE
+@_DRY_RUN
+@click.option(
+    "--batch", type=click.IntRange(1, collecting.MAX_BATCH), default=DEFAULT_BATCH,
+    show_default=True, help="Objects removed in one transaction. Writers wait for it.",
+)  # fmt: skip
+def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:
+    """Remove unreachable objects.
+
+    Those that no session, revision, tag, pin, queue or attachment reaches. Agents can go on
+    working. Ctrl-C stops it between transactions, and the next run continues. The file keeps
+    its length: see pack and compact.
+    """
+    with app.open(write=not dry_run) as store, app.meter(stoppable=True) as meter:
+        report = collecting.collect(
+            store, grace_ms=grace_ms, dry_run=dry_run, batch=batch,
+            progress=meter, stop=meter.stopped,
+        )  # fmt: skip
+    app.exit_code = gc_exit_code(report, interrupted=meter.stopped())
+    answer = gc_document(report, grace_ms)
+    app.answer(report, lambda to: write_gc(to, answer), grace_ms=grace_ms)
+
+
+def write_outcome(to: Printer, answer: dict[str, Any]) -> None:
+    """The outcome of gc or vacuum and the error that stopped it, for people."""
+    to.line((good if answer["outcome"] in _FINE else bad)(answer["outcome"]))
+    if answer["problem"] is not None:
+        to.line(answer["problem"]["message"])
+        if answer["problem"]["try"]:
+            to.line("try: ", bold(answer["problem"]["try"]))
+
+
+def write_gc(to: Printer, answer: dict[str, Any]) -> None:
+    """The document of a collection, for people."""
+    write_outcome(to, answer)
+    if answer["outcome"] == "refused":
+        to.line("nothing was removed")
+        return
+    removed = ("objects_swept", "swept_bytes", "freed_bytes", "longest_pause_ms")
+    hidden = [*removed] if answer["outcome"] in ("planned", "nothing to do") else []
+    hidden += [] if answer["pins_expired"] else ["pins_expired"]
+    to.facts(facts({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer))
+
+
+@command(_SECTION, Shape("pack", PACK_FIELDS), "casstore pack", "casstore pack --min-age 0")
+@click.option(
+    "--min-age", "min_age_ms", type=DURATION, default="15m", show_default=True,
+    help="Leave objects that were stored within this time where they are.",
+)  # fmt: skip
+def pack(app: App, min_age_ms: int) -> None:
+    """Rewrite small slabs into large, better compressed ones.
+
+    The bytes of removed objects are dropped. Agents can go on working; writers wait for short
+    steps. Ctrl-C loses nothing. Damaged slabs are left unchanged, and the command ends with 1.
+    """
+    with app.open(write=True) as store, app.meter() as meter:
+        report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
+    app.exit_code = 1 if report.damaged else 0
+    answer = document(PACK_FIELDS, report)
+    app.answer(report, lambda to: write_pack(to, answer, min_age_ms))
+
+
+def pack_document(report: PackReport) -> dict[str, Any]:
+    """The report of pack as JSON."""
+    return document(PACK_FIELDS, report)
+
+
+def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None:
+    """The document of pack, for people."""
+    if not answer["slabs_before"]:
+        left = f"; objects stored within {duration(min_age_ms)} stay where they are (--min-age 0)"
+        to.line("nothing to pack" + (left if min_age_ms else ""))
+    to.facts(facts(PACK_FIELDS, answer))
+    for line in answer["damaged"][:_SHOWN]:
+        to.line(bad("damaged  "), line)
+    if answer["damaged"]:
+        to.line("try: ", bold("casstore check"))
+
+
+@command(
+    _SECTION,
+    Shape("vacuum", VACUUM_FIELDS),
+    "casstore vacuum",
+    "casstore vacuum --session agent --grace 0",
+)
+@click.option(
+    "--session", "sessions", multiple=True, metavar="ID", shell_complete=complete_name,
+    help="Rewrite only this session; may be repeated. Otherwise all that have hidden nodes.",
+)  # fmt: skip
+@_GRACE
+@_DRY_RUN
+def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) -> None:
+    """Remove hidden nodes for good; then collect and pack.
+
+    Expired rows and unreachable objects are removed as well. Hidden nodes are removed from all
+    revisions of their sessions. Agents can go on working. Ctrl-C stops it between sessions and
+    transactions, and the next run continues. The file keeps its length: see compact.
+    """
+    with app.open(write=not dry_run) as store, app.meter(stoppable=True) as meter:
+        for session in sessions:
+            # Vacuum skips a session that does not exist; a misspelt id must be an error.
+            store.session(session).meta()
+        report = vacuuming.vacuum(
+            store,
+            sessions=list(sessions) if sessions else None,
+            grace_ms=grace_ms,
+            dry_run=dry_run,
+            progress=meter,
+            stop=meter.stopped,
+        )
+    app.exit_code = vacuum_exit_code(report, interrupted=meter.stopped())
+    answer = vacuum_document(report, grace_ms)
+    app.answer(answer, lambda to: write_vacuum(to, answer, dry_run=dry_run))
+
+
+def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
+    """The document of vacuum, for people."""
+    write_outcome(to, answer)
+    if answer["sessions"]:
+        to.rows(_VACUUMED, answer["sessions"])
+    for one in answer["sessions"]:
+        if one["problem"] is not None:
+            to.line(bad("failed  "), name(one["session"]), f": {one['problem']['message']}")
+    if answer["expired_rows"]:
+        verb = "would be removed" if dry_run else "removed"
+        to.line(f"{count(answer['expired_rows'], 'expired row')} {verb}")
+    if answer["collected"] is not None:
+        write_gc(to, answer["collected"])
+    if answer["packed"] is not None:
+        write_pack(to, answer["packed"])
+    if answer["objects_kept"]:
+        to.line(f"{count(answer['objects_kept'], 'removed object')} still stored, kept by:")
+        for keeper in answer["keepers"][:_SHOWN]:
+            to.line(f"    {keeper['kind']} {keeper['name']}")
+        if not answer["keepers"]:
+            to.line("    their grace period; --grace 0 removes them now")
+
+
+COMPACT_FIELDS: Final[Fields] = {
+    "file_bytes_before": Field("the length of the file before", "file before"),
+    "file_bytes_after": Field("its length now", "file now"),
+    "content_bytes": Field("stored keys and values", "content"),
+    "slabs_before": Field("slabs before", "slabs before", "slab"),
+    "slabs_after": Field("slabs now", "slabs now", "slab"),
+    "objects": Field("objects in the file, each verified", "verified", "object"),
+    "objects_dropped": Field("removed objects whose bytes were dropped", "dropped", "object"),
+    "dictionaries_dropped": "compression dictionaries that no slab needed",
+}
+
+
+@command(
+    _SECTION,
+    Shape("compact", COMPACT_FIELDS),
+    "casstore compact --wait 30s",
+)  # fmt: skip
+@click.option(
+    "--wait", "wait_ms", type=DURATION, default="0", show_default=True,
+    help="Wait this long for other processes to close the store.",
+)  # fmt: skip
+def compact(app: App, wait_ms: int) -> None:
+    """Rewrite the file without free pages.
+
+    The new file is verified and replaces the old one. No other process may have the store open;
+    a process that opens it waits. The disk needs space for both files. If it is stopped, the
+    store is unchanged.
+    """
+    with app.meter() as meter:
+        report = compaction.compact(app.path, wait_s=wait_ms / 1000, progress=meter)
+    app.answer(report)

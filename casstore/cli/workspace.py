@@ -1,0 +1,677 @@
+"""``workspace`` and ``bisect``: the files of a session, on the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import click
+
+from casstore.cli import naming
+from casstore.cli.command import App, Kinds, command
+from casstore.cli.fields import Shape, nested
+from casstore.cli.naming import complete_name
+from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, good, name, other
+from casstore.cli.quantities import clock, count, moment, size
+from casstore.cli.text import safe
+from casstore.errors import InvalidInputError, SnapshotNotFoundError
+from casstore.format.hashing import plain_hash
+from casstore.session.data import Entry
+from casstore.session.session import Session
+from casstore.store import Store
+from casstore.workspace import (
+    FileChange,
+    RestorePlan,
+    RestoreReport,
+    Workspace,
+    diff_snapshots,
+    diff_text,
+    find_snapshot,
+    snapshots,
+)
+from casstore.workspace import restore as restore_files
+from casstore.workspace.beneath import printable
+from casstore.workspace.workspace import MAX_FILE_BYTES
+
+_SECTION: Final = "Sessions"
+_CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
+# As in git bisect run: the exit code of a test that cannot decide.
+_CANNOT_TELL: Final = 125
+_CANNOT_RUN: Final = (126, 127)
+
+
+@click.group(
+    cls=Kinds,
+    name="workspace",
+    options_metavar="",
+    subcommand_metavar="COMMAND [OPTIONS]",
+    epilog="casstore workspace COMMAND --help has the options of a command.",
+)
+def workspace() -> None:
+    """Commit, compare and restore the files of a directory.
+
+    COMMAND is snapshot, status, diff, restore or log. Symbolic links are stored as links and never
+    followed. Repositories, virtual environments, caches and the store itself are ignored. What was
+    read is remembered in $XDG_CACHE_HOME/casstore (~/.cache/casstore), so that files that did not
+    change are not read again.
+    """
+
+
+workspace.section = _SECTION
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def _files_options(function: Decorated) -> Decorated:
+    """The options that say which files of a directory count."""
+    for option in reversed(
+        (
+            click.option(
+                "--ignore", "-i", multiple=True, metavar="PATTERN",
+                help="Leave out what matches, as .gitignore writes it; may be given again.",
+            ),
+            click.option(
+                "--no-defaults", is_flag=True,
+                help="Ignore only what --ignore says, not repositories, caches and the like.",
+            ),
+            click.option(
+                "--gitignore", is_flag=True, help="Heed the .gitignore files in the directory."
+            ),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _workspace(app: App, directory: str, **options: Any) -> Workspace:
+    options["defaults"] = not options.pop("no_defaults", False)
+    place = os.path.abspath(directory)
+    known = plain_hash(os.fsencode(f"{os.path.abspath(app.path)}\0{place}")).hex()[:32]
+    base = os.environ.get(_CACHE_VARIABLE) or os.path.expanduser("~/.cache")
+    cache: str | None = os.path.join(base, "casstore", "workspaces", known)
+    try:
+        os.makedirs(os.path.dirname(str(cache)), mode=0o700, exist_ok=True)
+    except OSError:
+        # Without a writable home directory there is no cache; it is only slower.
+        cache = None
+    return Workspace(directory, cache=cache, **options)
+
+
+def _at(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _place(store: Store, text: str) -> tuple[Session, int | None]:
+    """A session, and the revision if the name has one."""
+    target = naming.resolve(store, text)
+    if target.session is None or target.kind not in (naming.SESSION, naming.REVISION):
+        raise InvalidInputError(
+            f"{text!r} is {naming.described(store, target)}; name a session, or SESSION@REVISION"
+        )
+    return store.session(target.session), target.revision
+
+
+_CHANGE_FIELDS: Final = {
+    "kind": "added, removed, changed, mode or renamed",
+    "path": "relative to the directory",
+    "old_path": "what a renamed file was called before, else null",
+}
+_CHANGES: Final = nested("in order of path", _CHANGE_FIELDS)
+_MARKS: Final = {"added": "+", "removed": "-", "changed": "M", "mode": "m", "renamed": "R"}
+
+
+def _change_documents(changes: Sequence[FileChange]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": one.kind,
+            "path": printable(one.path),
+            "old_path": one.old_path and printable(one.old_path),
+        }
+        for one in changes
+    ]
+
+
+def _mark(change: FileChange) -> list[Part]:
+    styles = {"added": good, "removed": bad}
+    style = styles.get(change.kind, other)
+    came = f" (from {printable(change.old_path)})" if change.old_path is not None else ""
+    return [style(f"{_MARKS[change.kind]}  "), printable(change.path), dim(came)]
+
+
+def _render_text(to: Printer, lines: Sequence[str]) -> None:
+    for line in lines:
+        if line.startswith(("---", "+++", "@@")):
+            to.line(bold(line))
+        else:
+            to.line({"+": good, "-": bad}.get(line[:1], str)(line))
+
+
+# --- snapshot ---------------------------------------------------------------------------------
+
+
+@command(
+    _SECTION,
+    Shape(
+        "workspace-snapshot",
+        {
+            "session": "the session",
+            "revision": "the revision that has the files",
+            "digest": "the digest of the snapshot",
+            "files": "regular files in it",
+            "bytes": "bytes in them",
+            "files_read": "files whose content was read; the others are as they were",
+            "bytes_read": "bytes that were read",
+            "ignored": "files and directories that the rules leave out",
+            "left_out": nested("what else is not in it", {"path": "the path", "reason": "why"}),
+            "unstable": "files that changed each time they were read",
+        },
+    ),
+    "casstore workspace snapshot project --session coder --label tested",
+    "casstore workspace snapshot transcripts --session archive --no-defaults",
+    name="snapshot",
+)
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option(
+    "--session", "-S", "session_id", required=True, shell_complete=complete_name,
+    help="The session to commit to; it need not exist.",
+)  # fmt: skip
+@click.option("--label", "-l", help="A name for the revision.")
+@_files_options
+@click.option(
+    "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
+    show_default=True, help="Leave out larger files, in bytes, and name them.",
+)  # fmt: skip
+@click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read, and name it.")
+def snapshot(
+    app: App, /, directory: str, session_id: str, label: str | None, **options: Any
+) -> None:
+    """Commit the files of a directory as a new revision of a session.
+
+    DIRECTORY is stored with names, kinds, modes, targets of links and contents. The conversation
+    and the other components of the session stay as they are.
+    """
+    ws = _workspace(app, directory, **options)
+    with app.open(write=True) as store, app.meter() as meter:
+        result = ws.commit(store.session(session_id), label=label, progress=meter)
+    found = ws.last
+    assert found is not None
+
+    def render(to: Printer) -> None:
+        to.line(
+            good("committed  "), name(safe(session_id)), f"@{result.revision}: ",
+            f"{count(found.files, 'file')}, {size(found.size_bytes)}; ",
+            f"{count(found.files_read, 'file')} read, {size(found.bytes_read)}",
+        )  # fmt: skip
+        for path, reason in found.left_out.items():
+            to.line(bad("left out   "), printable(path), dim(f" ({reason})"))
+        for path in found.unstable:
+            to.line(bad("unstable   "), printable(path), dim(" (changed while it was read)"))
+
+    app.answer(
+        {
+            "session": session_id,
+            "revision": result.revision,
+            "digest": found.digest.hex(),
+            "files": found.files,
+            "bytes": found.size_bytes,
+            "files_read": found.files_read,
+            "bytes_read": found.bytes_read,
+            "ignored": found.ignored,
+            "left_out": [
+                {"path": printable(path), "reason": why} for path, why in found.left_out.items()
+            ],
+            "unstable": [printable(path) for path in found.unstable],
+        },
+        render,
+    )
+
+
+# --- status and diff --------------------------------------------------------------------------
+
+
+@command(
+    _SECTION,
+    Shape("workspace-status", {"session": "the session", "changes": _CHANGES}),
+    "casstore workspace status project --session coder",
+    "casstore workspace status project --session coder@1 --text",
+    name="status",
+)
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option(
+    "--session", "-S", "place", required=True, shell_complete=complete_name,
+    help="The session, or SESSION@REVISION, to compare with.",
+)  # fmt: skip
+@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+@_files_options
+def status(app: App, /, directory: str, place: str, as_text: bool, **options: Any) -> None:
+    """Show what changed in a directory since a revision of a session.
+
+    DIRECTORY is compared with the files of the revision, the newest unless one is named. Nothing
+    is stored.
+    """
+    ws = _workspace(app, directory, **options)
+    with app.open() as store:
+        session, at = _place(store, place)
+        changes = ws.status(session, at)
+        texts = [ws.status_text(session, one) for one in changes] if as_text else []
+
+    def render(to: Printer) -> None:
+        if not changes:
+            app.remark("nothing changed")
+        for at, change in enumerate(changes):
+            to.line(*_mark(change))
+            if as_text:
+                _render_text(to, texts[at])
+
+    app.answer({"session": session.id, "changes": _change_documents(changes)}, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "workspace-diff",
+        {
+            "old": "the revision compared with, null: no files",
+            "new": "the revision compared",
+            "changes": _CHANGES,
+        },
+    ),
+    "casstore workspace diff coder@1 coder",
+    "casstore workspace diff coder@1 coder@2 --text",
+    name="diff",
+)
+@click.argument("old", shell_complete=complete_name)
+@click.argument("new", shell_complete=complete_name)
+@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+def diff(app: App, old: str, new: str, as_text: bool) -> None:
+    """Show what changed in the files between two revisions.
+
+    OLD and NEW are sessions or SESSION@REVISION, of the same session or of two.
+    """
+    with app.open() as store:
+        digests = []
+        shown = []
+        for text in (old, new):
+            session, at = _place(store, text)
+            found = find_snapshot(session, at)
+            if found is None:
+                raise SnapshotNotFoundError(session.id, at, "workspace")
+            digests.append(found.digest)
+            shown.append(f"{session.id}@{session.entry(at).revision}")
+        changes = diff_snapshots(store, *digests)
+        texts = [diff_text(store, one) for one in changes] if as_text else []
+
+    def render(to: Printer) -> None:
+        if not changes:
+            app.remark("nothing changed")
+        for at, change in enumerate(changes):
+            to.line(*_mark(change))
+            if as_text:
+                _render_text(to, texts[at])
+
+    document = {"old": shown[0], "new": shown[1], "changes": _change_documents(changes)}
+    app.answer(document, render)
+
+
+# --- restore ----------------------------------------------------------------------------------
+
+
+@command(
+    _SECTION,
+    Shape(
+        "workspace-restore",
+        {
+            "dry_run": "true: nothing was changed",
+            "snapshot": "the digest of the snapshot",
+            "created": "how many paths are, or in a dry run would be, created",
+            "changed": "how many are changed",
+            "deleted": "how many are deleted",
+            "plan": nested(
+                "what a dry run found, null: it was none",
+                {
+                    "created": "paths that are missing",
+                    "changed": "paths that differ",
+                    "deleted": "paths that the snapshot does not have",
+                    "untracked": "paths that no snapshot has and that are not in the way",
+                },
+            ),
+            "conflicts": nested(
+                "paths with changes that would be lost", {"path": "the path", "reason": "why"}
+            ),
+            "bytes_written": "bytes written, null in a dry run",
+            "saved": "the snapshot of the state before a forced restore, null: none was needed",
+            "saved_pin": "the pin that keeps it",
+        },
+    ),
+    "casstore workspace restore coder@1 project --dry-run",
+    "casstore workspace restore coder@1 project",
+    name="restore",
+)
+@click.argument("name", metavar="NAME", shell_complete=complete_name)
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--dry-run", "-n", is_flag=True, help="Show the plan and change nothing.")
+@click.option(
+    "--force", "-f", is_flag=True,
+    help="Overwrite what was changed since, and delete what no snapshot has, after saving both.",
+)  # fmt: skip
+@_files_options
+def restore(
+    app: App, /, name: str, directory: str, dry_run: bool, force: bool, **options: Any
+) -> None:
+    """Make a directory what it was at a revision of a session.
+
+    NAME is a session, SESSION@REVISION, or the pin of a snapshot that a forced restore has saved.
+    DIRECTORY gets its files; ignored files stay. A file that was changed since the last snapshot
+    stops the restore before anything is changed, unless it is forced. If it is killed, run it
+    again.
+    """
+    ws = _workspace(app, directory, **options)
+    with app.open(write=not dry_run) as store:
+        target = naming.resolve(store, name)
+        session: Session | None = None
+        at: int | None = None
+        if target.session is not None:
+            session, at = _place(store, name)
+        plan: RestorePlan | None = None
+        report: RestoreReport | None = None
+        if session is None:
+            assert target.digest is not None
+            if dry_run:
+                raise click.UsageError("--dry-run needs a session, or SESSION@REVISION")
+            report = ws.restore_snapshot(store, target.digest, force=force)
+        elif dry_run:
+            plan = ws.plan_restore(session, at)
+        else:
+            report = ws.restore(session, at, force=force)
+
+    def render(to: Printer) -> None:
+        if plan is not None:
+            _render_plan(to, plan)
+        if report is not None:
+            _render_report(to, report)
+
+    app.answer(_restore_document(plan, report), render)
+
+
+def _restore_document(plan: RestorePlan | None, report: RestoreReport | None) -> dict[str, Any]:
+    if report is not None:
+        return {
+            "dry_run": False,
+            "snapshot": report.target.hex(),
+            "created": report.created,
+            "changed": report.changed,
+            "deleted": report.deleted,
+            "plan": None,
+            "conflicts": [],
+            "bytes_written": report.bytes_written,
+            "saved": None if report.saved is None else report.saved.hex(),
+            "saved_pin": report.saved_pin,
+        }
+    assert plan is not None
+    paths = {
+        field: [printable(path) for path in getattr(plan, field)]
+        for field in ("created", "changed", "deleted", "untracked")
+    }
+    return {
+        "dry_run": True,
+        "snapshot": plan.target.hex(),
+        "created": len(plan.created),
+        "changed": len(plan.changed),
+        "deleted": len(plan.deleted),
+        "plan": paths,
+        "conflicts": [
+            {"path": printable(one.path), "reason": one.reason} for one in plan.conflicts
+        ],
+        "bytes_written": None,
+        "saved": None,
+        "saved_pin": None,
+    }
+
+
+def _render_plan(to: Printer, plan: RestorePlan) -> None:
+    for path in plan.created:
+        to.line(good("create    "), printable(path))
+    for path in plan.changed:
+        to.line(other("change    "), printable(path))
+    for path in plan.deleted:
+        to.line(bad("delete    "), printable(path))
+    for path in plan.untracked:
+        to.line(dim("keep      "), printable(path), dim(" (in no snapshot)"))
+    for one in plan.conflicts:
+        to.line(bad("conflict  "), printable(one.path), dim(f" ({one.reason})"))
+    if plan.is_empty:
+        to.line("nothing to restore: the directory has these files")
+
+
+def _render_report(to: Printer, report: RestoreReport) -> None:
+    to.line(
+        good("restored  "),
+        f"{count(report.created, 'path')} created, {count(report.changed, 'path')} changed, "
+        f"{count(report.deleted, 'path')} deleted; {size(report.bytes_written)} written",
+    )
+    if report.saved_pin is not None:
+        to.line(bold("saved     "), "the state before: casstore workspace restore ",
+                name(safe(report.saved_pin)), " DIRECTORY")  # fmt: skip
+    for path in report.kept:
+        to.line(dim("kept      "), printable(path), dim(" (holds ignored files)"))
+
+
+# --- log --------------------------------------------------------------------------------------
+
+
+@command(
+    _SECTION,
+    Shape(
+        "workspace-log",
+        {
+            "session": "the session",
+            "snapshots": nested(
+                "revisions whose files differ from the revision before, newest first",
+                {
+                    "revision": "its number",
+                    "committed_at": "when",
+                    "turn": "the turn that made it, null if it had none",
+                    "labels": "its labels",
+                    "digest": "the digest of the snapshot",
+                    "files": "regular files",
+                    "bytes": "bytes in them",
+                },
+            ),
+        },
+    ),
+    "casstore workspace log coder",
+    name="log",
+)
+@click.argument("session", shell_complete=complete_name)
+@click.option(
+    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
+    help="List at most this many; 0 lists all.",
+)  # fmt: skip
+def log_(app: App, session: str, limit: int) -> None:
+    """List the revisions in which the files of a session changed, newest first.
+
+    SESSION is a session.
+    """
+    with app.open() as store:
+        found_id = naming.resolve_session(store, session)
+        found = []
+        for logged in snapshots(store.session(found_id)):
+            found.append(logged)
+            if limit and len(found) == limit:
+                break
+
+    def render(to: Printer) -> None:
+        if not found:
+            app.remark("no files")
+            return
+        columns = [
+            Column("revision", right=True), Column("committed"), Column("files", right=True),
+            Column("size", right=True), Column("turn"), Column("labels", gives=True),
+        ]  # fmt: skip
+        rows: list[Cells] = [
+            [
+                str(one.entry.revision), clock(one.entry.committed_at_ms),
+                f"{one.snapshot.files:,}", size(one.snapshot.size_bytes), one.entry.turn or "",
+                name(", ".join(one.entry.labels)),
+            ]
+            for one in found
+        ]  # fmt: skip
+        to.table(columns, rows)
+
+    app.answer(
+        {
+            "session": found_id,
+            "snapshots": [
+                {
+                    "revision": one.entry.revision,
+                    "committed_at": moment(one.entry.committed_at_ms),
+                    "turn": one.entry.turn,
+                    "labels": list(one.entry.labels),
+                    "digest": one.snapshot.digest.hex(),
+                    "files": one.snapshot.files,
+                    "bytes": one.snapshot.size_bytes,
+                }
+                for one in found
+            ],
+        },
+        render,
+    )
+
+
+for _one in (snapshot, status, diff, restore, log_):
+    workspace.add_command(_one)
+
+
+# --- bisect -----------------------------------------------------------------------------------
+
+
+@command(
+    "Comparing",
+    Shape(
+        "bisect",
+        {
+            "session": "the session",
+            "revision": "the first bad revision",
+            "turn": "the turn that made it, null if it had none",
+            "committed_at": "when",
+            "nodes": "the nodes that it added",
+            "changes": _CHANGES,
+            "runs": nested(
+                "each run of the command, in order",
+                {"revision": "the revision", "exit_code": "how the command ended"},
+            ),
+        },
+    ),
+    "casstore bisect coder --good 1 --bad 3 -- grep -q pass a.py",
+)
+@click.argument("session", shell_complete=complete_name)
+@click.option("--good", required=True, help="A revision or label at which the command succeeds.")
+@click.option("--bad", "bad_", required=True, help="A later one at which it fails.")
+@click.argument("command_", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def bisect(app: App, session: str, good: str, bad_: str, command_: tuple[str, ...]) -> None:
+    """Find the first revision of a session whose files make a command fail.
+
+    The files of each candidate of SESSION are restored into a directory of their own, and COMMAND
+    runs there. Exit code 0 is good, every other is bad; 125, 126, 127 and a signal stop the
+    search. Revisions with equal files are tried once. With n revisions from the good one to the
+    bad one, the command runs at most ⌈log₂ n⌉ times. What it prints goes to stderr.
+    """
+    with app.open() as store:
+        found = store.session(naming.resolve_session(store, session))
+        candidates = _candidates(found, found.entry(_at(good)), found.entry(_at(bad_)))
+        runs: list[dict[str, int]] = []
+        low, high = 0, len(candidates) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            revision = candidates[middle].revision
+            code = _run_at(app, found, revision, command_)
+            runs.append({"revision": revision, "exit_code": code})
+            low, high = (low, middle) if code else (middle, high)
+        first = candidates[high]
+        before = find_snapshot(found, candidates[low].revision)
+        after = find_snapshot(found, first.revision)
+        changes = diff_snapshots(
+            store,
+            None if before is None else before.digest,
+            None if after is None else after.digest,
+        )
+        added = store.compare((found.id, first.revision - 1), (found.id, first.revision)).added
+        nodes = [node.id for node in added]
+
+    def render(to: Printer) -> None:
+        to.line(bold("first bad  "), name(safe(found.id)), f"@{first.revision}",
+                dim(f"  turn {first.turn}" if first.turn else ""),
+                dim(f"  {clock(first.committed_at_ms)}"))  # fmt: skip
+        if nodes:
+            to.line(dim("nodes      "), ", ".join(nodes))
+        for change in changes:
+            to.line(*_mark(change))
+
+    app.answer(
+        {
+            "session": found.id,
+            "revision": first.revision,
+            "turn": first.turn,
+            "committed_at": moment(first.committed_at_ms),
+            "nodes": nodes,
+            "changes": _change_documents(changes),
+            "runs": runs,
+        },
+        render,
+    )
+
+
+def _candidates(session: Session, first: Entry, last: Entry) -> list[Entry]:
+    """The good revision, and then each one up to the bad one whose files differ from before."""
+    if first.revision >= last.revision:
+        raise click.UsageError(
+            f"--good is revision {first.revision}, which must be before --bad, {last.revision}"
+        )
+    entries = [
+        entry
+        for entry in session.history(before=last.revision + 1)
+        if entry.revision >= first.revision
+    ]
+    entries.reverse()
+    found: list[Entry] = []
+    digest: bytes | None = None
+    for entry in entries:
+        snapshot = find_snapshot(session, entry.revision)
+        if snapshot is None:
+            continue
+        if not found or snapshot.digest != digest:
+            found.append(entry)
+        digest = snapshot.digest
+    if len(found) < 2:
+        raise InvalidInputError(
+            f"the files of session {session.id!r} do not differ between revisions "
+            f"{first.revision} and {last.revision}"
+        )
+    return found
+
+
+def _run_at(app: App, session: Session, revision: int, words: Sequence[str]) -> int:
+    """Run a command on the files of a revision; its exit code."""
+    with tempfile.TemporaryDirectory(
+        prefix="casstore-bisect-", ignore_cleanup_errors=True
+    ) as scratch:
+        place = os.path.join(scratch, "files")
+        restore_files(session, at=revision, into=place)
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        try:
+            # stdout is the answer.
+            code = subprocess.run(words, cwd=place, stdout=2, check=False).returncode
+        except OSError as exc:
+            raise InvalidInputError(f"cannot run {words[0]!r}: {exc.strerror}") from exc
+    if code < 0 or code == _CANNOT_TELL or code in _CANNOT_RUN:
+        raise InvalidInputError(
+            f"the command ended with {code} at revision {revision}, which is neither good nor bad"
+        )
+    app.remark(f"revision {revision}: {'good' if code == 0 else f'bad ({code})'}")
+    return code
