@@ -22,8 +22,8 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
-from tests.postgres.engines import engines, postgres_schemas
-from tests.postgres.server import postgres_server, postgres_url, schema
+from tests.engine.postgres.engines import engines, postgres_schemas
+from tests.engine.postgres.server import postgres_server, postgres_url, schema
 from tests.records.refusals import CountingEngine
 
 __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft, Usage
+from casstore import Checkpoint, Commit, NodeDraft, Usage
 from casstore.objects.view import View
 from casstore.records.lifecycles import Lifecycles
 from casstore.records.lifecycles.kept_records import KeptRecords
@@ -68,11 +68,11 @@ class Supplied:
         self._closing.enter_context(store)
         session = store.session("s")
         ask = NodeDraft("ask", {"role": "user", "text": "which way?"})
-        session.commit(Commit(append=[ask], label="start", lease=UNFENCED))
+        session.commit(Commit(append=[ask], label="start"))
         left = NodeDraft("left", {"role": "assistant", "text": "left"})
-        beside = Checkpoint(tool_state={"cwd": "/repo"})
+        also = Checkpoint(tool_state={"cwd": "/repo"})
         used = Usage("agent", "model-1", input=900, output=120)
-        session.commit(Commit(append=[left], checkpoint=beside, usage=[used], lease=UNFENCED))
+        session.commit(Commit(append=[left], checkpoint=also, usage=[used]))
         return store
 
     @cached_property
@@ -146,6 +146,7 @@ def run_examples(test: doctest.DocTest, place: Path) -> list[str]:
         supplied = Supplied(place, closing)
         test.globs = {
             "casstore": casstore,
+            # What leaving the lease out means; examples of other packages still name it.
             **public_names(casstore),
             **public_names(importlib.import_module(test.globs["__package__"])),
             **test.globs,
@@ -175,6 +176,7 @@ NEEDED = {
     "casstore.adapters.langgraph.item_import": "langgraph.store.sqlite",
     "casstore.adapters.openai_agents": "agents",
     "casstore.records.lifecycles.key_files": "cryptography",
+    "casstore.workspace": "pathspec",
 }
 
 
@@ -219,6 +221,7 @@ WHOLE = [
     "casstore.records.log",
     "casstore.records.runs",
     "casstore.records.scoped",
+    "casstore.workspace",
 ]
 # Every class and function; their methods are those of others, awaited or under another name.
 FACES = [
@@ -237,12 +240,12 @@ REPORT = "a report: the example of what returns it shows it"
 PROVIDER = "for maintenance.erasure alone to call; the class has an example with that"
 PROTOCOL = "a protocol to implement: FileKeys does, and has examples"
 EXCUSED = {
-    "casstore.maintenance.directories.require_directory": "a check that others here make",
-    "casstore.maintenance.whole_files.whole_file": "how others here write their files",
-    "casstore.records.lifecycles.keys.KeyStore": PROTOCOL,
-    "casstore.records.lifecycles.keys.KeyStore.create": PROTOCOL,
-    "casstore.records.lifecycles.keys.KeyStore.destroy": PROTOCOL,
-    "casstore.records.lifecycles.keys.KeyStore.get": PROTOCOL,
+    "casstore.maintenance.files.require_directory": "a check that others here make",
+    "casstore.maintenance.files.whole_file": "how others here write their files",
+    "casstore.records.lifecycles.key_files.KeyStore": PROTOCOL,
+    "casstore.records.lifecycles.key_files.KeyStore.create": PROTOCOL,
+    "casstore.records.lifecycles.key_files.KeyStore.destroy": PROTOCOL,
+    "casstore.records.lifecycles.key_files.KeyStore.get": PROTOCOL,
     "casstore.records.lifecycles.user_data.UserData.remove": "a part of Lifecycles.remove",
     "casstore.records.scoped.erasure.ActorErasure.erase": PROVIDER,
     "casstore.records.scoped.erasure.ActorErasure.find": PROVIDER,
@@ -333,7 +336,7 @@ def of_guides() -> Documented:
     """What the guides import: whoever reads them calls it."""
     importing = re.compile(r"^from (casstore[\w.]*) import ([\w, ]+)$", re.MULTILINE)
     found: Documented = {}
-    for guide in [ROOT.parent / "README.md", *(ROOT.parent / "docs").glob("*.md")]:
+    for guide in [ROOT.parent / "README.md", *(ROOT.parent / "docs").rglob("*.md")]:
         for module, names in importing.findall(guide.read_text()):
             if module.startswith(("casstore.errors", "casstore.engine", "casstore.testing")):
                 continue  # explained by the table of errors; for writers of engines

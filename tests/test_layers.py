@@ -23,7 +23,8 @@ LAYERS = (
     ("maintenance",),
     ("records",),
     ("compat",),
-    ("adapters", "cli", "__main__"),
+    ("workspace",),
+    ("adapters", "cli", "ui", "__main__"),
     ("testing",),
 )
 # Nothing in the core loads a module of an extension.
@@ -38,7 +39,7 @@ CORE = (
     "aio",
     "maintenance",
 )
-EXTENSIONS = ("records", "compat", "adapters", "cli")
+EXTENSIONS = ("records", "compat", "adapters", "workspace", "cli", "ui")
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
 # The package itself offers the public names, so it stands on top of all but testing.
@@ -58,11 +59,17 @@ DOORS = {
     "langgraph": ("casstore.adapters.langgraph",),
     "langchain_core": ("casstore.adapters.langgraph",),
     "ormsgpack": ("casstore.adapters.langgraph",),
+    "numpy": ("casstore.adapters.langgraph.vector_search",),
     "claude_agent_sdk": ("casstore.adapters.claude",),
     # A part of the Claude Agent SDK's own interface: it runs on asyncio and on trio.
     "anyio": ("casstore.adapters.claude",),
     "agents": ("casstore.adapters.openai_agents",),
     "cryptography": ("casstore.records.lifecycles.encryption",),
+    "pathspec": ("casstore.workspace.rules",),
+    "starlette": ("casstore.ui",),
+    "uvicorn": ("casstore.ui.serving",),
+    "jinja2": ("casstore.ui.pages",),
+    "markupsafe": ("casstore.ui",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }
@@ -71,6 +78,7 @@ DOORS = {
 LMDB_ENGINE = "casstore.engine.lmdb"
 OPENERS = (
     "casstore.engine.lmdb",
+    "casstore.engine.postgres.disk_cache",
     "casstore.store",
     "casstore.aio",
     "casstore.maintenance.compact",
@@ -161,6 +169,8 @@ def test_imports_point_down_only() -> None:
         and HEIGHT[layer(found.target)] >= HEIGHT[layer(found.module)]
         # The store opens for asyncio callers what it opens for others, and the like.
         and not HEIGHT[layer(found.target)] == HEIGHT[layer(found.module)] > HEIGHT["objects"]
+        # ``store.gc()`` and the like load maintenance when they are called.
+        and not (found.module == "casstore.store" and layer(found.target) == "maintenance")
     ]
     assert wrong == []
 
@@ -170,6 +180,17 @@ def test_nothing_but_itself_imports_the_testing_package() -> None:
         str(found)
         for found in imports()
         if inside(found.target, "casstore.testing") and not inside(found.module, "casstore.testing")
+    ]
+    assert wrong == []
+
+
+def test_only_the_command_line_imports_the_viewer() -> None:
+    wrong = [
+        str(found)
+        for found in imports()
+        if inside(found.target, "casstore.ui")
+        and not inside(found.module, "casstore.ui")
+        and found.module != "casstore.cli.ui"
     ]
     assert wrong == []
 
@@ -265,9 +286,10 @@ def test_importing_casstore_loads_nothing_slow() -> None:
     assert slow == []
 
 
-def test_importing_casstore_does_not_load_what_only_sessions_need() -> None:
+def test_importing_casstore_does_not_load_what_only_sessions_and_maintenance_need() -> None:
     loaded = loaded_by(", ".join(importable()))
-    assert [module for module in loaded if inside(module, "casstore.session")] == []
+    unneeded = ("casstore.session", "casstore.maintenance")
+    assert [name for name in loaded if any(inside(name, package) for package in unneeded)] == []
 
 
 def test_importing_the_core_loads_no_module_of_an_extension() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import UNFENCED, Append, Commit, Digest, NodeDraft, Set, Store
+from casstore import Append, Commit, Digest, NodeDraft, Set, Store
 from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -98,6 +98,10 @@ def test_the_context_manager_closes_also_after_an_error(tmp_path: Path) -> None:
 
 # What to call each public method with, so that only its being closed can stop it.
 CALLS: dict[str, Callable[[Store, Digest], object]] = {
+    "check": lambda store, digest: store.check(),
+    "gc": lambda store, digest: store.gc(),
+    "prune": lambda store, digest: store.prune(),
+    "vacuum": lambda store, digest: store.vacuum(),
     "diff": lambda store, digest: store.diff(digest, digest),
     "edit": lambda store, digest: store.edit(digest, Append((), 1)),
     "flush": lambda store, digest: store.flush(),
@@ -505,8 +509,8 @@ def test_too_little_content_trains_no_dictionary(tmp_path: Path, count: int) -> 
 
 DOCUMENTED = {
     "Append", "CasstoreError", "Change", "Checkpoint", "Commit", "CommitResult", "Delete",
-    "Digest", "Entry", "Head", "Insert", "LAST", "LEAF", "Lease", "Link", "Node", "NodeDraft",
-    "Session", "Set", "Store", "UNFENCED", "Usage", "View", "__version__", "open",
+    "Digest", "Entry", "Head", "HeldSession", "Insert", "LAST", "LEAF", "Lease", "Link", "Node",
+    "NodeDraft", "Session", "Set", "Store", "Usage", "View", "__version__", "open",
 }  # fmt: skip
 
 
@@ -590,7 +594,7 @@ def test_what_can_be_no_path_is_refused_by_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Store(MemoryEngine()) as store:
-        store.session("s").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+        store.session("s").commit(Commit(append=[NodeDraft("n", 1)]))
         with pytest.raises(InvalidInputError, match="path"):
             TAKE_PATHS[call](store, path)
     assert os.listdir(tmp_path) == []
@@ -628,11 +632,9 @@ def wrong_calls() -> list[tuple[str, Callable[[Store, Digest], object]]]:
         "from_hex": lambda store, name: Digest.from_hex(None),  # type: ignore[arg-type]
         "tombstone": lambda store, name: store.session("s").tombstone(5),
         "enqueue": lambda store, name: store.session("s").queue.enqueue(5),
-        "claim": lambda store, name: store.session("s").commit(
-            Commit(completes=[claim], lease=UNFENCED)
-        ),
+        "claim": lambda store, name: store.session("s").commit(Commit(completes=[claim])),
         "time": lambda store, name: store.session("s").commit(
-            Commit(append=[NodeDraft("n", 1, time=2**70)], lease=UNFENCED)
+            Commit(append=[NodeDraft("n", 1, time=2**70)])
         ),
     }
     return list(calls.items())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure casstore against its claims, print each with its target, and beside its peers.
+"""Measures casstore against its claims, prints each with its target, and compares it with peers.
 
     tools/bench.py                 everything, several minutes
     tools/bench.py --quick         smaller sizes, ends within two minutes
@@ -29,7 +29,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -42,34 +42,40 @@ from benchmarks import (
     collecting,
     durable,
     langgraph,
+    memory,
     postgres,
     session_log,
     sessions,
     space,
     store,
+    workspace,
 )
 from benchmarks.measuring import Goal
 from benchmarks.peers import comparison, page, workloads
 
 # By engine; the first is meant if none is named.
-ENGINES = {
-    "lmdb": store.ALL
-    | sessions.ALL
-    | durable.ALL
-    | branching.ALL
-    | session_log.ALL
-    | collecting.ALL
-    | space.ALL
-    | langgraph.ALL,
-    "postgres": postgres.ALL,
+ENGINES: dict[str, dict[str, Callable[[bool], Iterable[Goal]]]] = {
+    "lmdb": {
+        **store.ALL,
+        **sessions.ALL,
+        **durable.ALL,
+        **branching.ALL,
+        **session_log.ALL,
+        **collecting.ALL,
+        **space.ALL,
+        **langgraph.ALL,
+        **memory.ALL,
+        **workspace.ALL,
+    },
+    "postgres": {**postgres.ALL},
 }
 PARTS = {name: part for parts in ENGINES.values() for name, part in parts.items()}
 PEERS = "peers"
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 
 _REPEATS = 3
-# A quick run begins no part later than this. The longest parts then come last, so that it is
-# these which a busy machine leaves out.
+# A quick run starts no part after this time. The longest parts come last, so that a busy machine
+# skips those.
 _QUICK_S = 90
 _LONGEST = (
     "branching",
@@ -78,11 +84,13 @@ _LONGEST = (
     "space",
     "langgraph",
     "langgraph-short",
+    "memory",
     "beside-gc",
     "commit-tails",
     "commit-processes",
     "commit-threads",
     "durable-threads",
+    "workspace",
 )
 
 
@@ -103,7 +111,7 @@ def line(goal: Goal) -> str:
 
 
 def options_given() -> argparse.Namespace:
-    """The command line, checked."""
+    """The parsed and validated command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,7 +126,7 @@ def options_given() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
         "--write-docs", action="store_true",
-        help="write the comparison with peers into docs/benchmarks.md and docs/img/",
+        help="write the comparison with peers into docs/reference/benchmarks.md and docs/img/",
     )  # fmt: skip
     parser.add_argument(
         "--render", type=Path, metavar="FILE",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Count the functions and modules of casstore that one call passes through.
 
-    tools/callpaths.py            a table in Markdown, as docs/architecture.md has it
+    tools/callpaths.py            a table in Markdown, as docs/internals/architecture.md has it
     tools/callpaths.py commit     each function of one operation, with its number of calls
 
 Every operation runs on a warm store and is counted in the calling thread alone. Comprehensions
@@ -83,7 +83,7 @@ def count_warm(run: Callable[[int], object]) -> Calls:
 def operations() -> Iterator[list[Operation]]:
     """The operations, on a new store."""
     import casstore
-    from casstore import UNFENCED, Commit, NodeDraft
+    from casstore import Commit, NodeDraft
 
     def message(role: str, number: int) -> dict[str, str]:
         return {"role": role, "content": f"{number:08}".ljust(_TEXT_CHARACTERS, "x")}
@@ -91,7 +91,7 @@ def operations() -> Iterator[list[Operation]]:
     def step(number: int) -> Commit:
         question = NodeDraft(f"q{number}", message("user", number))
         answer = NodeDraft(f"a{number}", message("assistant", number))
-        return Commit(append=[question, answer], turn=f"t{number}", lease=UNFENCED)
+        return Commit(append=[question, answer], turn=f"t{number}")
 
     with tempfile.TemporaryDirectory() as place, casstore.open(f"{place}/store") as store:
         # Commits go to a session of their own, so that the one to load and fork keeps its length.

@@ -1,4 +1,4 @@
-"""Run a tool of this checkout with a Python that has what casstore needs."""
+"""Runs a tool of this checkout with a Python that has casstore's dependencies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# What casstore cannot be imported without.
+# The modules that casstore needs.
 _NEEDED: Final = ("blake3", "click", "lmdb", "msgpack", "pyfastcdc", "rich", "zstandard")
 
 
 def use_checkout() -> None:
-    """Let casstore be the one beside this file; go over to ``.venv`` if this Python lacks a part.
+    """Import casstore from this checkout; switch to ``.venv`` if this Python lacks a dependency.
 
-    ``tools/demo`` and ``tools/check`` make ``.venv``. If it lacks a part, too, say what to do.
+    ``tools/demo`` and ``tools/check`` create ``.venv``. If it lacks one too, print what to do.
     """
     sys.path.insert(0, str(ROOT))
     from casstore.cli import end_quietly_while_starting

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/cli.md from the command tree, so that it says what the commands do.
+"""Write docs/reference/cli.md from the command tree, so that it says what the commands do.
 
 tools/cli_docs.py            write it
 tools/cli_docs.py --check    end with 1 if it is not as it would be written
@@ -20,14 +20,14 @@ import click
 from casstore import errors
 from casstore.cli import naming
 from casstore.cli.command import COMMON, Command, Kinds
+from casstore.cli.fields import ERROR, Shape
 from casstore.cli.main import MODULE_OF, SECTIONS, cli
-from casstore.cli.shapes import ERROR
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 
 TEMPLATE = Path(__file__).resolve().with_suffix(".md")
 
-# What ends a command beside errors of the store.
+# The exit codes that are not errors of the store.
 OUTCOMES = (
     (0, "done"),
     (1, "done, and the answer is no: `check` found damage, `diff --exit-code` a difference"),
@@ -35,7 +35,7 @@ OUTCOMES = (
 )
 ENDINGS = ((130, "interrupted by Ctrl-C"), (141, "nobody read the answer to its end"))
 
-# The classes that stand for an exit code, in its order.
+# The classes that represent an exit code, in its order.
 GROUPS = sorted(
     [
         kind
@@ -68,19 +68,19 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def option_rows(options: list[click.Option]) -> list[tuple[str, ...]]:
-    """An option a row."""
+    """One row per option."""
     rows: list[tuple[str, ...]] = []
     for option in options:
-        spelled = ", ".join([f"`{name}`" for name in sorted(option.opts, key=len, reverse=True)])
+        encoded = ", ".join([f"`{name}`" for name in sorted(option.opts, key=len, reverse=True)])
         if not option.is_flag:
             what = option.metavar or option.type.name.upper()
             if isinstance(option.type, click.Choice):
                 what = "\\|".join(option.type.choices)
-            spelled += f" {what}"
+            encoded += f" {what}"
         told = option.help or ""
         if option.show_default and option.default is not None:
             told += f" Default: {option.default}."
-        rows.append((spelled.replace("\\|", "/"), told))
+        rows.append((encoded.replace("\\|", "/"), told))
     return rows
 
 
@@ -90,7 +90,7 @@ def own_options(command: Command) -> list[click.Option]:
 
 
 def usage(command: Command, name: str) -> str:
-    """How a command is called."""
+    """The synopsis of a command."""
     with click.Context(command, info_name=f"casstore {name}") as ctx:
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
         pieces = [one.make_metavar(ctx) for one in arguments]
@@ -99,10 +99,10 @@ def usage(command: Command, name: str) -> str:
 
 
 def section(command: Command | Kinds) -> Iterator[str]:
-    """The documentation of a command, and of its kinds."""
+    """The documentation of a command and its subcommands."""
     if isinstance(command, Command):
         yield from body(command, command.name or "")
-        yield from answer(command)
+        yield from answer(command.shape)
         return
     yield f"### `{command.name}`\n"
     yield f"```\ncasstore {command.name} {command.subcommand_metavar}\n```\n"
@@ -113,9 +113,12 @@ def section(command: Command | Kinds) -> Iterator[str]:
         for one in kinds
     ]
     yield table(("kind", ""), rows) + "\n"
-    yield from answer(command)
+    if command.shape is not None:
+        yield from answer(command.shape)
     for one in kinds:
         yield from body(one, f"{command.name} {one.name}")
+        if command.shape is None:
+            yield from answer(one.shape)
 
 
 def body(command: Command, name: str) -> Iterator[str]:
@@ -135,10 +138,10 @@ def paragraphs(command: click.Command) -> Iterator[str]:
         yield " ".join(paragraph.split()).replace("<", "\\<").replace("*", "\\*") + "\n"
 
 
-def answer(command: Command | Kinds) -> Iterator[str]:
+def answer(shape: Shape) -> Iterator[str]:
     """The JSON answer of a command."""
-    rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in command.shape.lines()]
-    yield f"`--json`: `{command.shape.schema}`\n"
+    rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in shape.lines()]
+    yield f"`--json`: `{shape.schema}`\n"
     yield table(("key", ""), rows) + "\n"
 
 
@@ -181,7 +184,7 @@ def document() -> str:
 
 
 def grammar() -> str:
-    """What names mean, from the module that reads them."""
+    """The meaning of names, from the module that parses them."""
     pieces: list[str] = []
     for part in inspect.cleandoc(naming.__doc__ or "").split("\n\n")[1:]:
         if part.startswith("    "):

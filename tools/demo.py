@@ -1,7 +1,7 @@
-"""The main job, shown: a session grows, forks, is compared, loses a race, and is dropped.
+"""A demonstration of the main features: growth, fork, comparison, a lost race, deletion.
 
-Run by ``tools/demo``. Everything printed is measured while it runs. On a terminal it waits a
-little after each chapter, so that it can be read: half a minute in all.
+Run by ``tools/demo``. Everything printed is measured while it runs. On a terminal it pauses after
+each chapter, about half a minute in all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, Lease, NodeDraft, Session, Store, Usage
+from casstore import Checkpoint, Commit, Lease, NodeDraft, Session, Store, Usage
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import HeadConflictError
 from casstore.format import canonical
@@ -43,7 +43,7 @@ NAMES = "load store split merge parse render check plan apply verify open close 
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """A number of bytes in readable units."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":
             return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
@@ -52,7 +52,7 @@ def size(number: float) -> str:
 
 
 def chapter(text: str) -> None:
-    """The headline of a part of the story, when there was time to read the one before."""
+    """Print a headline, after a pause to read the chapter before."""
     if not text.startswith("1."):
         if sys.stdout.isatty():
             time.sleep(READING_S)
@@ -61,12 +61,12 @@ def chapter(text: str) -> None:
 
 
 def line(text: str, figure: object) -> None:
-    """One line of the story with a figure at its end."""
+    """Print one line with a figure at its end."""
     print(f"   {text:46} {figure!s:>12}")
 
 
 def shown(value: Any) -> str:
-    """A value, cut short."""
+    """A value, shortened."""
     text = repr(value)
     return text if len(text) <= 16 else f"{text[:15]}…"
 
@@ -78,7 +78,7 @@ def engine_of(store: Store) -> LmdbEngine:
 
 
 def used(store: Store) -> int:
-    """What the store takes, in whole pages."""
+    """The space that the store takes, in whole pages."""
     return engine_of(store).used_bytes()
 
 
@@ -86,7 +86,7 @@ def used(store: Store) -> int:
 
 
 class Agent:
-    """Makes up the turns of a coding agent: a request, a tool call, what it gave, an answer."""
+    """Generates the turns of a coding agent: a request, a tool call, its result, an answer."""
 
     def __init__(self, session: Session, seed: int) -> None:
         self.session = session
@@ -107,7 +107,7 @@ class Agent:
         return "\n".join([*lines, "    return state", ""])
 
     def turn(self, number: int, branch: str, lease: Lease) -> Commit:
-        """One turn, to be committed whole."""
+        """The commit of one turn."""
         name = self._random.choice(NAMES)
         path = f"src/{name}_{self._random.randint(1, 9)}.py"
         code = self._code(name)
@@ -134,10 +134,10 @@ class Agent:
 
 
 def grow(agent: Agent, branch: str, first: int, turns: int) -> tuple[list[float], int, Commit]:
-    """Commit turns; how long each took, what full copies would have cost, and the last turn."""
+    """Commit turns; returns their durations, the size of full copies, and the last turn."""
     session = agent.session
     state = session.load()
-    # The whole state as bytes: the nodes so far one after the other, and the checkpoint.
+    # The whole state as bytes: all nodes so far, and the checkpoint.
     nodes = 0 if state is None else sum(len(canonical.encode(node.payload)) for node in state.nodes)
     lease = session.claim_lease("demo worker", TTL_MS)
     assert lease is not None
@@ -160,7 +160,7 @@ def grow(agent: Agent, branch: str, first: int, turns: int) -> tuple[list[float]
 
 
 def tell(store: Store) -> None:
-    """Tell it."""
+    """Run all chapters."""
     main, other = store.session("main"), store.session("other")
 
     chapter(
@@ -175,13 +175,13 @@ def tell(store: Store) -> None:
     line("this store, all revisions kept", size(used(store)))
     line("one commit, median", f"{statistics.median(seconds) * 1000:.2f} ms")
 
-    chapter("2. It forks. The fork shares everything; one row says where it stands.")
+    chapter("2. It forks. The fork shares everything and costs one row.")
     before, began = used(store), time.perf_counter()
     store.fork("main", "other")
     line("time", f"{(time.perf_counter() - began) * 1000:.2f} ms")
     line("pages added", size(used(store) - before))
 
-    chapter(f"3. Both go on for {MORE_TURNS} turns, and are compared.")
+    chapter(f"3. Both continue for {MORE_TURNS} turns, and are compared.")
     before = used(store)
     copies = grow(Agent(main, 2), "main", TURNS, MORE_TURNS)[1]
     copies += grow(Agent(other, 3), "other", TURNS, MORE_TURNS)[1]
@@ -191,18 +191,18 @@ def tell(store: Store) -> None:
     found = store.compare("main", "other")
     line("comparing took", f"{(time.perf_counter() - began) * 1000:.1f} ms")
     assert found.ancestor is not None
-    line("they parted after node", found.ancestor.id)
+    line("their last common node", found.ancestor.id)
     line("nodes only in main, only in other", f"{len(found.dropped)}, {len(found.added)}")
-    line("changes in the state beside the graph", len(found.changes))
+    line("changes in components", len(found.changes))
     for change in found.changes[:3]:
         where = ".".join(map(str, change.path))
         print(f"      {change.op:8} {where:46} {shown(change.before)} → {shown(change.after)}")
 
-    chapter("4. Two writers start from the same revision. One wins, the other is told.")
+    chapter("4. Two writers start from the same revision. One wins, the other gets an error.")
     race(other)
 
     chapter(
-        "5. A worker sends a turn again that had arrived. Its lease is long gone; that is fine."
+        "5. A worker repeats a committed turn, with an expired lease. It gets the first result."
     )
     ids = [f"made-anew-{at}" for at in range(len(last.append))]
     again = [NodeDraft(name, draft.payload) for name, draft in zip(ids, last.append, strict=True)]
@@ -212,7 +212,7 @@ def tell(store: Store) -> None:
     line("its first node, by its first id", answer.nodes[0])
     now = main.head()
     assert now is not None
-    line("the session stands at revision", now.revision)
+    line("the session is at revision", now.revision)
 
 
 def race(session: Session) -> None:
@@ -226,7 +226,6 @@ def race(session: Session) -> None:
         change = Commit(
             append=[NodeDraft(f"race-{name}", {"role": "user", "text": f"{name} was here"})],
             expected=head.revision,
-            lease=UNFENCED,
         )
         start.wait()
         try:
@@ -244,7 +243,7 @@ def race(session: Session) -> None:
 
 
 def whole_state(session: Session) -> int:
-    """The canonical size of everything a session is at its head."""
+    """The canonical size of the whole state of a session's head."""
     state = session.load()
     assert state is not None
     payloads = sum(len(canonical.encode(node.payload)) for node in state.nodes)
@@ -252,13 +251,13 @@ def whole_state(session: Session) -> int:
 
 
 def drop(store: Store) -> None:
-    """The end of the story: one branch goes, and its space comes back."""
+    """The last chapters: one branch is deleted, and its space is reclaimed."""
     chapter("6. Small commits are packed. Nothing else changes.")
     before, report = used(store), store.pack(min_age_ms=0)
     line("slabs joined, into", f"{report.slabs_before:,} → {report.slabs_after:,}")
     line("this store, before and after", f"{size(before)} → {size(used(store))}")
 
-    chapter("7. One branch is dropped, and the space comes back.")
+    chapter("7. One branch is deleted, and its space is reclaimed.")
     before = used(store)
     store.delete_session("other")
     collected = gc.collect(store, grace_ms=0)
@@ -273,10 +272,10 @@ def drop(store: Store) -> None:
 
 
 def main() -> None:
-    """Make room, tell the story, and leave the store to look at."""
+    """Prepare the directory, run the demonstration, and leave the store for inspection."""
     place = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_PLACE)
     if place.exists() and any(place.iterdir()):
-        # Only the store that an earlier run has left is replaced, never one of somebody's own.
+        # Only the store of an earlier run is replaced, never another one.
         if str(place) != DEFAULT_PLACE or not (place / "data.mdb").exists():
             print(f"{place} is not empty; name another directory", file=sys.stderr)
             raise SystemExit(2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Care for stores while nobody watches; ``tools/gc.py --help`` says how."""
+"""``casstore maintain`` from a checkout, for cron and systemd; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from checkout import use_checkout
 
 if __name__ == "__main__":
-    # Run as a program, with whatever Python cron finds first.
+    # Run as a program, with the first Python that cron finds.
     use_checkout()
-    from casstore.cli.offline_program import main
+    from casstore.cli import started
+    from casstore.cli.main import main
 
-    sys.exit(main())
+    sys.argv.insert(1, "maintain")
+    main(begin=started)

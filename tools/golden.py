@@ -145,7 +145,7 @@ _MAKERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def build(description: Any) -> Any:
-    """The value that a description stands for."""
+    """The value that a description defines."""
     if type(description) is list:
         return [build(inner) for inner in description]
     if type(description) is dict:
@@ -155,7 +155,7 @@ def build(description: Any) -> Any:
 
 
 def measure_value(description: Any) -> dict[str, Any]:
-    """All that a vector of a value freezes."""
+    """The facts that a vector of a value fixes."""
     value = build(description)
     pieces: dict[bytes, tuple[int, bytes]] = {}
 
@@ -181,7 +181,7 @@ def measure_value(description: Any) -> dict[str, Any]:
 
 
 def measure_blob(description: Any) -> dict[str, Any]:
-    """All that a vector of a blob freezes: its name, and the object it is stored as."""
+    """The facts that a vector of a blob fixes: its digest, and its stored object."""
     built = build(description)
     content: bytes = built.encode() if type(built) is str else built
     chunks = list(chunking.cut(content)) if len(content) >= CHUNKED_BLOB_MIN_BYTES else [content]
@@ -208,15 +208,15 @@ def measure_blob(description: Any) -> dict[str, Any]:
     }
 
 
-#: Numbers of nodes around which the shape of a node index changes.
+#: Numbers of nodes at which the shape of a node index changes.
 INDEXES: Final = (1, 15, 16, 17, 127, 128, 1023, 1024, 1160, 8191, 8192, 9400, 65_536, 74_900)
 
 
 def measure_index(count: int) -> dict[str, Any]:
-    """All that a vector of a node index freezes.
+    """The facts that a vector of a node index fixes.
 
-    Node k has the id ``n<k>`` and, as if that were a blob, the digest of its id. Every third
-    node from the sixth on has the fifth before it as its parent, all others the one before.
+    Node k has the id ``n<k>``; its digest is that of a blob with the id as content. Every third
+    node from the sixth on has the fifth node before it as its parent, all others the one before.
     """
     pieces: dict[bytes, int] = {}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run fault campaigns against casstore, as long as you like, and say what broke."""
+"""Runs fault campaigns against casstore and reports broken guarantees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ The same seed makes the same damage, so a finding can be repeated.
 
 
 class Campaign(Protocol):
-    """What every campaign's ``run`` takes."""
+    """The signature of every campaign's ``run``."""
 
     def __call__(self, scratch: Path, *, count: int, seed: int, progress: Progress) -> Report: ...
 
@@ -54,16 +54,19 @@ CAMPAIGNS = {
     "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
     "index": _Entry("index_kill", 500, "kills in commits that reorganise node indexes"),
     "branching": _Entry("branching", 20, "stores taken through random forks and adoptions"),
-    "care": _Entry("care", 200, "kills of agents beside keepers, which are killed as often"),
-    "interrupts": _Entry("interrupts", 5000, "interrupts of a main thread beside other writers"),
+    "care": _Entry("care", 200, "kills of agents and of concurrent maintenance processes"),
+    "interrupts": _Entry(
+        "interrupts", 5000, "interrupts of a main thread while other threads write"
+    ),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
     "compact": _Entry(
-        "compact_workload", 500, "crash images per engine, besides a kill at every call (strace)"
+        "compact_workload", 500, "crash images per engine, and a kill at every call (strace)"
     ),
-    "diskfull": _Entry("diskfull", 6, "failures in each way of running out of room"),
+    "diskfull": _Entry("diskfull", 6, "failures for each way of running out of space"),
     "salvage": _Entry("salvage", 40, "stores with one page in a hundred overwritten"),
     "failover": _Entry("failover", 20, "primaries of a replicated PostgreSQL killed under agents"),
-    "frames": _Entry("frames", 1000, "bytes at which a good slab is cut, besides all cases"),
+    "workspace": _Entry("workspace_kill", 500, "kills of agents that commit and restore files"),
+    "frames": _Entry("frames", 1000, "bytes at which a valid slab is truncated, and all cases"),
 }
 
 
@@ -78,11 +81,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("campaign", choices=(*CAMPAIGNS, "all"))
-    parser.add_argument("--count", type=_positive, help="how much; the usual if not given")
-    parser.add_argument("--seed", type=int, default=1, help="what the damage is drawn from (1)")
+    parser.add_argument(
+        "--count", type=_positive, help="how much to do (default: the usual number)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the seed of the random damage (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
-        "--scratch", type=Path, help="where to work (a directory of its own in memory if there is)"
+        "--scratch",
+        type=Path,
+        help="the directory to work in (default: a new one, in memory if possible)",
     )
     parser.add_argument("--keep", action="store_true", help="leave the scratch directory behind")
     return parser.parse_args(argv)
@@ -130,7 +139,7 @@ def _table(reports: Sequence[Report]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was asked for; the exit code."""
+    """Run the campaigns; returns the exit code."""
     given = _parse(argv)
     memory = Path("/dev/shm")
     scratch = given.scratch or Path(
@@ -143,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             reports.append(_run(name, given, scratch))
     except KeyboardInterrupt:
-        # What is finished is still worth printing.
+        # Print the finished reports.
         interrupted = True
         print(f"interrupted during {names[len(reports)]}", file=sys.stderr)
     finally:

@@ -19,7 +19,7 @@ from casstore.adapters.langgraph.threads import Threads
 from casstore.maintenance import systems
 from casstore.maintenance.check import check
 from casstore.maintenance.expiring import expire_rows
-from casstore.session.records import Draft
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.adapters.langgraph_graphs import chat, on, say
 
@@ -75,7 +75,7 @@ def test_items_that_have_expired_go_with_expired_rows(filled: Store) -> None:
 
 @pytest.mark.parametrize("system", ["lg", "lgm", "claude"])
 def test_a_record_that_cannot_be_decoded_is_found(filled: Store, system: str) -> None:
-    tables = {
+    tables: dict[str, Table] = {
         "lg": Threads(filled).checkpoints,
         "lgm": items_table(filled),
         "claude": Transcripts(filled).heads,

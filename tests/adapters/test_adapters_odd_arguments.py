@@ -122,5 +122,5 @@ def test_the_store_comes_first_and_is_open(
 ) -> None:
     """One order for all of them, and who turns it round is told."""
     for other in (file, str(file), None):
-        with pytest.raises(InvalidInputError, match="a store is what"):
+        with pytest.raises(InvalidInputError, match="store must be an open Store"):
             bring_in(other, store)

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 import casstore
 from casstore.adapters.claude import CasstoreSessionStore
-from casstore.adapters.claude.transcripts import Place, Transcripts
+from casstore.adapters.claude.transcripts import TranscriptKey, Transcripts
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     BusyError,
@@ -113,10 +113,10 @@ def test_equal_bodies_are_one_object_whatever_their_ids(store: Store, sessions: 
     for entry in second:
         entry["uuid"] = new_id(random.Random(entry["uuid"]))
     second[1]["parentUuid"] = second[0]["uuid"]
-    rows = Table(store, "claude.entries", 4)
+    rows = Transcripts(store).rows
     run(sessions.append(KEY, first))
     run(sessions.append({"project_key": PROJECT, "session_id": "other"}, second))
-    bodies = [record.value["b"] for record in rows.scan()]
+    bodies = [rows.decode(record).bodies for record in rows.scan()]
     assert bodies[0] == bodies[1]
     assert all(type(body) is casstore.Link for body in bodies[0])
 
@@ -430,10 +430,9 @@ def test_what_is_deleted_gives_its_space_back(store: Store, sessions: Any) -> No
     big: SessionKey = {"project_key": PROJECT, "session_id": "big"}
     run(sessions.append(big, transcript("big", 300, seed=5)))
     run(sessions.append({**big, "subpath": "subagents/a"}, transcript("big", 300, seed=6)))
+    rows = Transcripts(store).rows
     bodies = [
-        body.digest
-        for record in Table(store, "claude.entries", 4).scan(PROJECT, "big")
-        for body in record.value["b"]
+        body.digest for record in rows.scan(PROJECT, "big") for body in rows.decode(record).bodies
     ]
     gc.collect(store, grace_ms=0)
     grown = used_bytes(store) - before
@@ -501,7 +500,7 @@ def test_no_two_appends_of_processes_have_the_same_time(tmp_path: Path) -> None:
         engine = LmdbEngine(str(path), durability="relaxed", clock=ManualClock())
         with Store(engine) as store:
             for at in range(40):
-                Transcripts(store).append(Place("p", f"{name}{at}"), [{"type": "x"}])
+                Transcripts(store).append(TranscriptKey("p", f"{name}{at}"), [{"type": "x"}])
         return "done"
 
     assert in_children(partial(work, "a"), partial(work, "b")) == ["done", "done"]

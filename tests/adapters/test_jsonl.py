@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 from casstore.adapters.jsonl import BAD_LINES, ORPHANS, import_jsonl
 from casstore.compat.importing import ImportReport, Note
 from casstore.errors import (
@@ -27,12 +27,12 @@ from casstore.store import Store
 from tests.adapters.transcripts import transcript
 
 
-def spelled(entries: Iterable[Any]) -> bytes:
+def encoded(entries: Iterable[Any]) -> bytes:
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
 
 
 def stream(entries: Iterable[Any]) -> io.BytesIO:
-    return io.BytesIO(spelled(entries))
+    return io.BytesIO(encoded(entries))
 
 
 def payloads(store: Store, session: str, scope: Any = "path") -> list[Any]:
@@ -71,7 +71,7 @@ def already(report: ImportReport) -> int:
 
 def test_messages_are_one_path(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
-    file.write_bytes(spelled(MESSAGES))
+    file.write_bytes(encoded(MESSAGES))
     report = import_jsonl(store, file)
     assert told(report) == ("chat", "messages", 7, 7)
     assert report.source_bytes == file.stat().st_size
@@ -152,7 +152,7 @@ class Pipe(io.RawIOBase):
 
 
 def test_a_stream_that_can_be_read_once(store: Store) -> None:
-    import_jsonl(store, Pipe(spelled(MESSAGES)), name="s")  # type: ignore[arg-type]
+    import_jsonl(store, Pipe(encoded(MESSAGES)), name="s")  # type: ignore[arg-type]
     assert payloads(store, "s") == MESSAGES
     with pytest.raises(InvalidInputError, match="binary"):
         import_jsonl(store, io.StringIO("{}"))  # type: ignore[arg-type]
@@ -272,7 +272,7 @@ def test_what_is_written_meanwhile_is_left_for_the_next_time(
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
     file = tmp_path / "s.jsonl"
-    file.write_bytes(spelled(MESSAGES))
+    file.write_bytes(encoded(MESSAGES))
 
     def write_half_a_line(step: Step) -> None:
         with file.open("ab") as growing:
@@ -426,7 +426,7 @@ def test_a_node_that_is_hidden_during_an_import_stays_hidden(
 
 
 def test_sessions_of_others_are_left_alone(store: Store) -> None:
-    store.session("s").commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED))
+    store.session("s").commit(Commit(append=[NodeDraft("a", 1)]))
     store.create_session("named")
     import_jsonl(store, stream(PI))
     for session in ("s", "named", "pi-1"):

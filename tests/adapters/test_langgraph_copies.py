@@ -57,7 +57,7 @@ def dumped(*objects: Any) -> bytes | None:
     return StrictSerializer().dump_objects(objects)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(said)
 def test_a_copy_is_what_loading_gives(message: Any) -> None:
     (first,) = loaded(message)
@@ -73,7 +73,7 @@ def test_a_copy_is_what_loading_gives(message: Any) -> None:
     assert not same([], [first])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(said, said)
 def test_the_same_are_those_that_are_written_the_same(one: Any, other: Any) -> None:
     (first,), (second,) = loaded(one), loaded(other)

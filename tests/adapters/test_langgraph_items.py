@@ -239,15 +239,14 @@ def test_a_batch_is_read_before_it_is_written_and_is_one_write(
         memory.get(("c",), "k")
 
 
-def test_searching_by_meaning_is_refused_and_not_ignored(
-    store: Store, memory: CasstoreStore
-) -> None:
-    with pytest.raises(NoVectorIndexError, match="filter"):
-        memory.search(("a",), query="something like it")
-    with pytest.raises(NoVectorIndexError):
-        CasstoreStore(store, index={"dims": 3, "embed": lambda texts: [[0.0] * 3 for _ in texts]})
-    # Which fields to index is for stores that do; LangGraph says it is ignored elsewhere.
+def test_a_query_is_ignored_without_an_index(memory: CasstoreStore) -> None:
     memory.put(("a",), "k", {"n": 1}, index=["n"])
+    memory.put(("a",), "l", {"n": 2})
+    found = memory.search(("a",), query="something like it")
+    assert [(item.key, item.score) for item in found] == [("l", None), ("k", None)]
+    assert memory.search(("a",), query="something", filter={"n": 1})[0].key == "k"
+    with pytest.raises(NoVectorIndexError, match="embedder"):
+        memory.reindex()
 
 
 def test_what_cannot_be_right_is_refused(memory: CasstoreStore) -> None:

@@ -18,8 +18,13 @@ from pydantic import BaseModel
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.known_lists import KnownList, KnownLists
-from casstore.adapters.langgraph.layout import Channel, Place, pack_checkpoint
-from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.adapters.langgraph.layout import (
+    Channel,
+    CheckpointKey,
+    CheckpointRow,
+    pack_checkpoint,
+)
+from casstore.adapters.langgraph.threads import Threads
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import UnsafePayloadError
@@ -75,7 +80,7 @@ def read_list(saver: CasstoreSaver, checkpoint: str | None = None, thread: str =
 
 def link_of(store: Store, checkpoint: str, thread: str = "t") -> Any:
     threads = Threads(store)
-    row = threads.find(Place(thread, "", checkpoint))
+    row = threads.find(CheckpointKey(thread, "", checkpoint))
     assert row is not None
     return threads.read([row])[0].channels["messages"].value
 
@@ -230,7 +235,8 @@ def store_by_hand(store: Store, stored: list[Any]) -> None:
     checkpoint = {"v": 1, "id": "c", "ts": "", "versions_seen": {}}
     channels = {"messages": Channel(1, True, link)}
     value = pack_checkpoint(checkpoint, channels, codec.encode({}), codec.encode({}))
-    draft.put(threads.checkpoints, ("t", "", "c"), row_content(draft.keep(value), None, None))
+    place = CheckpointKey("t", "", "c")
+    threads.checkpoints.put(draft, CheckpointRow(place, draft.keep(value)))
     draft.commit()
 
 

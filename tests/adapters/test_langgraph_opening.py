@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,10 @@ def test_every_synchronous_method_of_langgraph_has_its_awaited_one() -> None:
     for kind, behind in ((CasstoreSaver, BaseCheckpointSaver), (CasstoreStore, BaseStore)):
         for name, method in vars(kind).items():
             if f"a{name}" in vars(behind) or f"a{name}" in vars(kind):
-                assert vars(kind)[f"a{name}"].__wrapped__ is method, name
+                found = vars(kind)[f"a{name}"]
+                # Those that embed texts, collect calls or end a thread have bodies of their own.
+                assert getattr(found, "__wrapped__", method) is method, name
+                assert [*signature(found).parameters] == [*signature(method).parameters], name
 
 
 def test_closing_a_saver_leaves_a_borrowed_store_open(store: Store) -> None:

@@ -290,7 +290,7 @@ def test_a_number_that_only_json_can_hold_is_refused(team: Team, store: Store) -
         "UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{channel_values}', %s)",
         document,
     )
-    with pytest.raises(InvalidInputError, match="cannot spell"):
+    with pytest.raises(InvalidInputError, match="cannot encode"):
         import_checkpoints(store, team.url)
 
 

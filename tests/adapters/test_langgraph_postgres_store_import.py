@@ -106,10 +106,10 @@ def test_times_are_kept_to_the_microsecond(memory: PostgresMemory, store: Store)
 def test_a_time_that_is_none_is_told_by_name(
     memory: PostgresMemory, store: Store, column: str
 ) -> None:
-    refuse_odd(memory, store, column, "infinity", "'infinity' is no time", dry_run=True)
+    refuse_odd(memory, store, column, "infinity", "'infinity' is not a time", dry_run=True)
     refuse_odd(memory, store, column, "20000-01-01", "outside the range of times", dry_run=False)
     if column != "expires_at":
-        refuse_odd(memory, store, column, None, "None is no time", dry_run=False)
+        refuse_odd(memory, store, column, None, "None is not a time", dry_run=False)
 
 
 def test_what_cannot_be_moved_is_refused_by_name(store: Store, postgres_server: Server) -> None:

@@ -120,7 +120,7 @@ def test_embeddings_stay_behind_and_are_counted(memory: SqliteMemory, store: Sto
 
 # What others may have written into the file: column, content, and what is said of it.
 ODD: dict[str, tuple[str, Any, str]] = {
-    "not a number": ("value", '{"n": NaN}', "NaN is no number of JSON"),
+    "not a number": ("value", '{"n": NaN}', "NaN is not a JSON number"),
     "infinity": ("value", '{"n": -1e999}', "-1e999 is too large"),
     "half a pair": ("value", '{"n": "\\ud800"}', "surrogates"),
     "half a pair as a name": ("value", '{"\\udc00": 1}', "surrogates"),
@@ -129,9 +129,9 @@ ODD: dict[str, tuple[str, Any, str]] = {
     "a key that is no Unicode": ("key", "CAST", "invalid"),
     "a key that is no text": ("key", b"odd", "not a text"),
     "no time": ("created_at", "yesterday", "isoformat"),
-    "no time at all": ("updated_at", None, "None is no time"),
+    "no time at all": ("updated_at", None, "None is not a time"),
     "a time before all": ("updated_at", "0001-01-01 00:00:00+10:00", "outside the range of times"),
-    "an end that is none": ("expires_at", 5, "is no time"),
+    "an end that is none": ("expires_at", 5, "is not a time"),
 }
 
 

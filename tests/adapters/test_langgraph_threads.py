@@ -22,7 +22,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver
-from casstore.adapters.langgraph.layout import Place
+from casstore.adapters.langgraph.layout import CheckpointKey
 from casstore.adapters.langgraph.threads import Threads
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write
@@ -165,17 +165,17 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
 ) -> None:
     said = messages(20)
     parent = put(saver, {"messages": said, "n": 1})
-    spelled: list[Any] = []
+    encoded: list[Any] = []
     encode = jsonplus._msgpack_enc
 
     def noted(value: Any) -> bytes:
-        spelled.append(value)
+        encoded.append(value)
         return encode(value)
 
     monkeypatch.setattr(jsonplus, "_msgpack_enc", noted)
     versions = {"messages": 1, "n": 2}
     put(saver, {"messages": said, "n": 2}, parent, versions=versions, new={"n": 2})
-    assert spelled == []
+    assert encoded == []
     found = saver.get_tuple(on())
     assert found is not None
     assert found.checkpoint["channel_values"] == {"messages": said, "n": 2}
@@ -451,7 +451,7 @@ def test_a_second_writer_is_refused_if_that_is_wanted_and_nothing_is_written(sto
     start = put(one, {"n": 0})
     mine = put(one, {"n": 1}, start)
     rows = records(store)
-    with pytest.raises(BranchedThreadError, match="copy it") as caught:
+    with pytest.raises(BranchedThreadError, match="copy the thread") as caught:
         put(other, {"n": 2}, start)
     assert (caught.value.thread, caught.value.parent, caught.value.head) == ("t", start, mine)
     assert records(store) == rows
@@ -824,7 +824,7 @@ def test_rows_that_are_no_checkpoints_are_told(
 ) -> None:
     threads = saver._threads
     at = put(saver, {"n": 1})
-    row = threads.find(Place("t", "", at))
+    row = threads.find(CheckpointKey("t", "", at))
     assert row is not None
     draft = Draft(store)
     if isinstance(content, dict) and content.get("c") == "link":
@@ -850,7 +850,7 @@ def test_checkpoints_that_are_damaged_are_told(
 ) -> None:
     threads = saver._threads
     at = put(saver, {"n": 1})
-    row = threads.find(Place("t", "", at))
+    row = threads.find(CheckpointKey("t", "", at))
     assert row is not None
     draft = Draft(store)
     link = draft.keep({**store.get_value(row.link.digest), **change})
@@ -881,7 +881,7 @@ def test_what_is_deleted_and_collected_while_it_is_read_is_just_not_there(
     assert len(list(saver.list(None))) == 3
     # The latest went: the one before is the latest now.
     draft = Draft(store)
-    saver._threads.delete_checkpoint(draft, Place("t", "", later))
+    saver._threads.delete_checkpoint(draft, CheckpointKey("t", "", later))
     during(draft.commit)
     found = saver.get_tuple(on())
     assert found is not None

@@ -16,7 +16,7 @@ from agents import Agent, RunConfig, Runner, SessionSettings, function_tool
 from agents.extensions.memory import AdvancedSQLiteSession
 from agents.memory import Session
 
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 from casstore.adapters.openai_agents import CasstoreSession
 from casstore.adapters.openai_agents.conversation import At, Conversation
 from casstore.errors import (
@@ -25,7 +25,7 @@ from casstore.errors import (
     HeadConflictError,
     InvalidInputError,
     InvalidValueError,
-    LeaseLostError,
+    LeaseHeldError,
     SessionDeletedError,
 )
 from casstore.maintenance import gc, retention
@@ -565,7 +565,7 @@ def test_a_lease_of_somebody_else_is_respected(store: Store, session: Any) -> No
     talk(session, "a")
     lease = store.session("talk").claim_lease("worker", 60_000)
     assert lease is not None
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseHeldError):
         talk(session, "b")
     store.session("talk").release_lease(lease)
     talk(session, "b")
@@ -599,7 +599,7 @@ def test_what_is_no_item_is_refused_and_nothing_written(store: Store, session: A
 def test_a_session_of_plain_messages_is_taken_over(store: Store, session: Any) -> None:
     plain = [say("a"), reply("a!"), say("b"), reply("b!")]
     drafts = [NodeDraft(f"n{at}", item) for at, item in enumerate(plain)]
-    store.session("talk").commit(Commit(append=drafts, lease=UNFENCED))
+    store.session("talk").commit(Commit(append=drafts))
     assert run(session.get_items()) == plain
     talk(session, "c")
     run(session.branch(2, "side"))
@@ -614,7 +614,7 @@ def test_a_session_of_plain_messages_is_taken_over(store: Store, session: Any) -
 def test_a_session_with_a_state_of_its_own_is_left_alone(store: Store, session: Any) -> None:
     from casstore import Checkpoint
 
-    own = Commit(checkpoint=Checkpoint(turn_state={"mine": 1}), lease=UNFENCED)
+    own = Commit(checkpoint=Checkpoint(turn_state={"mine": 1}))
     store.session("talk").commit(own)
     with pytest.raises(InvalidInputError):
         talk(session, "a")

@@ -26,7 +26,7 @@ from agents.extensions.memory.async_sqlite_session import AsyncSQLiteSession
 from agents.extensions.memory.encrypt_session import EncryptedSession
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore import Checkpoint, Commit, NodeDraft
 from casstore.adapters.openai_agents import CasstoreSession, import_sessions
 from casstore.adapters.openai_agents import importing as module
 from casstore.adapters.openai_agents.importing import UNLINKED, UNREADABLE
@@ -38,7 +38,7 @@ from casstore.errors import (
     CorruptionError,
     ForeignStoreError,
     InvalidInputError,
-    LeaseLostError,
+    LeaseHeldError,
     SessionDeletedError,
     SourceNotFoundError,
     StorageError,
@@ -71,7 +71,7 @@ def add(session: Any, *items: Any) -> None:
     run(session.add_items(list(items)))
 
 
-def spelled(items: list[Any]) -> list[str]:
+def encoded(items: list[Any]) -> list[str]:
     """1, 1.0 and True are equal to Python, but not here."""
     return [json.dumps(item, sort_keys=True) for item in items]
 
@@ -198,14 +198,14 @@ def require_plain_same(path: Path, store: Store, **tables: Any) -> None:
     for name in ids(path) if not tables else ["run"]:
         with closing(SQLiteSession(name, path, **tables)) as theirs:
             ours = CasstoreSession(store, name)
-            assert spelled(run(ours.get_items())) == spelled(run(theirs.get_items()))
+            assert encoded(run(ours.get_items())) == encoded(run(theirs.get_items()))
 
 
 async def _answers(session: Any, branch: str) -> list[Any]:
     turns = await session.get_conversation_turns(branch)
     return [
-        spelled(await session.get_items(branch_id=branch)),
-        spelled(await session.get_items(limit=3, branch_id=branch)),
+        encoded(await session.get_items(branch_id=branch)),
+        encoded(await session.get_items(limit=3, branch_id=branch)),
         # When a shared message was copied is not when it was said; and keys come back sorted.
         [(each["turn"], json.dumps(each["full_content"], sort_keys=True)) for each in turns],
         await session.get_conversation_by_turns(branch),
@@ -268,7 +268,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
     require_plain_same(plain, store)
     assert sorted(info.meta.session for info in store.sessions()) == sorted(ids(plain))
     assert store.session("run").info().first_user_message == "how is it?"
-    assert spelled(run(CasstoreSession(store, "odd").get_items())) == spelled(ODD)
+    assert encoded(run(CasstoreSession(store, "odd").get_items())) == encoded(ODD)
 
 
 def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
@@ -447,7 +447,7 @@ def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store
     report = import_sessions(store, plain, sessions=["run"])
     assert (report.part("sessions").found, report.part("sessions").imported) == (1, 0)
     assert report.part("items").imported == len(items) - 3
-    assert spelled(run(session.get_items())) == spelled(items)
+    assert encoded(run(session.get_items())) == encoded(items)
     assert [turn.number for turn in run(session.turns())] == [1, 2]
 
 
@@ -456,12 +456,12 @@ def test_branches_go_on_from_nodes_that_came_otherwise(advanced: Path, store: St
         items = run(theirs.get_items(branch_id="main"))
     # Without numbers of turns, as an import of lines makes them.
     drafts = [NodeDraft(f"line-{at}", item) for at, item in enumerate(items)]
-    store.session("talk").commit(Commit(append=drafts, lease=UNFENCED))
+    store.session("talk").commit(Commit(append=drafts))
     import_sessions(store, advanced, sessions=["talk"])
     session = CasstoreSession(store, "talk")
     for name in ("left", "shorter", "deeper", "from nothing"):
         with closing(open_advanced(advanced)) as theirs:
-            assert spelled(run(session.get_items(branch_id=name))) == spelled(
+            assert encoded(run(session.get_items(branch_id=name))) == encoded(
                 run(theirs.get_items(branch_id=name))
             )
             assert run(session.get_turn_usage(branch_id=name)) == run(
@@ -510,8 +510,8 @@ def hide_the_end(store: Store) -> None:
 
 
 def give_another_state(store: Store) -> None:
-    beside = Checkpoint(turn_state={"mine": 1})
-    store.session("talk").commit(Commit(checkpoint=beside, lease=UNFENCED))
+    also = Checkpoint(turn_state={"mine": 1})
+    store.session("talk").commit(Commit(checkpoint=also))
 
 
 @pytest.mark.parametrize(
@@ -656,7 +656,7 @@ def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
     assert report.part("sessions").imported == 0
     with closing(open_advanced(path)) as theirs:
         for name in ("main", "left", "left again"):
-            assert spelled(run(session.get_items(branch_id=name))) == spelled(
+            assert encoded(run(session.get_items(branch_id=name))) == encoded(
                 run(theirs.get_items(branch_id=name))
             )
 
@@ -667,7 +667,7 @@ def test_a_node_that_has_the_name_of_a_message_is_told_and_left(plain: Path, sto
     [[row]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
     # The same beginning, under the name of what comes later.
     taken = NodeDraft(f"m{row + 2}", first)
-    store.session("run").commit(Commit(append=[taken], lease=UNFENCED))
+    store.session("run").commit(Commit(append=[taken]))
     before = store.session("run").head()
     with pytest.raises(ConflictError, match=f"has another node '{taken.id}'"):
         import_sessions(store, plain, sessions=["run"])
@@ -696,7 +696,7 @@ def test_deleted_and_leased_sessions_are_not_written_to(plain: Path, store: Stor
         import_sessions(store, plain, sessions=["odd"])
     lease = store.session("run").claim_lease("somebody", 60_000)
     assert lease is not None
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseHeldError):
         import_sessions(store, plain, sessions=["run"])
 
 
@@ -878,7 +878,7 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
             ours = CasstoreSession(store, "talk")
             if each[0] in {branch.name for branch in run(ours.branches())}:
                 items = run(theirs.get_items(branch_id=each[0]))
-                assert spelled(run(ours.get_items(branch_id=each[0]))) == spelled(items)
+                assert encoded(run(ours.get_items(branch_id=each[0]))) == encoded(items)
                 usage = run(theirs.get_turn_usage(branch_id=each[0]))
                 assert run(ours.get_turn_usage(branch_id=each[0])) == usage
     assert import_sessions(store, advanced).part("items").imported == 0
@@ -914,7 +914,7 @@ def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, stor
     assert named == [str(first), str(first + 1), str(first + 2)]
     assert report.note(UNREADABLE).number == 3
     items = run(CasstoreSession(store, "run").get_items())
-    assert spelled(items[:2]) == ['{"a": 1}', "[NaN, 5]"]
+    assert encoded(items[:2]) == ['{"a": 1}', "[NaN, 5]"]
     assert import_sessions(store, plain).part("items").imported == 0
 
 
@@ -965,7 +965,7 @@ def test_messages_that_were_popped_by_the_plain_class_are_gone(
     with closing(open_advanced(advanced)) as theirs:
         for each in run(theirs.list_branches()):
             name = each["branch_id"]
-            assert spelled(run(ours.get_items(branch_id=name))) == spelled(
+            assert encoded(run(ours.get_items(branch_id=name))) == encoded(
                 run(theirs.get_items(branch_id=name))
             )
             # Also for turns of which nothing is left.
@@ -979,7 +979,7 @@ def test_messages_without_a_session_are_moved_too(plain: Path, store: Store) -> 
     assert import_sessions(store, plain).part("sessions").found == 4
     with closing(SQLiteSession("run", plain)) as theirs:
         ours = CasstoreSession(store, "run")
-        assert spelled(run(ours.get_items())) == spelled(run(theirs.get_items()))
+        assert encoded(run(ours.get_items())) == encoded(run(theirs.get_items()))
 
 
 # --- databases of all kinds -------------------------------------------------------------------
@@ -1040,7 +1040,7 @@ def test_items_that_were_encrypted_stay_so(tmp_path: Path, store: Store) -> None
         add(wrapped(theirs), *ODD[:2])
     import_sessions(store, path)
     ours = CasstoreSession(store, "run")
-    assert spelled(run(wrapped(ours).get_items())) == spelled(ODD[:2])
+    assert encoded(run(wrapped(ours).get_items())) == encoded(ODD[:2])
     assert "größer" not in json.dumps(run(ours.get_items()), ensure_ascii=False)
 
 
@@ -1102,7 +1102,7 @@ def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: S
         for branch in ("main", "b", "c"):
             items = run(theirs.get_items(branch_id=branch))
             assert len(items) > 2
-            assert spelled(run(ours.get_items(branch_id=branch))) == spelled(items)
+            assert encoded(run(ours.get_items(branch_id=branch))) == encoded(items)
         assert import_sessions(store, path).part("items").imported == 0
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-# At the end: an installed casstore must not be hidden by the one beside the tests.
-sys.path.append(str(Path(__file__).parent.parent.parent))
 
 from tests.cli.running import fill
 

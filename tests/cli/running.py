@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from click.testing import CliRunner
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft, Usage
+from casstore import Checkpoint, Commit, NodeDraft, Usage
 from casstore.cli.main import cli
 
 
@@ -82,25 +82,20 @@ def fill(place: Path) -> None:
                     ),
                     usage=[Usage("agent", "made-up", input=10, output=2)],
                     turn=f"t{turn}",
-                    lease=UNFENCED,
                 )
             )
         agent.label("middle", 6)
-        agent.commit(
-            Commit(append=[said("b1", "user", "another way", parent="n7")], lease=UNFENCED)
-        )
+        agent.commit(Commit(append=[said("b1", "user", "another way", parent="n7")]))
         store.fork("agent", "other", at=10)
-        store.session("other").commit(
-            Commit(append=[said("o1", "user", "the fork says")], lease=UNFENCED)
-        )
+        store.session("other").commit(Commit(append=[said("o1", "user", "the fork says")]))
         store.fork("agent", "third", at=4)
-        store.session("third").commit(Commit(append=[NodeDraft("t1", "plain")], lease=UNFENCED))
-        agent.rewind(9, lease=UNFENCED)
-        agent.commit(Commit(append=[said("r1", "user", "after the rewind")], lease=UNFENCED))
+        store.session("third").commit(Commit(append=[NodeDraft("t1", "plain")]))
+        agent.rewind(9)
+        agent.commit(Commit(append=[said("r1", "user", "after the rewind")]))
         store.tag("release", agent.entry(5).manifest, note="what we shipped")
         store.pin("resume", agent.entry(3).manifest, ttl_ms=3_600_000)
         store.session(HOSTILE).commit(
-            Commit(append=[said("e\x07", "us\x1ber", "\x1b]0;pwned\x07 hi")], lease=UNFENCED)
+            Commit(append=[said("e\x07", "us\x1ber", "\x1b]0;pwned\x07 hi")])
         )
         store.create_session("empty", name="nothing yet", subjects=["nobody"])
         store.tag("note", store.put_value({"plan": ["read", "edit"], "bytes": b"\0\1"}))

@@ -1,16 +1,18 @@
-"""Care: collecting, packing, pruning, erasing, checking, measuring."""
+"""Maintenance: collecting, packing, pruning, erasing, checking, measuring."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import casstore
-from casstore.cli import retaining
+from casstore.cli import erase as erasing
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles
 from casstore.records.scoped import Context, ScopedState
 from tests.cli.running import run
@@ -38,7 +40,10 @@ def test_a_dry_run_is_the_plan_and_changes_nothing(own: str) -> None:
 
 def test_gc_for_people_says_what_went(own: str) -> None:
     run("put", store=own, stdin=b"nobody's")
-    assert "1 object, 8 B (older than 0 ms)" in run("gc", "--grace", "0", "-n", store=own).out
+    assert (
+        "unreachable       1 object\nunreachable size  8 B"
+        in run("gc", "--grace", "0", "-n", store=own).out
+    )
     assert "removed" in run("gc", "--grace", "0", store=own).out
     run("gc", "--grace", "soon", store=own, ends=2)
 
@@ -62,12 +67,14 @@ def test_packing_joins_slabs(own: str) -> None:
         for number in range(50):
             store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
     assert run("pack", "--json", store=own).json["slabs_before"] == 0
-    young = "nothing to pack; what was stored within 15 min is left alone (--min-age 0)\n"
+    young = "nothing to pack; objects stored within 15 min stay where they are (--min-age 0)\n"
     assert run("pack", store=own).out.startswith(young)
     done = run("pack", "--min-age", "0", "--json", store=own).json
     assert done["slabs_before"] > done["slabs_after"] > 0
     assert done["damaged"] == []
-    assert run("pack", "--min-age", "0", store=own).out.startswith("nothing to pack\nslabs ")
+    assert run("pack", "--min-age", "0", store=own).out.startswith(
+        "nothing to pack\nslabs rewritten  0 slabs"
+    )
 
 
 def test_compacting_makes_the_file_shorter(own: str) -> None:
@@ -78,7 +85,7 @@ def test_compacting_makes_the_file_shorter(own: str) -> None:
     done = run("compact", "--wait", "1s", "--json", store=own).json
     assert done["file_bytes_before"] == before
     assert os.stat(f"{own}/data.mdb").st_size == done["file_bytes_after"] < before / 2
-    assert "→" in run("compact", store=own).out
+    assert "file now" in run("compact", store=own).out
     with casstore.open(own):
         assert run("compact", store=own, ends=7).err.count("try: ") == 1
 
@@ -119,13 +126,13 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     run("prune", "--from", file, store=own, ends=2)
     done = run("prune", "--from", file, "--yes", "--json", store=own).json
     assert done["revisions_removed"] == plan["revisions_removed"]
-    assert "0 gone" in run("prune", "--last", "3", "--yes", "--receipts", "7d", store=own).out
+    assert "0 removed" in run("prune", "--last", "3", "--yes", "--receipts", "7d", store=own).out
     for wrong in (("--plan", "x"), ("--from", "x", "--last", "1"), ("agent", "--prefix", "a")):
         run("prune", *wrong, "--yes", store=own, ends=2)
     run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=4)
     (tmp_path / "latin").write_bytes(b"\xff")
     assert (
-        "no retention plan"
+        "not a retention plan"
         in run("prune", "--from", str(tmp_path / "latin"), "--yes", store=own, ends=3).err
     )
     run(
@@ -176,7 +183,7 @@ def test_attachments_of_sessions_that_never_began_are_listed_and_given_up(own: s
         assert (rows["attachments"], rows["condemned"]) == (1, 1)
     [left] = run("attachments", "--json", store=own).json["attachments"]
     assert (left["id"], left["state"]) == ("video", "condemned")
-    assert "0 would go" in run("prune", "--attachments", "0", "--dry-run", store=own).out
+    assert "0 would be removed" in run("prune", "--attachments", "0", "--dry-run", store=own).out
 
 
 def test_a_dry_run_of_vacuum_says_what_the_run_does(own: str) -> None:
@@ -187,7 +194,7 @@ def test_a_dry_run_of_vacuum_says_what_the_run_does(own: str) -> None:
     before = count(own)
     plan = run("vacuum", "--grace", "0", "--dry-run", "--json", store=own).json
     assert count(own) == before
-    assert "expired row would go" in run("vacuum", "--grace", "0", "-n", store=own).out
+    assert "expired row would be removed" in run("vacuum", "--grace", "0", "-n", store=own).out
     done = run("vacuum", "--grace", "0", "--json", store=own).json
     assert (plan["outcome"], done["outcome"]) == ("planned", "done")
     assert plan["collected"]["objects_unreached"] == done["collected"]["objects_swept"] > 10
@@ -233,7 +240,7 @@ def test_what_comes_while_erasing_waits_for_an_answer_is_told(
         with casstore.open(own) as store:
             store.fork("other", "another")
 
-    monkeypatch.setattr(retaining, "require_yes", fork)
+    monkeypatch.setattr(erasing, "require_yes", fork)
     told = run("erase", "bob", store=own).out
     assert "erased other" in told
     assert "remains another" in told
@@ -295,6 +302,33 @@ def test_a_sound_store_is_sound_at_every_level(own: str) -> None:
     assert run("check", "--since-last", store=own).out.startswith("sound")
 
 
+def test_check_stores_its_result_for_stats_and_the_next_check(own: str) -> None:
+    assert run("stats", "--json", store=own).json["last_check"] is None
+    assert "no check has stored its result yet: casstore check" in run("stats", store=own).out
+    at = run("check", "--level", "full", "--json", store=own).json["checked_at"]
+    last = run("stats", "--json", store=own).json["last_check"]
+    assert last == {
+        "checked_at": at, "level": "full", "since_last": False, "sound": True, "findings": 0,
+    }  # fmt: skip
+    shown = at[:19].replace("T", " ")
+    assert re.search(f"^last check +{shown}$", run("stats", store=own).out, re.MULTILINE)
+    assert run("check", "--since-last", "--json", store=own).json["objects_checked"] == 0
+
+
+def test_a_store_is_checked_where_the_result_cannot_be_stored(own: str) -> None:
+    # No file can grow or be written behind its first byte.
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1));"
+        "from casstore.cli import run; run()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "check"],
+        env={**os.environ, "CASSTORE_PATH": own}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout.startswith("sound")
+    assert ran.stderr.startswith("the result was not stored: ")
+
+
 def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     with casstore.open(damaged) as store:
@@ -303,7 +337,6 @@ def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path
         for turn in range(3):
             change = casstore.Commit(
                 append=[casstore.NodeDraft(f"n{turn}", {"bytes": noise + bytes([turn])})],
-                lease=casstore.UNFENCED,
             )
             session.commit(change)
     data = damaged / "data.mdb"
@@ -327,9 +360,9 @@ def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path
     assert told["complete"] is False
     assert told["sessions"][0]["outcome"] == "partial"
     run("log", "s", store=str(saved))
-    assert "saved what could be proven" in run("salvage", str(damaged), str(saved), ends=1).out
+    assert "saved what could be verified" in run("salvage", str(damaged), str(saved), ends=1).out
     run("salvage", own, str(tmp_path / "copy"))
-    assert "objects named" in run("rebuild", store=own).out
+    assert "in the index" in run("rebuild", store=own).out
     assert run("rebuild", "--grace", "0", "--json", store=own).json["objects_missing"] == 0
 
 
@@ -362,7 +395,7 @@ def test_dedup_is_what_whole_copies_would_take(tmp_path: Path) -> None:
         session = store.session("s")
         for turn in range(10):
             draft = casstore.NodeDraft(f"n{turn}", os.urandom(100))
-            session.commit(casstore.Commit(append=[draft], lease=casstore.UNFENCED))
+            session.commit(casstore.Commit(append=[draft]))
     told = run("stats", "--json", store=place).json
     # Ten revisions: revision r has r nodes of about the same size, and a manifest.
     assert told["factors"]["revisions"] == 10
@@ -388,11 +421,11 @@ def test_vacuum_removes_hidden_nodes_for_good(own: str) -> None:
 
 
 def test_the_offline_collector_vacuums(own: str) -> None:
-    from casstore.cli.offline import Care, care_for
+    from casstore.cli.maintain import Steps, maintain_store
 
     with casstore.open(own) as store:
         store.session("agent").tombstone(["n5"])
-    done = care_for(own, Care(grace_ms=0, vacuum=True, pack=True), dry_run=False)
+    done = maintain_store(own, Steps(grace_ms=0, vacuum=True, pack=True), dry_run=False)
     assert done.exit_code == 0
     assert "vacuum done" in done.summary
     assert done.report["vacuumed"]["sessions"][0]["nodes_removed"] == 1
@@ -405,9 +438,9 @@ def test_dedup_counts_the_active_path_of_a_revision_and_no_other_branch(tmp_path
         session = store.session("s")
         for turn in range(5):
             draft = casstore.NodeDraft(f"n{turn}", {"role": "user", "text": os.urandom(50).hex()})
-            session.commit(casstore.Commit(append=[draft], lease=casstore.UNFENCED))
+            session.commit(casstore.Commit(append=[draft]))
         aside = casstore.NodeDraft("b", {"role": "user", "text": os.urandom(50).hex()}, parent="n0")
-        session.commit(casstore.Commit(append=[aside], lease=casstore.UNFENCED))
+        session.commit(casstore.Commit(append=[aside]))
     told = run("stats", "--json", store=place).json
     nodes, manifests = [
         next(one for one in told["kinds"] if one["kind"] == kind)["size_bytes"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft, Usage
+from casstore import Checkpoint, Commit, NodeDraft, Usage
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject
 from tests.cli.running import run
@@ -63,7 +63,7 @@ def test_a_summary_lists_nothing_but_counts_all(example: str) -> None:
 def test_a_limit_cuts_and_says_so(example: str) -> None:
     told = run("diff", "agent@4", "agent@9", "--limit", "2", "--json", store=example).json
     assert len(told["changes"]) == 2
-    assert told["omitted"] == {"nodes": 3, "changes": len_all(example) - 2}
+    assert told["omitted"] == {"nodes": 3, "changes": len_all(example) - 2, "details": 0}
     text = run("diff", "agent@4", "agent@9", "-n", "2", store=example).out
     assert "… 3 more: --limit 0" in text
     assert "more changes: --limit 0" in text
@@ -77,8 +77,8 @@ def test_a_patch_of_checkpoints_makes_the_new_document_of_the_old(example: str) 
     for old, new in (("agent@4", "agent@7"), ("agent@13", "agent@15"), ("agent@9", "agent@2")):
         patch = json.loads(run("diff", old, new, "--patch", store=example).out)
         assert apply(document(example, old), patch) == document(example, new)
-        beside = run("diff", old, new, "--patch", "--json", store=example).json
-        assert beside["patch"] == patch
+        also = run("diff", old, new, "--patch", "--json", store=example).json
+        assert also["patch"] == patch
 
 
 def test_a_change_of_usage_names_source_model_and_field(own: str) -> None:
@@ -91,8 +91,8 @@ def test_a_change_of_usage_names_source_model_and_field(own: str) -> None:
             Usage("tool", "other", input=5, cached_input=7),
             Usage("agent", "made-up", output=1),
         ]
-        store.session("agent").commit(Commit(usage=used, lease=UNFENCED))
-        store.session("plain").commit(Commit(append=[NodeDraft("p", 1)], lease=UNFENCED))
+        store.session("agent").commit(Commit(usage=used))
+        store.session("plain").commit(Commit(append=[NodeDraft("p", 1)]))
     added = run("diff", "agent~1", "agent", store=own).out
     assert "  + tool, other  input 5, cached_input 7\n" in added
     assert (
@@ -183,10 +183,8 @@ def test_two_stores_are_compared_as_if_they_were_one(own: str, tmp_path: Path) -
         for turn in range(5):
             node = source.session("agent").node(f"n{turn}")
             assert node is not None
-            target.session("agent").commit(
-                Commit(append=[NodeDraft(node.id, node.payload)], lease=UNFENCED)
-            )
-        target.session("agent").commit(Commit(append=[NodeDraft("else", 1)], lease=UNFENCED))
+            target.session("agent").commit(Commit(append=[NodeDraft(node.id, node.payload)]))
+        target.session("agent").commit(Commit(append=[NodeDraft("else", 1)]))
     told = run("diff", "agent@6", f"{other}::agent", "--json", store=own).json
     assert told["nodes"]["ancestor"] == "n4"
     assert [one["id"] for one in told["nodes"]["added"]] == ["else"]
@@ -212,7 +210,7 @@ def test_nodes_are_read_many_at_once_in_every_form(
         with casstore.open(place, durability="relaxed") as store:
             for session in ("s", name):
                 nodes = [NodeDraft(f"{name}{at}", {"session": session}) for at in range(400)]
-                store.session(session).commit(Commit(append=nodes, lease=UNFENCED))
+                store.session(session).commit(Commit(append=nodes))
     one, two = places
     monkeypatch.setattr(LmdbEngine, "get_many", counted)
     for old, new in (("s", "a"), ("s", f"{two}::s")):
@@ -229,13 +227,13 @@ def test_one_change_in_a_large_state_is_found_in_few_pieces(tmp_path: Path) -> N
     state = {f"file {at:05}": {"lines": [at] * 40, "text": f"{at} " * 60} for at in range(12_000)}
     with casstore.open(place, durability="relaxed") as store:
         session = store.session("s")
-        session.commit(Commit(checkpoint=Checkpoint(tool_state=state), lease=UNFENCED))
+        session.commit(Commit(checkpoint=Checkpoint(tool_state=state)))
         links = session.checkpoint()
         changed = store.edit(
             links.tool_state.digest, casstore.Set(("file 07777", "lines", 3), "changed")
         )
         after = links._replace(tool_state=casstore.Link(changed))
-        session.commit(Commit(checkpoint=after, lease=UNFENCED))
+        session.commit(Commit(checkpoint=after))
         found = store.compare(("s", 1), ("s", 2))
         assert found.pieces_read < 60
     text = run("diff", "s@1", "s@2", store=str(place)).out

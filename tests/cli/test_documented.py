@@ -11,17 +11,19 @@ import click
 import pytest
 
 from casstore.cli.command import COMMON, Command, Kinds
-from casstore.cli.importing import import_
-from casstore.cli.main import MODULE_OF, SECTIONS, cli
+from casstore.cli.import_ import import_
+from casstore.cli.main import COMMON_TASKS, MODULE_OF, SECTIONS, cli
+from casstore.cli.workspace import workspace
 from tests.cli.running import run
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "cli.md").read_text()
 
 
-# All commands; an import by its kind: "import lash".
-NAMES = [name for name in MODULE_OF if name != "import"]
-NAMES += [f"import {kind}" for kind in import_.commands]
+# All commands; those of a group with the kind: "import lash".
+GROUPS = {"import": import_, "workspace": workspace}
+NAMES = [name for name in MODULE_OF if name not in GROUPS]
+NAMES += [f"{name} {kind}" for name, group in GROUPS.items() for kind in group.commands]
 
 
 def command(name: str) -> Command:
@@ -51,7 +53,7 @@ def tried() -> dict[str, set[str]]:
                 ]  # fmt: skip
                 for at, word in list(enumerate(words)):
                     if word in MODULE_OF:
-                        name = " ".join(words[at : at + 2]) if word == "import" else word
+                        name = " ".join(words[at : at + 2]) if word in GROUPS else word
                         found.setdefault(name, set()).update(words)
                         break
     return found
@@ -129,13 +131,35 @@ def test_a_kind_that_does_not_exist_gets_a_suggestion(tmp_path: Path) -> None:
     assert "bundle, jsonl" in run("import", "zzzz", "x", ends=2).err
 
 
-def test_the_help_lists_every_command_in_its_section() -> None:
+def test_help_all_lists_every_command_on_one_line() -> None:
+    shown = run("help", "all").out
+    for name in MODULE_OF:
+        [line] = [line for line in shown.splitlines() if line.startswith(f"  {name} ")]
+        assert line.endswith(".")
+    for section in SECTIONS:
+        assert f"{section}:" in shown
+
+
+def test_help_explains_names_and_describes_commands() -> None:
+    assert "SESSION@REVISION" in run("help", "names").out
+    assert "langgraph:t0" in run("help", "names").out
+    assert run("help", "fork").out == run("fork", "--help").out
+    assert run("help", "ls").out == run("sessions", "--help").out
+    assert run("help", "import", "lash").out == run("import", "lash", "--help").out
+    assert run("help", "--json").json["text"] + "\n" == run("--help").out
+    assert "Did you mean 'fork'?" in run("help", "frk", ends=2).err
+    run("help", "fork", "log", ends=2)
+
+
+def test_the_short_help_lists_the_dozen_commands_that_most_people_need() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "casstore", "--help"],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
+    wanted = [name for names in COMMON_TASKS.values() for name in names]
+    assert len(wanted) == 12
     for name in MODULE_OF:
-        assert f"\n  {name} " in answer.stdout
+        assert (f"\n  {name} " in answer.stdout) == (name in wanted)
     bare = subprocess.run(
         [sys.executable, "-m", "casstore"],
         capture_output=True, text=True, check=False, cwd=ROOT,

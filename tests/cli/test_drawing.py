@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casstore.cli.drawing import Lanes, order
+from casstore.cli.log import Lanes, order
 from casstore.cli.output import Cells, Column, Printer, name
 
 

@@ -16,11 +16,12 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft, errors
+from casstore import Commit, NodeDraft, errors
 from casstore.cli.advice import advice
 from casstore.cli.main import MODULE_OF
 from tests.cli.running import run
@@ -159,7 +160,7 @@ def test_who_may_not_write_to_the_lock_is_told_that_reading_needs_it(example: st
         )  # fmt: skip
     assert ran.returncode == 10, ran
     told = ran.stderr.partition("--\n")[2]
-    assert told.startswith(f"error: no right to open {own}: Permission denied; who reads must")
+    assert told.startswith(f"error: no right to open {own}: Permission denied; readers need")
     assert "lock.mdb" in told
 
 
@@ -209,7 +210,7 @@ def test_every_kind_of_error_has_a_code_and_most_have_advice() -> None:
         kind for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.CasstoreError)
     ]  # fmt: skip
-    document = (ROOT / "docs" / "cli.md").read_text()
+    document = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for code in {kind.exit_code for kind in kinds}:
         assert f"\n| {code} |" in document
     for kind in (
@@ -334,7 +335,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
     run("export", "agent", bundle, store=own)
     with casstore.open(own) as store:
         long = [NodeDraft(f"long{at}", "x" * 100_000) for at in range(4)]
-        store.session("agent").commit(Commit(append=long, lease=UNFENCED))
+        store.session("agent").commit(Commit(append=long))
     comparing = subprocess.Popen(
         [sys.executable, "-m", "casstore", "diff", bundle, "agent", "--patch", "--store", own],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(TMPDIR=str(place)),
@@ -454,11 +455,44 @@ def test_binary_is_not_written_to_a_terminal(example: str) -> None:
     assert "one\r\ntwo" in on_terminal("cat", "text", "--store", example)
 
 
-def test_the_lines_of_a_table_fit_the_terminal(example: str) -> None:
-    for line in on_terminal(
-        "sessions", "--store", example, COLUMNS="60", NO_COLOR="1"
-    ).splitlines():
-        assert len(line) <= 60
+def test_a_table_fits_the_terminal_and_cuts_text_but_no_id(own: str) -> None:
+    long = "session-" + "0123456789" * 3
+    with casstore.open(own) as store:
+        text = {"role": "user", "text": "a long question " * 20}
+        store.session(long).commit(Commit(append=[NodeDraft("n", text)]))
+    shown = on_terminal("sessions", "--store", own, COLUMNS="110", NO_COLOR="1")
+    assert all(len(line) <= 110 for line in shown.splitlines())
+    assert long in shown
+    assert re.search("a long question.*…", shown)
+    # Where the ids alone are wider than the terminal, they are whole all the same.
+    assert long in on_terminal("sessions", "--store", own, COLUMNS="40", NO_COLOR="1")
+
+
+def test_long_text_goes_through_the_pager_on_a_terminal_only(own: str, tmp_path: Path) -> None:
+    paged = tmp_path / "paged"
+    pager = tmp_path / "pager"
+    pager.write_text(f"#!/bin/sh\ncat > {paged}\n")
+    pager.chmod(0o755)
+    asked = ("log", "agent", "--payloads", "--limit", "0", "--store", own)
+    environ: dict[str, Any] = {"PAGER": str(pager), "LINES": "10", "COLUMNS": "80"}
+    assert "turn 5" not in on_terminal(*asked, **environ)
+    text = paged.read_text()
+    assert "turn 5" in text
+    assert "\x1b[" in text
+    paged.unlink()
+    for given, more in (
+        (("log", "agent", "-p", "-n", "0", "--no-pager", "--store", own), {}),
+        (asked, {"PAGER": "cat"}),
+        (asked, {"PAGER": ""}),
+        (asked, {"LINES": "500"}),
+        (asked, {"PAGER": str(tmp_path / "missing")}),
+    ):
+        assert "turn 5" in on_terminal(*given, **{**environ, **more})
+    assert "turn 5" in run(*asked, env=environ).out
+    assert not paged.exists()
+    # Leaving the pager before the end is not an error.
+    pager.write_text("#!/bin/sh\nexit 0\n")
+    assert "error" not in on_terminal(*asked, **environ)
 
 
 # --- what belongs to the command itself ------------------------------------------------------
@@ -503,6 +537,15 @@ def test_the_shell_completes_commands_options_and_names(example: str) -> None:
     assert completed("casstore show a", "/nowhere") == []
 
 
+def test_the_shell_completes_labels_and_revisions_behind_a_session(example: str) -> None:
+    assert completed("casstore show agent@m", example) == ["agent@middle"]
+    assert completed("casstore show agent@1", example) == [
+        f"agent@{revision}" for revision in (15, 14, 13, 12, 11, 10, 1)
+    ]
+    assert completed("casstore diff agent@3 agent@mid", example) == ["agent@middle"]
+    assert completed("casstore show nothing@", example) == []
+
+
 # --- streams that are closed, full, or cannot show a character --------------------------------
 
 
@@ -516,7 +559,7 @@ def in_shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
     # Its number must not go to a file of the store, or what is written there would land in it.
-    look = f"{sys.executable} -c 'import os; from casstore.cli.streams import prepare_streams as p;"
+    look = f"{sys.executable} -c 'import os; from casstore.cli.output import prepare_streams as p;"
     look += " p(); os.fstat(1); os.fstat(2); assert os.open(os.devnull, 0) > 2'"
     for line in (
         "$CASSTORE sessions >&-",
@@ -552,7 +595,7 @@ def test_a_file_that_cannot_be_written_whole_does_not_stay(
         store.tag("long", store.put_value(["entry"] * 20_000))
         for at in range(20):
             node = NodeDraft(f"more{at}", at)
-            store.session("agent").commit(Commit(append=[node], lease=UNFENCED, label="l" * 500))
+            store.session("agent").commit(Commit(append=[node], label="l" * 500))
     place = tmp_path / "into"
     place.mkdir()
     # The system takes no more than a block of one KiB into a file.

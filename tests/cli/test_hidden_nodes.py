@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit
+from casstore import Commit
 from tests.cli.running import run, said
 from tests.cli.test_endings import ROOT, environment
 
@@ -24,7 +24,7 @@ class Hidden:
         self.path = path
         with casstore.open(path) as store:
             session = store.session("agent")
-            session.commit(Commit(append=[said("bad", "user", SECRET)], lease=UNFENCED))
+            session.commit(Commit(append=[said("bad", "user", SECRET)]))
             self.digest = session.nodes()[-1].digest.hex()
             self.seen = session.nodes()[-2].digest.hex()
             head = session.head()

@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, Digest, NodeDraft, Store
-from casstore.cli.json_stream import json_line, json_pieces
-from casstore.cli.offline import Outcome
-from casstore.cli.offline_program import write_report
+from casstore import Checkpoint, Commit, Digest, NodeDraft, Store
+from casstore.cli.maintain import Steps, maintain_store, write_report
 from casstore.cli.places import open_object
-from casstore.cli.spelling import brief, plain, summary
+from casstore.cli.text import brief, json_line, json_pieces, plain, summary
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ExpansionError
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_PART, link_bytes
 from casstore.format.manifest import Manifest, encode_components
 from casstore.format.manifest import linked as link_to
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.maintenance import erasure, retention
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.verification import BundleLimits
@@ -52,9 +50,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("hostile")
     draft = Draft()
     part = shared_parts(draft, 30)
-    linked = Spelled(link_bytes(ROLE_PART, part), [part])
+    linked = Encoded(link_bytes(ROLE_PART, part), [part])
     message = canonical.encode({"role": "user", "text": "what is said", "tree": None})
-    payload = Spelled(message[:-1] + linked.data, [part])
+    payload = Encoded(message[:-1] + linked.data, [part])
     node = draft.node("n", None, users=1, payload=payload)
     other = draft.put(3, b"\x92\x01" + link_bytes(ROLE_PART, part))
     draft.revision(
@@ -206,7 +204,6 @@ def test_lines_that_are_not_shown_are_counted_as_far_as_there_are_few(tmp_path: 
                     NodeDraft("few", list(range(60))), NodeDraft("many", list(range(50_000))),
                     NodeDraft("edge", list(range(38))), NodeDraft("over", list(range(39))),
                 ],
-                lease=UNFENCED,
             )
         )  # fmt: skip
     assert run("show", "s#few", store=place).out.endswith("… 22 more lines: --full\n")
@@ -229,8 +226,8 @@ def test_json_holds_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None
     with casstore.open(place) as store:
         session = store.session(UNSAFE)
         state = Checkpoint(config={UNSAFE: UNSAFE * 100})
-        session.commit(Commit(append=[NodeDraft(UNSAFE, UNSAFE)], checkpoint=state, lease=UNFENCED))
-        session.commit(Commit(append=[NodeDraft("b", {UNSAFE: 1})], label=UNSAFE, lease=UNFENCED))
+        session.commit(Commit(append=[NodeDraft(UNSAFE, UNSAFE)], checkpoint=state))
+        session.commit(Commit(append=[NodeDraft("b", {UNSAFE: 1})], label=UNSAFE))
     for arguments in (
         ["sessions"], ["show", UNSAFE], ["log", UNSAFE, "-p"], ["cat", UNSAFE], ["stats"],
         ["diff", f"{UNSAFE}@1", UNSAFE], ["diff", f"{UNSAFE}@1", UNSAFE, "--patch"],
@@ -250,7 +247,7 @@ def test_plans_hold_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None
     with casstore.open(tmp_path / "s") as store:
         session = store.session(UNSAFE)
         for number in range(3):
-            session.commit(Commit(append=[NodeDraft(f"n{number}", 1)], lease=UNFENCED))
+            session.commit(Commit(append=[NodeDraft(f"n{number}", 1)]))
         store.create_session("about", subjects=[UNSAFE])
         pruning = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
         erasing = erasure.plan(store, UNSAFE)
@@ -263,8 +260,10 @@ def test_plans_hold_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None
 
 def test_the_report_of_an_offline_run_holds_none_either(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    found = Outcome(UNSAFE, 0, "", {"path": UNSAFE})
+    found = maintain_store(str(tmp_path / UNSAFE.replace("/", "")), Steps(), dry_run=True)
     write_report(str(report), [found], interrupted=False)
-    assert json.loads(report.read_text())["stores"] == [{"path": UNSAFE}]
+    [told] = json.loads(report.read_text())["stores"]
+    assert told["path"] == found.path
+    assert told["error"]["error"] == "StoreNotFoundError"
     assert report.read_text().replace("\n", "").isprintable()
     assert report.read_text().isascii()

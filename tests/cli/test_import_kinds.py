@@ -23,8 +23,8 @@ from langgraph.store.sqlite import SqliteStore
 from power_loop.runtime.session_store import SessionStore
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft
-from casstore.cli.importing import FUNCTIONS
+from casstore import Commit, NodeDraft
+from casstore.cli.import_ import FUNCTIONS
 from casstore.compat.importing import ImportReport
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES
@@ -56,7 +56,7 @@ def make_bundle(place: Path) -> str:
     with casstore.open(place / "origin", "relaxed") as store:
         for at in range(4):
             content = [NodeDraft(f"n{at}", "x" * at)]
-            store.session("agent").commit(Commit(append=content, lease=UNFENCED))
+            store.session("agent").commit(Commit(append=content))
         export_session(store, "agent", place / "agent.bundle")
     return str(place / "agent.bundle")
 
@@ -64,7 +64,7 @@ def make_bundle(place: Path) -> str:
 def change_bundle(source: str) -> None:
     place = Path(source).parent
     with casstore.open(place / "other", "relaxed") as store:
-        store.session("agent").commit(Commit(append=[NodeDraft("other", 1)], lease=UNFENCED))
+        store.session("agent").commit(Commit(append=[NodeDraft("other", 1)]))
         export_session(store, "agent", source, replace=True)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casstore.cli.json_patch import operations, pointer
-from casstore.cli.json_stream import json_line
-from casstore.cli.spelling import plain, unplain
+from casstore.cli.differences import operations, pointer
+from casstore.cli.text import json_line, plain, unplain
 from casstore.engine.memory import MemoryEngine
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest

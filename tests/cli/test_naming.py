@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore import Commit, NodeDraft, Store
 from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, resolve, split_store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Listing
@@ -23,7 +23,7 @@ def store() -> Store:
     for session, commits in (("agent", 5), ("agent@3", 1), ("age#of", 1), ("a~b", 2)):
         for turn in range(commits):
             draft = NodeDraft(f"n{turn}", {"session": session})
-            made.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+            made.session(session).commit(Commit(append=[draft]))
     made.session("agent").label("good", 2)
     made.session("agent").label("7", 4)
     made.session("agent").label("a@b", 1)
@@ -225,7 +225,7 @@ def test_a_name_that_an_error_lists_means_one_thing(tmp_path: Path) -> None:
     with casstore.open(place) as store:
         for session in ids:
             one = store.session(session)
-            one.commit(Commit(append=[NodeDraft("n", session)], lease=UNFENCED))
+            one.commit(Commit(append=[NodeDraft("n", session)]))
         store.tag("x", store.put_blob(b"x"))
         for session in ids:
             assert resolve(store, f"session:{session}").session == session
@@ -260,7 +260,7 @@ def test_an_empty_name_is_not_the_only_session(tmp_path: Path) -> None:
     """It is the beginning of every id; a variable that was not set exported what there was."""
     place = str(tmp_path / "store")
     with casstore.open(place) as store:
-        store.session("only").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+        store.session("only").commit(Commit(append=[NodeDraft("n", 1)]))
     for arguments in (("show", ""), ("cat", ""), ("export", "", "x"), ("fork", "", "x")):
         assert "the name is empty" in run(*arguments, store=place, ends=3).err
     told = run("diff", f"{place}::", "only", store=place, ends=3).err

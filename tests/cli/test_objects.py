@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import casstore
 from casstore.format.digest import Digest
 from tests.cli.running import run
 
@@ -20,8 +21,8 @@ def test_a_store_is_made_once(tmp_path: Path) -> None:
         "path": place,
         "created": False,
     }
-    assert "there was a store already" in run("init", place).out
-    assert run("sessions", "--store", place).err == "no sessions yet\n"
+    assert "a store exists already" in run("init", place).out
+    assert run("sessions", "--store", place).err == "nothing is stored yet\n"
 
 
 def test_what_is_put_comes_back_byte_by_byte(own: str, tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_what_is_put_comes_back_byte_by_byte(own: str, tmp_path: Path) -> None:
     run("cat", ran.out.strip()[:16], "--output", str(target), store=own)
     assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(content).digest()
     assert (
-        "is there already"
+        "exists already"
         in run("cat", ran.out.strip(), "--output", str(target), store=own, ends=3).err
     )
     run("cat", ran.out.strip(), "--output", str(target), "--force", store=own)
@@ -64,13 +65,13 @@ def test_values_are_json_with_bytes_and_links(own: str) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"{", "is no JSON"),
+        (b"{", "is not JSON"),
         (b'{"a": 1, "a": 2}', "the same key twice"),
         (b"[NaN]", "holds NaN"),
-        (b'{"$what": 1}', "means nothing here"),
+        (b'{"$what": 1}', "is not a known marker"),
         (b'{"$bytes": "*"}', "takes base64"),
         (b"[" * 100 + b"]" * 100, "64"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"99999999999999999999", ""),
     ],
 )
@@ -122,3 +123,19 @@ def test_cat_prints_checkpoints_nodes_and_parts_of_them(example: str, tmp_path: 
 )
 def test_a_path_to_nothing_is_an_error(example: str, name: str, path: str, code: int) -> None:
     assert run("cat", name, "--path", path, store=example, ends=code).err.startswith("error: ")
+
+
+def test_cat_prints_a_text_or_bytes_raw(own: str, tmp_path: Path) -> None:
+    long = "line\n" * 200_000
+    with casstore.open(own) as store:
+        value = {"text": "one\ntwo", "bytes": b"\0\xff", "long": long, "list": [1]}
+        store.tag("mixed", store.put_value(value))
+    assert run("cat", "mixed", "--path", "text", "--raw", store=own).out == "one\ntwo"
+    assert run("cat", "mixed", "--path", "bytes", "-r", store=own).raw == b"\0\xff"
+    assert run("cat", "mixed", "--path", "long", "--raw", store=own).out == long
+    file = tmp_path / "out"
+    run("cat", "mixed", "--path", "text", "--raw", "-o", str(file), store=own)
+    assert file.read_text() == "one\ntwo"
+    assert "not a text or bytes" in run("cat", "mixed", "--raw", store=own, ends=3).err
+    run("cat", "mixed", "--path", "text", "--raw", "--json", store=own, ends=2)
+    assert run("cat", "text", "--raw", store=own).out == "one\ntwo\nthree\n"

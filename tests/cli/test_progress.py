@@ -9,26 +9,31 @@ import signal
 import pytest
 
 from casstore.cli import progress
-from casstore.cli.progress import LINE_INTERVAL_S, Meter, told
+from casstore.cli.progress import LINE_INTERVAL_S, Meter, progress_line
 from casstore.maintenance.progress import Step
 
 
 def test_a_line_tells_amount_rate_and_time_left() -> None:
-    assert told(Step("mark", 500, 2000, "objects"), 10) == (
+    assert progress_line(Step("mark", 500, 2000, "objects"), 10) == (
         "500 objects of 2,000 objects, 50 objects/s, about 30 s left"
     )
-    assert told(Step("copy", 3 << 20, None, "bytes"), 2) == "3.0 MiB, 1.5 MiB/s"
-    assert told(Step("copy", 0, 10, "bytes"), 0) == "0 B of 10 B"
-    assert told(Step("sweep", 10, 10, "objects"), 1) == "10 objects of 10 objects, 10 objects/s"
+    assert progress_line(Step("copy", 3 << 20, None, "bytes"), 2) == "3.0 MiB, 1.5 MiB/s"
+    assert progress_line(Step("copy", 0, 10, "bytes"), 0) == "0 B of 10 B"
+    assert (
+        progress_line(Step("sweep", 10, 10, "objects"), 1)
+        == "10 objects of 10 objects, 10 objects/s"
+    )
 
 
 def test_no_rate_is_told_of_a_moment_or_of_what_was_done_before() -> None:
-    assert told(Step("expire", 28_078, None, "rows"), 0.000001) == "28,078 rows"
-    assert told(Step("expire", 28_078, 30_000, "rows"), 0.9) == "28,078 rows of 30,000 rows"
-    assert told(Step("mark", 1100, None, "objects"), 10, began_at=1000) == (
+    assert progress_line(Step("expire", 28_078, None, "rows"), 0.000001) == "28,078 rows"
+    assert (
+        progress_line(Step("expire", 28_078, 30_000, "rows"), 0.9) == "28,078 rows of 30,000 rows"
+    )
+    assert progress_line(Step("mark", 1100, None, "objects"), 10, began_at=1000) == (
         "1,100 objects, 10 objects/s"
     )
-    assert told(Step("mark", 1000, 2000, "objects"), 10, began_at=1000) == (
+    assert progress_line(Step("mark", 1000, 2000, "objects"), 10, began_at=1000) == (
         "1,000 objects of 2,000 objects"
     )
 

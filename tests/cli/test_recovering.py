@@ -26,7 +26,7 @@ LOGGED = COMMITS - 2
 KILLED = """
 import os, signal, sys
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 
 path, commits, extra_bytes, apply_before = sys.argv[1], *map(int, sys.argv[2:])
 store = casstore.open(path)
@@ -35,7 +35,7 @@ for number in range(commits):
     if number == apply_before:
         store.engine.apply_log()
     message = {"role": "user", "text": f"turn {number}", "extra": os.urandom(extra_bytes)}
-    session.commit(Commit(append=[NodeDraft(f"n{number}", message)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft(f"n{number}", message)]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -109,6 +109,14 @@ def test_commands_that_only_read_see_the_commits_in_the_log(
     assert Path(killed, "data.mdb").read_bytes() == before
 
 
+def test_check_stores_its_result_once_the_store_is_closed(killed: str) -> None:
+    assert "the result was not stored: the store was not closed" in run("check", store=killed).err
+    assert run("stats", "--json", store=killed).json["last_check"] is None
+    run("recover", store=killed)
+    assert run("check", store=killed).err == ""
+    assert run("stats", "--json", store=killed).json["last_check"]["sound"] is True
+
+
 def test_recover_applies_the_log_and_says_how_many_commits_it_held(killed: str) -> None:
     told = run("recover", "--json", store=killed).json
     assert (told["needed_log"], told["commits_recovered"], told["commits_discarded"]) == (
@@ -168,7 +176,7 @@ def test_a_log_is_not_discarded_before_the_user_has_agreed(
         asked.append(question)
         command.require_yes(yes=yes, question=question)
 
-    monkeypatch.setattr("casstore.cli.recovering.require_yes", ask)
+    monkeypatch.setattr("casstore.cli.check.require_yes", ask)
     run("recover", "--discard-log", store=killed, ends=2)
     # Without the option nothing would be lost, and whoever is asked must know.
     assert asked == [
@@ -224,7 +232,7 @@ def test_recover_refuses_what_is_no_directory_of_a_store(tmp_path: Path) -> None
 
 
 def test_the_function_is_as_strict_as_the_command(killed: str) -> None:
-    with pytest.raises(InvalidInputError, match="discard_log is True or False, not 'yes'"):
+    with pytest.raises(InvalidInputError, match="discard_log must be a bool, got 'yes'"):
         recover(killed, discard_log="yes")  # type: ignore[arg-type]
     Path(killed, "data.mdb").write_bytes(b"")
     for discard_log in (False, True):

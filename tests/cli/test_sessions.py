@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore import Checkpoint, Commit, NodeDraft
+from casstore.cli import sessions
+from casstore.cli.stats import measure_sessions
 from casstore.session import keys
 from tests.cli.running import HOSTILE, run
 from tests.maintenance.wounds import wounding
@@ -32,7 +35,7 @@ def test_sessions_are_listed_by_id_or_by_their_last_move(example: str) -> None:
     assert run("sessions", "th", store=example).out.splitlines()[1].split()[0] == "third"
     page = run("sessions", "--after", "other", "--limit", "5", "--json", store=example).json
     assert [one["id"] for one in page["sessions"]] == ["third"]
-    assert "no sessions that begin with" in run("sessions", "zz", store=example).err
+    assert "nothing begins with 'zz'" in run("sessions", "zz", store=example).err
 
 
 def test_show_tells_what_a_name_stands_for(example: str) -> None:
@@ -47,6 +50,31 @@ def test_show_tells_what_a_name_stands_for(example: str) -> None:
     assert "14 (rewind to 9" in run("show", "agent~1", store=example).out
     assert run("show", "empty", "--json", store=example).json["digest"] is None
     assert "nothing was committed yet" in run("show", "empty", store=example).out
+
+
+def test_the_list_has_the_size_that_only_a_session_keeps(own: str) -> None:
+    run("fork", "agent", "copy", store=own)
+    with casstore.open(own) as store:
+        text = {"role": "user", "text": os.urandom(30_000).hex()}
+        store.session("large").commit(Commit(append=[NodeDraft("n", text)]))
+        expected = {one.session: one.own_bytes for one in measure_sessions(
+            store, [info.meta.session for info in store.sessions()]
+        )}  # fmt: skip
+    listed = run("sessions", "--json", store=own).json["sessions"]
+    assert {one["id"]: one["own_bytes"] for one in listed} == expected
+    # The fork and its source have everything in common but the source's history.
+    assert expected["copy"] == 0 < expected["agent"] < 60_000 < expected["large"]
+    assert re.search("^large .* 58.[0-9] KiB ", run("sessions", store=own).out, re.MULTILINE)
+
+
+def test_sizes_are_left_out_where_measuring_them_would_take_long(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MAX_MEASURED", 20)
+    ran = run("sessions", store=own)
+    assert "sizes are not measured above 20 objects: casstore stats" in ran.err
+    assert re.search("^agent +session +[-0-9]+ [:0-9]+ +- ", ran.out, re.MULTILINE)
+    assert run("sessions", "--json", store=own).json["sessions"][0]["own_bytes"] is None
 
 
 def test_show_tells_of_nodes_values_and_blobs(example: str) -> None:
@@ -102,10 +130,9 @@ def test_show_spells_a_value_as_cat_does(own: str) -> None:
             Commit(
                 append=[NodeDraft("n", value)],
                 checkpoint=Checkpoint(tool_state=value),
-                lease=UNFENCED,
             )
         )
-    spelled = {"$$key": {"inner": {"$bytes": "AAE="}}}
+    encoded = {"$$key": {"inner": {"$bytes": "AAE="}}}
     for arguments in (
         ("tag:spelled",),
         ("spelled#n",),
@@ -113,10 +140,10 @@ def test_show_spells_a_value_as_cat_does(own: str) -> None:
         ("session:spelled", "--path", "tool_state"),
     ):
         text = run("show", *arguments, store=own).out
-        assert json.loads(text[text.index("{") :]) == spelled
+        assert json.loads(text[text.index("{") :]) == encoded
         told = run("show", *arguments, "--json", store=own).json
-        assert spelled in (told["value"], (told["node"] or {}).get("payload"))
-    assert run("cat", "tag:spelled", "--json", store=own).json["value"] == spelled
+        assert encoded in (told["value"], (told["node"] or {}).get("payload"))
+    assert run("cat", "tag:spelled", "--json", store=own).json["value"] == encoded
 
 
 def test_there_is_no_part_of_what_was_never_committed(example: str) -> None:
@@ -237,7 +264,7 @@ def test_tags_and_pins_keep_what_they_name(own: str) -> None:
     run("pin", "x", "text", "--for", "soon", store=own, ends=2)
     run("pin", "x", "empty", store=own, ends=3)
     refused = run("pin", "release", "release", "--for", "1h", store=own, ends=5).err
-    assert "'release' is a tag of" in refused
+    assert "'release' is already a tag of" in refused
     assert "casstore tag --delete NAME" in refused
 
 
@@ -261,9 +288,10 @@ def test_log_follows_the_path_and_draws_branches_and_forks(example: str) -> None
     short = run("log", "agent", "--limit", "3", "--payloads", "--json", store=example).json
     assert short["more"] == 7
     assert short["nodes"][0]["payload"] == {"role": "user", "text": "after the rewind"}
-    assert "… 7 more" in run("log", "agent", "-n", "3", store=example).err
+    assert "… 7 more nodes" in run("log", "agent", "-n", "3", store=example).err
     drawn = run("log", "agent", "--graph", "--forks", "--rewound", store=example).out
-    assert drawn.splitlines() == [
+    assert re.search(r"\* b1 \d{4}-\d\d-\d\d \d\d:\d\d \(agent@13\)", drawn)
+    assert re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d ", "", drawn).splitlines() == [
         "* b1 (agent@13) user: another way",
         "| * n11 assistant: turn 11",
         "| * n10 user: turn 10",
@@ -320,4 +348,58 @@ def test_a_hidden_node_is_not_drawn_and_its_line_goes_on(own: str) -> None:
 @pytest.mark.parametrize("text", ["", "5 parsecs", "-1h", "1h2", "1e9y", "h"])
 def test_a_duration_that_is_none_is_refused(own: str, text: str) -> None:
     ran = run("pin", "x", "text", "--for", text, store=own, ends=2)
-    assert "is no duration" in ran.err
+    assert "is not a duration" in ran.err
+
+
+def test_log_names_revision_turn_role_and_commit_time_of_each_node(example: str) -> None:
+    told = run("log", "agent", "--limit", "3", "--json", store=example).json
+    assert [(one["id"], one["revision"], one["turn"], one["role"]) for one in told["nodes"]] == [
+        ("r1", 15, None, "user"), ("n8", 9, "t8", "user"), ("n7", 8, "t7", "assistant"),
+    ]  # fmt: skip
+    assert all(one["committed_at"].endswith("Z") for one in told["nodes"])
+    assert told["cursor"] == "agent@15#n6"
+    seen = [one["id"] for one in told["nodes"]]
+    while told["cursor"] is not None:
+        told = run("log", told["cursor"], "--limit", "3", "--json", store=example).json
+        seen += [one["id"] for one in told["nodes"]]
+    assert seen == ["r1", *[f"n{at}" for at in range(8, -1, -1)]]
+    fork = run("log", "other", "--json", store=example).json["nodes"]
+    assert [(one["session"], one["revision"]) for one in fork][:2] == [("other", 11), ("other", 10)]
+
+
+def test_history_has_leaf_turn_labels_and_fork_origin(own: str) -> None:
+    [top, first] = run("history", "other", "--limit", "2", "--json", store=own).json["revisions"]
+    assert (top["leaf"], top["origin"]) == ("o1", None)
+    assert first["operation"] == "fork"
+    assert first["origin"] == {"session": "agent", "revision": 10, "node": None}
+    assert "fork of agent@10" in run("history", "other", store=own).out
+
+
+def test_a_session_adopts_another(own: str) -> None:
+    done = run("adopt", "agent", "other", "--expected", "15", "--label", "won", "--json",
+               store=own).json  # fmt: skip
+    assert (done["revision"], done["leaf"]) == (16, "o1")
+    assert done["adopted"]["session"] == "other"
+    assert run("show", "agent@won", "--json", store=own).json["revision"]["leaf"] == "o1"
+    assert "adopted third@" in run("adopt", "agent", "third", store=own).out
+    run("adopt", "agent", "other", "--expected", "3", store=own, ends=5)
+    assert (
+        "fork an earlier revision first" in run("adopt", "agent", "other~1", store=own, ends=3).err
+    )
+    run("adopt", "agen", "other", store=own, ends=4)
+    run("adopt", "agent", "empty", store=own, ends=4)
+
+
+def test_a_tag_is_a_place_where_a_revision_is_asked_for(own: str) -> None:
+    made = run("fork", "release", "from-tag", "--json", store=own).json
+    assert (made["source"], made["source_revision"]) == ("agent", 5)
+    assert run("log", "release", "--json", store=own).json["nodes"][0]["id"] == "n4"
+    assert run("rewind", "resume", "--json", store=own).json["rewound_to"] == 3
+    run("label", "release", "shipped", store=own)
+    assert run("show", "agent@shipped", "--json", store=own).json["revision"]["revision"] == 5
+
+
+def test_a_misspelt_name_gets_a_suggestion(example: str) -> None:
+    assert "did you mean agent?" in run("show", "agnet", store=example, ends=4).err
+    assert "did you mean agent@3?" in run("show", "agnet@3", store=example, ends=4).err
+    assert "did you mean release" in run("show", "relaese", store=example, ends=4).err

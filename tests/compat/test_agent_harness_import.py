@@ -74,7 +74,7 @@ def time_ms(second: int) -> int:
 
 
 class Source:
-    """A database as agent-harness writes it, and the files beside it."""
+    """A database as agent-harness writes it, and its artifact files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -267,7 +267,7 @@ def test_every_row_is_moved_with_its_times_and_orders(store: Store, source: Sour
 
 
 @on_each_engine
-def test_what_was_moved_goes_on_as_if_it_had_begun_here(store: Store, source: Source) -> None:
+def test_an_imported_session_continues_like_a_native_one(store: Store, source: Source) -> None:
     import_agent_harness(store, source.file)
     runs = Runs(store)
     runs.set_state("t1", "t1-a", "cancelled")
@@ -288,7 +288,7 @@ def test_what_was_moved_goes_on_as_if_it_had_begun_here(store: Store, source: So
     for number in range(THREADS):
         assert runs.delete_thread(f"t{number}")
     assert runs.runs().items == []
-    assert len(store.engine.scan_rows("records", start=b"runs.", stop=b"runs/")) == 3
+    assert len(store.engine.scan_rows("records", start=b"runs.", stop=b"runs/")) == 2
 
 
 @on_each_engine
@@ -304,7 +304,7 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(store: Store, source: 
 
 
 @on_each_engine
-def test_it_goes_on_where_it_was_stopped_and_twice_is_once(
+def test_a_stopped_import_continues_and_a_repeated_import_changes_nothing(
     store: Store, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 4)
@@ -511,7 +511,7 @@ def test_no_link_leads_outside(store: Store, source: Source) -> None:
     file = source.folder / "threads/t1/runs/t1-a/out/report.json"
     file.unlink()
     file.symlink_to(secret)
-    with pytest.raises(CorruptionError, match="no file in its directory"):
+    with pytest.raises(CorruptionError, match="not a file in its directory"):
         import_agent_harness(store, source.file)
     file.unlink()
     file.parent.rmdir()
@@ -519,15 +519,15 @@ def test_no_link_leads_outside(store: Store, source: Source) -> None:
     with pytest.raises(NotFoundError):
         import_agent_harness(store, source.file)
     (source.folder.parent / "report.json").write_text('"secret"')
-    with pytest.raises(CorruptionError, match="no file in its directory"):
+    with pytest.raises(CorruptionError, match="not a file in its directory"):
         import_agent_harness(store, source.file)
 
 
-def test_what_is_no_file_is_not_waited_for(store: Store, source: Source) -> None:
+def test_a_pipe_in_place_of_a_file_does_not_block(store: Store, source: Source) -> None:
     file = source.folder / "threads/t1/runs/t1-a/raw.bin"
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(CorruptionError, match="no file in its directory"):
+    with pytest.raises(CorruptionError, match="not a file in its directory"):
         import_agent_harness(store, source.file)
     file.unlink()
     with pytest.raises(NotFoundError, match=r"raw\.bin"):
@@ -561,7 +561,7 @@ def test_values_that_are_only_json_are_kept_as_their_text(store: Store, source: 
     assert import_agent_harness(store, source.file).imported == 0
 
 
-def test_columns_of_other_spelling_are_understood(store: Store, source: Source) -> None:
+def test_columns_with_names_in_another_case_are_understood(store: Store, source: Source) -> None:
     for table, old, new in (
         ("events", "event_json", "event"),
         ("thread_messages", "content_json", "content"),
@@ -619,7 +619,7 @@ def everything(store: Store) -> Any:
     )
 
 
-def test_what_stands_in_columns_of_later_releases_is_counted(store: Store, source: Source) -> None:
+def test_values_in_columns_of_later_releases_are_counted(store: Store, source: Source) -> None:
     source.change('ALTER TABLE runs ADD COLUMN "worker ""id" TEXT')
     source.change("ALTER TABLE events ADD COLUMN unused TEXT")
     source.change("""UPDATE runs SET "worker ""id" = 'w' WHERE thread_id = 't1'""")

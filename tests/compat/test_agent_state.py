@@ -141,7 +141,7 @@ def test_an_empty_list_promotes_nothing_and_the_newest_is_the_last(store: Store)
     assert [entry["label"] for entry in session.list_checkpoints()] == ["x"] * 51
 
 
-def test_restoring_what_never_was_raises(store: Store) -> None:
+def test_restoring_an_unknown_session_raises(store: Store) -> None:
     with pytest.raises(SessionNotFoundError):
         AgentSession.restore("never", store=store)
     AgentSession("s", store=store).close()
@@ -206,7 +206,7 @@ def test_a_session_remembers_its_user(store: Store) -> None:
     assert len(AgentSession("s", store=store).list_checkpoints()) == 2
 
 
-def test_the_store_is_where_db_path_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_at_db_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AgentSession, "DB_PATH", tmp_path / "sessions")
     monkeypatch.setattr(UserStore, "DB_PATH", tmp_path / "users")
     session, users = AgentSession("s", "u"), UserStore()
@@ -287,7 +287,7 @@ def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -
     # What is deleted is forgotten, where it came from as well.
     Lifecycles(store).delete_session("s2")
     assert import_morrow(store, first).imported == 1
-    # It goes on from there.
+    # It continues from there.
     session.set_working("n", 3)
     session.checkpoint("draft")
     assert session.get_checkpoint("draft") == {"n": 3}
@@ -306,7 +306,7 @@ def test_user_data_arrives_encrypted_if_there_are_keys(store: Store, tmp_path: P
     assert users.delete_user("anna") == 2
 
 
-def test_a_stopped_import_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
+def test_a_stopped_import_continues_where_it_was(store: Store, tmp_path: Path) -> None:
     rows = [(f"id-{n}", f"s{n % 3}", "x", json.dumps({"n": n}), float(n)) for n in range(600)]
     file = database(tmp_path / "a.db", rows, None)
 
@@ -361,7 +361,7 @@ def test_what_the_store_has_otherwise_ends_the_import(store: Store, tmp_path: Pa
         (None, [(b"u", "k", "1", 1.0)]),
     ],
 )
-def test_a_row_that_is_none_is_named_and_nothing_is_written(
+def test_an_invalid_row_is_named_and_nothing_is_written(
     store: Store, tmp_path: Path, checkpoints: Any, users: Any
 ) -> None:
     file = database(tmp_path / "a.db", checkpoints, users)
@@ -369,7 +369,7 @@ def test_a_row_that_is_none_is_named_and_nothing_is_written(
         import_morrow(store, file)
 
 
-def test_what_is_not_of_morrow_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_database_of_another_program_than_morrow_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ForeignStoreError, match="neither"):
         import_morrow(store, database(tmp_path / "a.db", None, None))
     with closing(sqlite3.connect(tmp_path / "b.db")) as made, made:
@@ -378,9 +378,7 @@ def test_what_is_not_of_morrow_is_refused(store: Store, tmp_path: Path) -> None:
         import_morrow(store, tmp_path / "b.db")
 
 
-def test_what_stands_in_a_column_of_a_later_release_is_counted(
-    store: Store, tmp_path: Path
-) -> None:
+def test_values_in_a_column_of_a_later_release_are_counted(store: Store, tmp_path: Path) -> None:
     file = database(tmp_path / "a.db", [("i", "s", "l", "{}", 1.0)], None)
     with closing(sqlite3.connect(file)) as made, made:
         made.execute("ALTER TABLE checkpoints ADD COLUMN class TEXT DEFAULT 'x'")

@@ -120,7 +120,9 @@ def test_everything_moves_and_moves_once(file: Path, store: Store) -> None:
     assert file.read_bytes() == before
 
 
-def test_a_dry_run_writes_nothing_and_tells_what_would_be_moved(file: Path, store: Store) -> None:
+def test_a_dry_run_writes_nothing_and_reports_what_would_be_imported(
+    file: Path, store: Store
+) -> None:
     assert run(file, store, dry_run=True).parts == (PartReport("notes", 7, 7),)
     assert stored(store) == []
     with pytest.raises(Stopped):
@@ -146,7 +148,9 @@ def test_rows_of_a_page_that_are_stored_are_not_written_again(file: Path, store:
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_stopped_anywhere_it_goes_on_from_there(file: Path, store: Store, number: int) -> None:
+def test_an_import_stopped_anywhere_continues_from_there(
+    file: Path, store: Store, number: int
+) -> None:
     with pytest.raises(Stopped):
         run(file, store, progress=stopping_at(number))
     moved = len(stored(store))
@@ -165,7 +169,7 @@ def test_other_content_in_the_store_ends_it(file: Path, store: Store, dry_run: b
     assert ("k5", "mine") in stored(store)
 
 
-def test_what_disappears_while_it_is_compared_is_missed(file: Path, store: Store) -> None:
+def test_a_row_deleted_during_verification_is_reported(file: Path, store: Store) -> None:
     def remove(step: Step) -> None:
         if step.phase == "verify" and step.done == 2:
             draft = Draft(store)
@@ -193,7 +197,7 @@ def test_a_database_in_use_is_read_with_its_log(file: Path, store: Store) -> Non
         assert run(file, store).imported == 8
 
 
-def test_what_was_not_committed_is_not_read(
+def test_uncommitted_rows_are_not_read(
     file: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.sqlite_source._PATIENCE_S", 0.01)
@@ -220,7 +224,7 @@ def test_what_was_not_committed_is_not_read(
 
 
 @pytest.mark.parametrize("mode", ["PERSIST", "TRUNCATE"])
-def test_a_journal_that_is_kept_is_no_hindrance(file: Path, store: Store, mode: str) -> None:
+def test_an_empty_journal_does_not_prevent_an_import(file: Path, store: Store, mode: str) -> None:
     with closing(sqlite3.connect(file)) as database, database:
         database.execute(f"PRAGMA journal_mode = {mode}")
         database.execute("INSERT INTO notes VALUES ('k7', 'text 7')")
@@ -228,13 +232,13 @@ def test_a_journal_that_is_kept_is_no_hindrance(file: Path, store: Store, mode: 
     assert run(file, store).imported == 8
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path, file: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path, file: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         SqliteSource(tmp_path / "nowhere")
     (tmp_path / "text").write_text("no database, but long enough to be looked at" * 100)
     with pytest.raises(ForeignStoreError) as refused:
         SqliteSource(tmp_path / "text")
-    # Also while somebody still has the error, and with it what it happened to.
+    # Also while a caller still holds the exception, whose traceback refers to the database.
     assert refused.value
     opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
     assert str(tmp_path / "text") not in opened

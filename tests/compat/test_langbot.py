@@ -130,14 +130,14 @@ def test_every_value_moves_with_its_times_and_context(store: Store, source: Sour
             assert (entry.created_ms, entry.updated_ms) == (FIRST_MS, LAST_MS)
             assert states.scope(HERE, scope, ALL).origin(key) == HERE
         assert states.scope(HERE, scope, ALL).usage().keys == len(told[scope])
-    # What moved is as good as what was put here: it can be changed, and erased.
+    # Imported values can be changed and erased like native ones.
     first = states.scope(HERE, "actor").put("k1", 2)
     assert first.created_ms == FIRST_MS
     assert states.erase_actor("ann").values == 30
     assert states.snapshot(HERE, ALL)["runner"] == {}
 
 
-def test_a_dry_run_tells_the_same_and_writes_nothing(store: Store, source: Source) -> None:
+def test_a_dry_run_returns_the_same_report_and_writes_nothing(store: Store, source: Source) -> None:
     fill(source)
     source.add_reset("g1")
     source.add("actor", "empty", None)
@@ -148,7 +148,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(store: Store, source: Sourc
     assert counts(import_langbot(store, source.path)) == counts(report)
 
 
-def test_repeated_it_does_nothing_and_stopped_it_goes_on(
+def test_a_repeated_import_does_nothing_and_a_stopped_one_continues(
     store: Store, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 7)
@@ -211,7 +211,7 @@ def test_migration__the_old_table_alone_is_as_good(store: Store, tmp_path: Path)
     assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
 
 
-def test_a_database_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(store: Store, tmp_path: Path) -> None:
     source = Source(tmp_path / "other.db")
     source.run("CREATE TABLE bots (id INTEGER)")
     with pytest.raises(ForeignStoreError, match="runner_state"):
@@ -257,7 +257,7 @@ def test_old_keys__a_row_of_the_later_kind_is_the_one_in_use(store: Store, sourc
     assert counts(import_langbot(store, source.path)) == {"values": (6, 0), SUPERSEDED: (3, 0)}
 
 
-def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Source) -> None:
+def test_old_keys__an_alias_is_treated_as_its_key(store: Store, source: Source) -> None:
     talk = HERE._replace(conversation_id="other")
     source.add("conversation", "conversation_id", '"alias"')
     source.add("conversation", "external.conversation_id", '"real"')
@@ -314,7 +314,7 @@ def test_a_conversation_reset_here_is_not_mistaken_for_theirs(store: Store, sour
 
 
 @pytest.mark.parametrize("text", ["{", "[1", "nul", "'x'", "{'a': 1}"])
-def test_what_langbot_cannot_read_stays_behind_and_is_told(
+def test_rows_that_langbot_cannot_read_are_left_out_and_reported(
     store: Store, source: Source, text: str
 ) -> None:
     source.add("actor", "bad", text)
@@ -329,9 +329,9 @@ def test_what_langbot_cannot_read_stays_behind_and_is_told(
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"value_json": "NaN"}, "no JSON"),
-        ({"value_json": "[1e999]"}, "no JSON"),
-        ({"value_json": json.dumps("\ud800")}, "no JSON"),
+        ({"value_json": "NaN"}, "not JSON"),
+        ({"value_json": "[1e999]"}, "not JSON"),
+        ({"value_json": json.dumps("\ud800")}, "not JSON"),
         ({"value_json": "[" * 100_000}, "cannot be read"),
         ({"value_json": json.dumps("x" * 262_143)}, "262144"),
         ({"value_json": b"\x80"}, "cannot be read"),
@@ -348,7 +348,7 @@ def test_what_langbot_cannot_read_stays_behind_and_is_told(
         ({"updated_at": 12}, "12"),
     ],
 )
-def test_a_row_that_cannot_be_right_is_named_and_nothing_moves(
+def test_an_impossible_row_is_named_and_nothing_is_imported(
     store: Store, source: Source, changed: dict[str, Any], why: str
 ) -> None:
     source.add("actor", "k", "1")
@@ -383,7 +383,7 @@ def meanwhile(store: Store, act: Callable[[], Any]) -> None:
     engine.write = write
 
 
-def test_a_host_at_work_beside_an_import_loses_nothing(store: Store, source: Source) -> None:
+def test_a_host_that_works_during_an_import_loses_nothing(store: Store, source: Source) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     scope.put("before", 1)
     source.add("actor", "k", '"theirs"')
@@ -422,9 +422,7 @@ def test_long_values_move_a_few_at_a_time(
     assert ScopedState(store).scope(HERE, "runner", ALL).usage().keys == 6
 
 
-def test_what_stands_in_a_column_of_a_later_release_is_counted(
-    store: Store, source: Source
-) -> None:
+def test_values_in_a_column_of_a_later_release_are_counted(store: Store, source: Source) -> None:
     source.add("conversation", "k", "1")
     source.run("ALTER TABLE runner_state ADD COLUMN version INTEGER DEFAULT 1")
     report = import_langbot(store, source.path)

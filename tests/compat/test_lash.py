@@ -44,7 +44,7 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.retention_execution import execute
 from casstore.maintenance.retention_planning import plan
 from casstore.maintenance.vacuum import vacuum
-from casstore.session.data import UNFENCED, Attachment, Commit, NodeDraft, Usage
+from casstore.session.data import Attachment, Commit, NodeDraft, Usage
 from casstore.store import Store
 from tests.compat.lash_files import SESSION, LashFile, message
 
@@ -233,13 +233,11 @@ def test_queue_turns_names_and_counters_move(
     assert (claim.batches[0].id, claim.batches[0].fence) == ("qwb:1", 1)
 
 
-def test_the_session_goes_on_from_where_it_was(file: LashFile, store: Store) -> None:
+def test_the_session_continues_from_where_it_was(file: LashFile, store: Store) -> None:
     import_lash(store, file.path)
     session = store.session(SESSION)
     result = session.commit(
-        Commit(
-            append=[NodeDraft("n", {"role": "user", "content": "on"})], expected=5, lease=UNFENCED
-        )
+        Commit(append=[NodeDraft("n", {"role": "user", "content": "on"})], expected=5)
     )
     assert result.revision == 6
     assert [node.id for node in session.nodes()][-2:] == ["plugin:1", "n"]
@@ -252,20 +250,20 @@ def test_the_session_goes_on_from_where_it_was(file: LashFile, store: Store) -> 
 
 
 def test_a_turn_repeated_after_the_move_is_refused(file: LashFile, store: Store) -> None:
-    """A hash of lash is made its own way: nobody can tell whether it is the same commit."""
+    """Hashes of lash are computed differently, so a repeated commit cannot be compared."""
     import_lash(store, file.path)
     session = store.session(SESSION)
     head = session.head()
     for turn in ("t1", "t2"):
         with pytest.raises(TurnConflictError):
-            session.commit(Commit(append=[NodeDraft(f"n{turn}", 1)], turn=turn, lease=UNFENCED))
+            session.commit(Commit(append=[NodeDraft(f"n{turn}", 1)], turn=turn))
     assert session.head() == head
     assert head is not None
     assert (head.turn, head.committed_at_ms) == ("t2", 1_780_308_000_000)
-    assert session.commit(Commit(append=[NodeDraft("n", 1)], turn="t3", lease=UNFENCED))
+    assert session.commit(Commit(append=[NodeDraft("n", 1)], turn="t3"))
 
 
-def test_turns_that_tell_of_more_than_the_head_are_of_the_head(
+def test_turns_with_a_later_revision_than_the_head_get_that_of_the_head(
     file: LashFile, store: Store
 ) -> None:
     """As in a file that was put back; a copy takes along what is not beyond the head."""
@@ -274,7 +272,7 @@ def test_turns_that_tell_of_more_than_the_head_are_of_the_head(
     with Store(MemoryEngine()) as other:
         copy(store, other)
         with pytest.raises(TurnConflictError):
-            other.session(SESSION).commit(Commit(turn="t9", lease=UNFENCED))
+            other.session(SESSION).commit(Commit(turn="t9"))
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -289,7 +287,7 @@ def test_hidden_nodes_come_over_hidden_and_the_path_is_whole(file: LashFile, sto
     assert session.node("a1") is None
     assert session.tombstone(["a1", "u1"]).already == ("a1",)
     with pytest.raises(InvalidInputError, match="already"):
-        session.commit(Commit(append=[NodeDraft("a1", 1)], lease=UNFENCED))
+        session.commit(Commit(append=[NodeDraft("a1", 1)]))
     assert is_sound(store)
 
 
@@ -320,7 +318,9 @@ def test_a_leaf_is_lost_where_there_is_no_message(tmp_path: Path, store: Store) 
     assert len(store.session(SESSION).nodes("full")) == 1
 
 
-def test_a_node_without_its_parent_is_a_root_and_told(file: LashFile, store: Store) -> None:
+def test_a_node_without_its_parent_becomes_a_root_and_is_reported(
+    file: LashFile, store: Store
+) -> None:
     file.node("lost", "vacuumed")
     file.node("below", "lost")
     told = notes(import_lash(store, file.path))
@@ -339,7 +339,7 @@ def test_a_parent_inserted_late_goes_first(file: LashFile, store: Store) -> None
     assert [one.id for one in store.session(SESSION).nodes(leaf="child")] == ["u1", "late", "child"]
 
 
-def test_what_is_its_own_ancestor_is_refused(file: LashFile, store: Store) -> None:
+def test_a_session_that_is_its_own_ancestor_is_refused(file: LashFile, store: Store) -> None:
     file.node("x", "y")
     file.node("y", "x")
     for dry_run in (True, False):
@@ -393,14 +393,14 @@ def test_many_branches_and_nodes(tmp_path: Path, store: Store) -> None:
     session = store.session(SESSION)
     assert len(session.nodes("full")) == 1500 - len(range(3, 1500, 7))
     assert session.node("n1498") is not None
-    assert session.commit(Commit(append=[NodeDraft("on", 1)], lease=UNFENCED)).revision == 6
+    assert session.commit(Commit(append=[NodeDraft("on", 1)])).revision == 6
     assert is_sound(store)
 
 
 # --- what has no place ----------------------------------------------------------------------------
 
 
-def test_what_has_no_place_is_counted(tmp_path: Path, store: Store) -> None:
+def test_rows_that_cannot_be_imported_are_counted(tmp_path: Path, store: Store) -> None:
     file = filled(tmp_path / "a.db", 3)
     file.insert(
         "runtime_turn_checkpoints", session_id=SESSION, turn_id="t", lease_fencing_token=12,
@@ -483,7 +483,7 @@ def test_owners_of_attachments_and_generations_of_claims(tmp_path: Path, store: 
 # --- who holds it ---------------------------------------------------------------------------------
 
 
-def test_who_holds_the_session_or_its_work_is_waited_for(file: LashFile, store: Store) -> None:
+def test_a_leased_session_or_claimed_batch_raises_busy_error(file: LashFile, store: Store) -> None:
     now = store.engine.now_ms()
     file.lease(41, owner="worker", expires_ms=now + 60_000)
     for dry_run in (True, False):
@@ -504,7 +504,7 @@ def test_who_holds_the_session_or_its_work_is_waited_for(file: LashFile, store: 
     assert len(store.session(SESSION).queue.pending()) == 3
 
 
-def test_who_holds_an_input_is_waited_for(tmp_path: Path, store: Store) -> None:
+def test_a_claimed_input_raises_busy_error(tmp_path: Path, store: Store) -> None:
     file = filled(tmp_path / "a.db", 8)
     late = store.engine.now_ms() + 60_000
     file.waiting("i", claim_id="c", claim_owner_id="w", claim_expires_at_ms=late)
@@ -748,13 +748,13 @@ def test_a_row_that_cannot_be_is_named(
 
 def test_ids_that_cannot_be_are_refused(file: LashFile, store: Store) -> None:
     file.run("UPDATE queued_work_batches SET enqueue_seq = 0 WHERE enqueue_seq = 3")
-    with pytest.raises(DamagedSourceError, match="no number from 1 on") as caught:
+    with pytest.raises(DamagedSourceError, match="needs a seq of at least 1") as caught:
         import_lash(store, file.path)
     assert caught.value.place == "session 's1'"
     other = LashFile(file.path.with_name("b.db"), session="other")
     other.node("x" * 20_000)
     other.head()
-    with pytest.raises(DamagedSourceError, match="a node id has 1 to 16384 bytes"):
+    with pytest.raises(DamagedSourceError, match="a node id must have 1 to 16384 bytes"):
         import_lash(store, other.path, dry_run=True)
 
 
@@ -817,12 +817,12 @@ def test_a_second_import_does_nothing(file: LashFile, store: Store) -> None:
     assert len(store.session(SESSION).queue.batches()) == 3
 
 
-def test_a_session_that_went_on_here_is_still_the_one_that_was_moved(
+def test_a_session_that_continued_here_is_still_recognised_as_the_imported_one(
     file: LashFile, store: Store
 ) -> None:
     import_lash(store, file.path)
     session = store.session(SESSION)
-    session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("n", 1)]))
     session.rename("another name")
     session.tombstone(["a1"])
     assert session.queue.cancel("qwb:1") is not None
@@ -864,7 +864,7 @@ def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: 
 
 
 def test_another_session_of_that_id_is_left_alone(file: LashFile, store: Store) -> None:
-    store.session(SESSION).commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    store.session(SESSION).commit(Commit(append=[NodeDraft("n", 1)]))
     for dry_run in (True, False):
         with pytest.raises(SessionExistsError):
             import_lash(store, file.path, dry_run=dry_run)
@@ -873,14 +873,16 @@ def test_another_session_of_that_id_is_left_alone(file: LashFile, store: Store) 
     assert moved.meta().extra["lash"]["session_id"] == SESSION
     assert {one.session for one in moved.attachments.list()} == {"moved"}
     with pytest.raises(TurnConflictError):
-        moved.commit(Commit(append=[NodeDraft("n", 1)], turn="t1", lease=UNFENCED))
+        moved.commit(Commit(append=[NodeDraft("n", 1)], turn="t1"))
     store.delete_session("moved")
     with pytest.raises(SessionDeletedError):
         import_lash(store, file.path, name="moved")
 
 
 @pytest.mark.parametrize("what", ["lease", "queue", "tag"])
-def test_what_is_left_of_another_stands_in_the_way(file: LashFile, store: Store, what: str) -> None:
+def test_leftovers_of_another_session_are_a_conflict(
+    file: LashFile, store: Store, what: str
+) -> None:
     session = store.session(SESSION)
     if what == "lease":
         session.claim_lease("somebody", 1000)
@@ -930,7 +932,7 @@ def test_cut_short_at_any_write_it_is_there_or_not(file: LashFile) -> None:
     assert number >= 2
 
 
-def test_stopped_at_any_step_it_goes_on(file: LashFile, store: Store) -> None:
+def test_an_import_stopped_at_any_step_continues(file: LashFile, store: Store) -> None:
     steps: list[Step] = []
     with Store(MemoryEngine()) as other:
         import_lash(other, file.path, progress=steps.append)
@@ -947,7 +949,7 @@ def test_stopped_at_any_step_it_goes_on(file: LashFile, store: Store) -> None:
     assert is_sound(store)
 
 
-def test_what_a_collector_takes_is_stored_again(file: LashFile, store: Store) -> None:
+def test_an_object_removed_by_a_collector_is_stored_again(file: LashFile, store: Store) -> None:
     taken: list[int] = []
 
     def take(step: Step) -> None:
@@ -959,7 +961,9 @@ def test_what_a_collector_takes_is_stored_again(file: LashFile, store: Store) ->
     assert is_sound(store)
 
 
-def test_who_changes_it_in_the_midst_is_told(file: LashFile, store: Store) -> None:
+def test_a_concurrent_change_during_the_import_raises_conflict_error(
+    file: LashFile, store: Store
+) -> None:
     def change(step: Step) -> None:
         if step.phase == "copy":
             store.session(SESSION).rename("other")
@@ -981,7 +985,9 @@ def test_two_at_once_make_one(file: LashFile, store: Store) -> None:
 
 
 @pytest.mark.parametrize("what", ["commit", "create", "delete"])
-def test_who_takes_the_id_in_the_midst_keeps_it(tmp_path: Path, store: Store, what: str) -> None:
+def test_a_session_created_during_the_import_keeps_its_id(
+    tmp_path: Path, store: Store, what: str
+) -> None:
     file = LashFile(tmp_path / "a.db")
     file.node("n")
     file.head("n")
@@ -989,7 +995,7 @@ def test_who_takes_the_id_in_the_midst_keeps_it(tmp_path: Path, store: Store, wh
     def take(step: Step) -> None:
         if step.phase == "store":
             if what == "commit":
-                store.session(SESSION).commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
+                store.session(SESSION).commit(Commit(append=[NodeDraft("x", 1)]))
             else:
                 store.create_session(SESSION, name="mine")
             if what == "delete":
@@ -1085,7 +1091,7 @@ def test_other_versions_are_refused_by_name(tmp_path: Path, store: Store, versio
         assert (caught.value.found, caught.value.supported) == (version, VERSIONS)
 
 
-def test_what_is_no_session_database_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_file_that_is_not_a_session_database_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(SourceNotFoundError):
         import_lash(store, tmp_path / "nowhere.db")
     with pytest.raises(SourceNotFoundError):
@@ -1127,15 +1133,17 @@ def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> N
 # --- care -----------------------------------------------------------------------------------------
 
 
-def test_it_is_cared_for_as_any_session_is(file: LashFile, store: Store, tmp_path: Path) -> None:
+def test_maintenance_treats_it_like_any_session(
+    file: LashFile, store: Store, tmp_path: Path
+) -> None:
     """Its first revision is not number 1, and what was hidden came over hidden."""
     file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'a1'")
     import_lash(store, file.path)
     session = store.session(SESSION)
     shown = [node.id for node in session.nodes("full")]
     store.fork(SESSION, "a fork")
-    session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
-    session.rewind(5, lease=UNFENCED)
+    session.commit(Commit(append=[NodeDraft("n", 1)]))
+    session.rewind(5)
     assert vacuum(store).sessions
     assert [node.id for node in session.nodes("full")] == shown
     execute(store, plan(store, policy=Policy(last=1)))
@@ -1144,7 +1152,7 @@ def test_it_is_cared_for_as_any_session_is(file: LashFile, store: Store, tmp_pat
     assert is_sound(store)
     for turn in ("t1", "t2"):
         with pytest.raises(TurnConflictError):
-            session.commit(Commit(append=[NodeDraft("m", 1)], turn=turn, lease=UNFENCED))
+            session.commit(Commit(append=[NodeDraft("m", 1)], turn=turn))
     export_session(store, SESSION, tmp_path / "s1.bundle")
     with Store(MemoryEngine()) as other:
         import_session(other, tmp_path / "s1.bundle")

@@ -58,7 +58,7 @@ def both(opened: Opened, tmp_path: Path) -> Iterator[list[Any]]:
 
 
 class Scripted:
-    """A model that says what it was told to, and remembers what it was asked."""
+    """A model with scripted answers that records its requests."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -365,7 +365,7 @@ def test_usage_is_kept_for_each_send(opened: Opened) -> None:
     assert store.log.totals(sid).rounds == len(sends)
 
 
-def test_pending_in_a_form_of_ones_own_comes_back_with_its_calls(opened: Opened) -> None:
+def test_pending_in_a_custom_form_is_returned_with_its_calls(opened: Opened) -> None:
     store = opened()
     sid = store.create_session()
     calls = [{"id": "x", "name": "t"}, {"id": "y", "name": "u"}]
@@ -414,9 +414,9 @@ def test_pending_of_any_form_comes_back_as_from_the_original(
     assert told[:2] == told[2:]
 
 
-def test_pending_that_is_no_dict_is_refused(opened: Opened) -> None:
+def test_pending_that_is_not_a_dict_is_refused(opened: Opened) -> None:
     sid = opened().create_session()
-    with pytest.raises(InvalidInputError, match="pending must be a dict, not list"):
+    with pytest.raises(InvalidInputError, match="pending must be a dict, got list"):
         opened().set_pending(sid, ["c1"])
 
 
@@ -440,7 +440,7 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     "odd", [1 << 90, float("inf"), {1: "a", None: "b"}, nested(90), {"json": "x"}, (1, 2)]
 )
-def test_whatever_python_says_as_json_comes_back_from_both(both: list[Any], odd: Any) -> None:
+def test_every_json_value_of_python_is_read_back_by_both(both: list[Any], odd: Any) -> None:
     told = []
     for store in both:
         sid = store.create_session(session_id="s", config={"x": odd}, metadata={"x": odd})

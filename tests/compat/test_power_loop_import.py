@@ -29,9 +29,9 @@ from casstore.errors import (
 )
 from casstore.maintenance.progress import Step
 from casstore.records.log import SessionLog
-from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.records.log.tables import LogTables
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 CALLS = [{"id": f"c{at}", "function": {"name": "t", "arguments": "{}"}} for at in range(3)]
@@ -156,7 +156,7 @@ def test_rows_of_no_session_stay_behind_and_are_counted(file: Path, store: Store
     assert import_power_loop(store, file).imported == 0
 
 
-def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store) -> None:
+def test_values_that_only_pythons_json_allows_are_imported(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "odd.db"
     odd: dict[str, Any] = {"big": 1 << 90, "endless": float("inf"), "json": {"json": [1 << 70]}}
     with Original.open(path) as source:
@@ -219,7 +219,7 @@ def test_calls_that_wait_have_their_data_back(file: Path, store: Store) -> None:
     assert own.pending == {"tool_call_ids": ["z"], "mine": 1}
 
 
-def test_the_tree_is_there_and_nothing_dangles(file: Path, store: Store) -> None:
+def test_the_tree_is_stored_without_dangling_links(file: Path, store: Store) -> None:
     import_power_loop(store, file)
     log = SessionLog(store)
     tree = {one.id: (one.parent, one.depth) for one in log.sessions()}
@@ -234,7 +234,7 @@ class Stopped(BaseException):
     pass
 
 
-def test_stopped_anywhere_it_goes_on_and_repeated_it_does_nothing(file: Path) -> None:
+def test_an_import_stopped_anywhere_continues_and_a_repeated_one_does_nothing(file: Path) -> None:
     steps: list[Step] = []
     whole = Store(MemoryEngine())
     import_power_loop(whole, file, progress=steps.append)
@@ -259,7 +259,7 @@ def test_stopped_anywhere_it_goes_on_and_repeated_it_does_nothing(file: Path) ->
         assert import_power_loop(store, file).imported == 0
 
 
-def test_a_session_says_when_it_changed_there_until_it_changes_here(
+def test_an_imported_session_keeps_its_original_time_until_it_changes(
     file: Path, store: Store
 ) -> None:
     with closing(sqlite3.connect(file)) as database, database:
@@ -295,7 +295,7 @@ def contents(store: Store) -> list[Any]:
     ]
 
 
-def test_a_dry_run_says_the_same_and_writes_nothing(file: Path, store: Store) -> None:
+def test_a_dry_run_reports_the_same_and_writes_nothing(file: Path, store: Store) -> None:
     dry = import_power_loop(store, file, dry_run=True)
     assert list(SessionLog(store).sessions()) == []
     assert list(store.sessions()) == []
@@ -315,14 +315,14 @@ def test_what_is_there_otherwise_ends_it(file: Path, store: Store) -> None:
     with pytest.raises(ConflictError, match="'long'"):
         import_power_loop(fresh, file)
     taken = Store(MemoryEngine())
-    taken.session("long").commit(Commit(append=[NodeDraft("1", "mine")], lease=UNFENCED))
+    taken.session("long").commit(Commit(append=[NodeDraft("1", "mine")]))
     with pytest.raises(NotALogError):
         import_power_loop(taken, file)
     assert len(taken.session("long").nodes()) == 1
 
 
 def of_somebody_else(store: Store) -> None:
-    store.session("a child").commit(Commit(label="mine", lease=UNFENCED))
+    store.session("a child").commit(Commit(label="mine"))
 
 
 def closed(store: Store) -> None:
@@ -333,11 +333,11 @@ def closed(store: Store) -> None:
 def further(store: Store) -> None:
     """As an import leaves it that was stopped, of a database that had more."""
     message = Arrived(1, {"role": "user", "content": "x"}, 5)
-    Intake(Ground(store), "a child").add([message])
+    Intake(LogTables(store), "a child").add([message])
 
 
 @pytest.mark.parametrize("make", [of_somebody_else, closed, further])
-def test_a_dry_run_sees_what_stands_in_the_way_of_a_session_without_messages(
+def test_a_dry_run_reports_a_conflict_of_a_session_without_messages(
     file: Path, store: Store, make: Callable[[Store], None]
 ) -> None:
     make(store)
@@ -396,7 +396,9 @@ def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Stor
         "UPDATE compactions SET note_seq = 99 WHERE compact_seq = 1",
     ],
 )
-def test_a_dry_run_names_what_cannot_be_moved(file: Path, store: Store, change: str) -> None:
+def test_a_dry_run_names_the_rows_that_cannot_be_imported(
+    file: Path, store: Store, change: str
+) -> None:
     with closing(sqlite3.connect(file)) as database, database:
         assert database.execute(change).rowcount == 1
     for dry_run in (True, False):

@@ -35,7 +35,7 @@ def killed_at_the_end(process: Started) -> Iterator[Started]:
 
 
 class Child:
-    """A child, forked here and now, that does its work when it is told to."""
+    """A forked child that starts its work on request."""
 
     def __init__(self, work: Callable[[], str]) -> None:
         self._reading, writing = os.pipe()
@@ -43,7 +43,7 @@ class Child:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                # Or both would wait for each other if it is never told.
+                # Otherwise both would wait for each other if the request never comes.
                 os.close(self._start)
                 answer = work() if os.read(waiting, 1) else "told nothing"
             except BaseException as exc:  # the parent judges it

@@ -13,7 +13,7 @@ from campaigns.tally import Report
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 
-SAMPLE = 160
+SAMPLE = 80
 SEED = 1
 
 

@@ -28,10 +28,10 @@ from casstore.aio.pool import StorePool
 from casstore.engine import forks
 from casstore.engine.lmdb import creation, hot_copy, inheritance
 from casstore.engine.lmdb.directory import StoreDirectory
-from casstore.engine.lmdb.disk_cache import DiskCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.postgres.disk_cache import DiskCache
 from casstore.engine.protocol import Watch
 from casstore.errors import BusyError, ClosedError, ForkedError
 from casstore.format.header import header_rows
@@ -103,7 +103,7 @@ class Midst:
 # --- files and LMDB --------------------------------------------------------------------------
 
 
-def test_a_child_forked_while_a_store_is_opened_keeps_nobody_out(place: Path) -> None:
+def test_a_child_forked_while_a_store_is_opened_blocks_no_other_process(place: Path) -> None:
     casstore.open(place).close()
     with StoreDirectory(str(place)).exclusive():
         child = Child(opens(place))
@@ -111,10 +111,10 @@ def test_a_child_forked_while_a_store_is_opened_keeps_nobody_out(place: Path) ->
     assert child.answer() == "open"
 
 
-def test_a_program_that_is_just_being_started_keeps_nobody_out(place: Path) -> None:
+def test_a_subprocess_that_is_being_started_blocks_no_other_process(place: Path) -> None:
     """Between fork and exec it has a copy of every descriptor, and runs nothing of ours."""
     casstore.open(place).close()
-    # As subprocess forks; the interpreter of the child is not told.
+    # As subprocess forks: without the fork hooks of the interpreter.
     fork = ctypes.PyDLL(None).fork
     with StoreDirectory(str(place)).exclusive():
         pid = fork()
@@ -128,7 +128,7 @@ def test_a_program_that_is_just_being_started_keeps_nobody_out(place: Path) -> N
         os.waitpid(pid, 0)
 
 
-def test_a_child_forked_while_somebody_looks_who_is_there_is_not_there(
+def test_a_child_forked_during_the_check_for_other_processes_does_not_count_as_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children: list[Child] = []
@@ -150,10 +150,10 @@ def test_a_child_forked_while_somebody_looks_who_is_there_is_not_there(
     assert children[0].answer() == "open"
 
 
-def test_a_fork_waits_for_whoever_opens_a_store(
+def test_a_fork_waits_for_a_thread_that_opens_a_store(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What LMDB had opened and nobody knew of, a child could not close, nor open again."""
+    """A child could neither close nor reopen files that LMDB opened without registration."""
     midst = Midst()
     open_data = StoreDirectory.open_data
 
@@ -169,7 +169,7 @@ def test_a_fork_waits_for_whoever_opens_a_store(
         opening.result().close()
 
 
-def test_a_fork_waits_for_whoever_creates_a_store(
+def test_a_fork_waits_for_a_thread_that_creates_a_store(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMDB knows a file again that was renamed."""
@@ -188,7 +188,7 @@ def test_a_fork_waits_for_whoever_creates_a_store(
     assert child.answer() == "open"
 
 
-def test_a_fork_waits_for_whoever_closes_a_store(
+def test_a_fork_waits_for_a_thread_that_closes_a_store(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     midst = Midst()
@@ -198,7 +198,7 @@ def test_a_fork_waits_for_whoever_closes_a_store(
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(opened.close)
         assert midst.reached.wait(PATIENCE_S)
-        # LMDB opens nothing twice, and nobody else could close what it had open.
+        # LMDB refuses to open a file twice, and only LMDB could close it.
         child = Child(opens(place))
         closing.result()
     open_elsewhere(place)
@@ -208,7 +208,7 @@ def test_a_fork_waits_for_whoever_closes_a_store(
 def test_a_store_that_is_closed_while_a_fork_waits_is_not_closed_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of its file belongs to somebody else by then."""
+    """The number of its descriptor may belong to another file by then."""
     before_fork = Environment.before_fork
     opened = casstore.open(place, "relaxed")
     number = engine_of(opened)._env.data_handle
@@ -360,7 +360,7 @@ def test_working_state_is_read_in_a_child_though_a_thread_had_the_lock() -> None
         assert in_child(lambda: str(state.get("plan"))) == "go on"
 
 
-def test_a_fork_waits_for_whoever_writes_to_a_store_in_memory() -> None:
+def test_a_fork_waits_for_a_thread_that_writes_to_a_store_in_memory() -> None:
     """The child goes on with a whole copy."""
     midst = Midst()
 
@@ -577,7 +577,7 @@ def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, move
     now = place
     if moved:
         now = place.rename(place.with_name("elsewhere"))
-    # It has closed its copy, and can open the store anew.
+    # It has closed its copy, and can reopen the store.
     assert in_child(lambda: str(casstore.open(now, "relaxed").engine.missing([]))) == "[]"
     with env.reading() as txn:
         del ended
@@ -587,7 +587,7 @@ def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, move
     engine.close()
 
 
-def test_where_the_table_cannot_be_told_apart_the_parents_readers_come_first(
+def test_if_the_reader_table_cannot_be_distinguished_the_parents_readers_come_first(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inheritance, "_MAPS", str(place / "nowhere"))
@@ -610,7 +610,7 @@ def test_where_the_table_cannot_be_told_apart_the_parents_readers_come_first(
     engine.close()
 
 
-def test_readers_beside_forks_read_what_is_there(store: Store) -> None:
+def test_readers_during_forks_read_the_right_content(store: Store) -> None:
     """What the rule is for: readers that are long about it, a writer, and children that come."""
     engine = store.engine
     assert isinstance(engine, LmdbEngine)

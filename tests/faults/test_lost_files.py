@@ -52,7 +52,7 @@ def test_nothing_is_written_to_a_file_that_is_no_longer_the_stores(
     store.close()
 
 
-def test_a_store_that_was_renamed_goes_on_wherever_the_process_is(
+def test_a_renamed_store_keeps_working_whatever_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_hundreds_of_stores_can_be_open_at_once(tmp_path: Path) -> None:
             store.close()
 
 
-def test_the_map_grows_with_the_file_beside_readers_and_writers_with_a_smaller_one(
+def test_the_map_grows_with_the_file_while_other_processes_use_a_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.engine.lmdb.environment.FIRST_MAP_BYTES", 64 << 20)

@@ -1,4 +1,4 @@
-"""Links, pipes and directories that somebody has planted under names that casstore uses.
+"""Links, pipes and directories that another user planted under names that casstore uses.
 
 Each test plants them, does the work, and looks whether anything behind a link was touched.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore import Commit, NodeDraft, Store
 from casstore.engine.files import PartFile, leftovers, part_directory
-from casstore.engine.lmdb.disk_cache import DiskCache
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.postgres.disk_cache import DiskCache
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CasstoreError, StorageError, TargetExistsError
 from casstore.format.hashing import Kind, plain_hash
@@ -29,8 +29,8 @@ from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.compact import compact
 from casstore.maintenance.exporting import export_session, write_have
+from casstore.maintenance.files import whole_file
 from casstore.maintenance.salvage import salvage
-from casstore.maintenance.whole_files import whole_file
 from casstore.records.lifecycles.key_files import FileKeys
 
 CONTENT = b"of somebody else"
@@ -39,7 +39,7 @@ _NOBODY = 65_534
 
 @pytest.fixture
 def behind(tmp_path: Path) -> Iterator[Path]:
-    """A directory of somebody else, in which nothing may come, go or change."""
+    """A directory of another user, in which nothing may be created, changed or deleted."""
     place = tmp_path / "of somebody else"
     (place / "inner").mkdir(parents=True)
     for name in ("file", "inner/file", "data.mdb", "lock"):
@@ -59,11 +59,11 @@ def behind(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with casstore.open(tmp_path / "store", auto_train=False) as opened:
-        opened.session("s").commit(Commit(append=[NodeDraft("n", "hello")], lease=UNFENCED))
+        opened.session("s").commit(Commit(append=[NodeDraft("n", "hello")]))
         yield opened
 
 
-# --- beside a target ------------------------------------------------------------------------------
+# --- next to a target -----------------------------------------------------------------------------
 
 # Where this and earlier releases build what is not complete yet.
 OLD_NAMES = (".casstore-part", ".new", ".tmp", ".part", ".partial")
@@ -127,9 +127,7 @@ def test_a_target_that_is_a_link_is_refused_or_replaced_itself(
         backup(store, place)
 
 
-def test_names_of_what_is_under_way_cannot_be_foreseen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_names_are_unpredictable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a name is guessed all the same, whatever has it is left alone."""
     target = str(tmp_path / "target")
     names = set()
@@ -154,7 +152,7 @@ def test_names_of_what_is_under_way_cannot_be_foreseen(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_took_the_place_of_a_part_is_neither_published_nor_removed(
+def test_a_file_that_replaced_a_part_is_neither_published_nor_removed(
     tmp_path: Path, behind: Path
 ) -> None:
     target = tmp_path / "target"
@@ -287,7 +285,7 @@ def test_a_directory_that_no_compaction_made_is_not_removed(tmp_path: Path) -> N
     assert (own / "notes.txt").read_bytes() == CONTENT
 
 
-# --- what is no file ------------------------------------------------------------------------------
+# --- pipes and directories ------------------------------------------------------------------------
 
 
 def plant(kind: str, place: Path, stack: ExitStack) -> None:
@@ -317,10 +315,10 @@ KINDS = ["pipe", "directory", "socket", "device", "link"]
 @pytest.mark.parametrize(
     "name", ["data.mdb", "lock.mdb", "unsynced", "kept", "locks", "locks/mutex"]
 )
-def test_what_is_no_file_is_a_typed_error_where_the_store_has_one(
+def test_a_pipe_or_directory_in_place_of_a_store_file_is_a_typed_error(
     tmp_path: Path, name: str, kind: str
 ) -> None:
-    """A pipe kept whoever opened it waiting for ever."""
+    """Opening a pipe would block for ever."""
     place = closed_store(tmp_path, "relaxed")
     (place / "unsynced").write_bytes(b"another boot")
     if name == "locks":
@@ -395,7 +393,7 @@ def test_a_key_that_is_a_link_is_not_overwritten(tmp_path: Path, behind: Path) -
         keys.get("k3")
 
 
-def test_a_cache_removes_only_what_a_cache_has_made(tmp_path: Path, behind: Path) -> None:
+def test_a_cache_removes_only_files_that_a_cache_created(tmp_path: Path, behind: Path) -> None:
     root = tmp_path / "cache" / "objects-1" / f"{7:016x}"
     root.mkdir(parents=True, mode=0o700)
     (root / "notes").mkdir()

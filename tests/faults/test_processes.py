@@ -99,7 +99,7 @@ class TestFork:
         assert in_child(use) == "refused"
         assert store.get_value(digest) == {"before": "the fork"}
 
-    def test_a_child_opens_the_store_again_and_both_go_on(
+    def test_a_child_reopens_the_store_and_both_continue(
         self, store: casstore.Store, place: Path
     ) -> None:
         before = store.put_value({"before": "the fork"})
@@ -114,7 +114,7 @@ class TestFork:
         after = store.put_value({"by": "the parent"})
         assert store.get_value(after) == {"by": "the parent"}
 
-    def test_fifty_forks_amid_reading_and_writing_threads_disturb_nobody(
+    def test_fifty_forks_during_reads_and_writes_disturb_no_thread(
         self, store: casstore.Store, place: Path
     ) -> None:
         digests = store.put_many([{"number": number} for number in range(50)])
@@ -318,7 +318,9 @@ class TestRights:
                 store.engine.write(Write(rows=[PutRow("records", b"k", b"v")]))
         assert contents_of(place) == before
 
-    def test_a_reader_works_beside_a_writer_and_sees_what_it_commits(self, place: Path) -> None:
+    def test_a_reader_works_concurrently_with_a_writer_and_sees_its_commits(
+        self, place: Path
+    ) -> None:
         script = """
 import sys, casstore
 with casstore.open(sys.argv[1], readonly=True) as store:
@@ -350,10 +352,8 @@ with casstore.open(sys.argv[1], readonly=True) as store:
         finally:
             subprocess.run(["umount", str(mount)], check=True)
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-    def test_a_store_of_somebody_else_is_refused_as_a_matter_of_rights(
-        self, tmp_path: Path
-    ) -> None:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+    def test_a_store_of_another_user_raises_a_permission_error(self, tmp_path: Path) -> None:
         # Below a directory that others may enter, unlike pytest's.
         place = Path("/var/tmp") / f"casstore-{os.getpid()}" / "store"
         place.parent.mkdir(mode=0o755)
@@ -431,12 +431,14 @@ class TestStrangers:
         self.refused(place, ForeignStoreError)
 
     @pytest.mark.parametrize("content", [b"", b"not LMDB at all\n", bytes(8192)])
-    def test_a_file_that_is_no_environment_is_refused(self, place: Path, content: bytes) -> None:
+    def test_a_file_that_is_not_an_lmdb_environment_is_refused(
+        self, place: Path, content: bytes
+    ) -> None:
         place.mkdir()
         (place / "data.mdb").write_bytes(content)
         self.refused(place, CorruptionError)
 
-    def test_a_directory_with_strangers_is_left_alone(self, place: Path) -> None:
+    def test_a_directory_with_other_files_is_left_alone(self, place: Path) -> None:
         place.mkdir()
         (place / "thesis.txt").write_text("my only copy")
         for options in ({}, {"create": False}, {"readonly": True}):
@@ -519,7 +521,7 @@ with casstore.open(sys.argv[1], "relaxed") as store:
 
 
 @pytest.mark.parametrize("again", ["under another name", "beside what shares it"])
-def test_who_opens_a_store_twice_leaves_the_first_its_readers(place: Path, again: str) -> None:
+def test_opening_a_store_twice_leaves_the_readers_of_the_first(place: Path, again: str) -> None:
     """LMDB's locks on its lock file go when this process closes any descriptor of it.
 
     Another process then took the readers here for dead, and the whole table for its own.
@@ -541,7 +543,7 @@ def test_who_opens_a_store_twice_leaves_the_first_its_readers(place: Path, again
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_process_without_address_space_for_the_map_is_told_which_limit_to_raise(
+def test_without_address_space_for_the_map_the_error_names_the_limit_to_raise(
     tmp_path: Path, is_new: bool
 ) -> None:
     """A terabyte of addresses is nothing to most systems, and too much where ulimit -v is set."""

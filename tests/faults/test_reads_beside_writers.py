@@ -39,7 +39,7 @@ with casstore.open(sys.argv[1], "relaxed", auto_train=False) as store:
 
 
 @pytest.mark.parametrize("lmdb_version", [0, 1])
-def test_reads_beside_busy_writers_of_other_processes_never_fail(
+def test_reads_concurrent_with_busy_writers_of_other_processes_never_fail(
     tmp_path: Path, lmdb_version: int
 ) -> None:
     place = str(tmp_path / "s")

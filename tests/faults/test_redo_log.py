@@ -12,18 +12,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 from casstore.engine import files
+from casstore.engine.forks import open_file
 from casstore.engine.lmdb import log as redo_log
-from casstore.engine.lmdb import recent
+from casstore.engine.lmdb import recent, verification
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.log import LOG_FILE, Position, RedoLog
+from casstore.engine.lmdb.log import LOG_FILE, Position, RecoveryPoint, RedoLog
 from casstore.engine.lmdb.memtable import Entry, Memtable, Unchanged
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import (
@@ -113,7 +116,7 @@ def test_a_closed_store_needs_no_log(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from casstore.engine.lmdb import recent
+from casstore.engine.lmdb import recent, verification
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, Write
 
@@ -122,7 +125,7 @@ def die(*arguments, **options):
 
 engine = LmdbEngine(sys.argv[1])
 if sys.argv[2] == "appended":
-    # On the disk, and nobody was told.
+    # Flushed, but not acknowledged.
     recent.RedoLog.publication = die
 else:
     # Half of it.
@@ -148,7 +151,7 @@ def test_a_record_that_a_killed_process_did_not_publish_does_not_replace_a_later
     assert value_of(engine) == b"0005"
     if applied:
         # The log is empty then, and the next record begins at its start.
-        assert engine._env.recent.apply_behind()
+        assert engine._env.recent.apply_concurrently()
     put(engine, b"acknowledged")
     assert value_of(engine) == b"acknowledged"
     assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
@@ -166,7 +169,7 @@ def test_an_interrupted_commit_does_not_replace_a_later_one(
         patch.setattr(RedoLog, "publication", interrupt)
         with pytest.raises(KeyboardInterrupt):
             put(engine, b"interrupted")
-    engine._env.recent.apply_behind()
+    engine._env.recent.apply_concurrently()
     put(engine, b"acknowledged")
     assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
 
@@ -188,7 +191,7 @@ def test_an_object_that_its_own_batch_deletes_stays_deleted(
 def test_a_log_that_goes_round_is_read_right_after_every_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Records of all lengths, applied at any moment, beside a model; killed at any moment."""
+    """Records of all lengths, applied and killed at any moment, compared with a model."""
     monkeypatch.setattr(redo_log, "FIRST_LOG_BYTES", 16 << 10)
     monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 12 << 10)
     monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
@@ -203,7 +206,7 @@ def test_a_log_that_goes_round_is_read_right_after_every_commit(
         rounds += engine._env.recent.memtable.last.offset < at
         model[key] = value
         if rng.random() < 0.1:
-            engine._env.recent.apply_behind()
+            engine._env.recent.apply_concurrently()
         if rng.random() < 0.15:
             again = LmdbEngine(str(copy_files(engine, tmp_path / f"killed {step}")))
             assert {row.key: row.value for row in again.scan_rows(KEY.table)} == model
@@ -309,7 +312,53 @@ def numbered_from(engine: LmdbEngine, number: int) -> None:
     engine.write(Write(objects=[new_blob(name * 20)], rows=rows))
 
 
-def test_the_log_of_another_store_beside_a_closed_one_is_ignored(tmp_path: Path) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RedoLog]:
+    path = str(tmp_path / "log")
+    log = RedoLog(open_file(path, os.O_RDWR | os.O_CREAT, 0o600), path, redo_log.MAX_LOG_BYTES)
+    yield log
+    log.close()
+
+
+def test_a_record_after_a_lost_one_does_not_follow_the_record_in_its_place(log: RedoLog) -> None:
+    """The power fails when only the second of two records has reached the disk."""
+    start = log.begin(b"the log.", 5)
+    lost = log.append(start, start.offset, b"lost", flush=False)
+    log.append(lost, lost.offset, b"behind", flush=False)
+    kept = log.append(start, start.offset, b"kept", flush=False)
+    found = log.read_next(start)
+    assert found is not None
+    assert (found.position, found.body) == (kept, b"kept")
+    assert log.read_next(kept) is None
+
+
+def test_an_unpublished_record_does_not_follow_a_commit_without_a_record(log: RedoLog) -> None:
+    """A commit straight into the tables takes a number and leaves the end of the log."""
+    start = log.begin(b"the log.", 5)
+    log.append(start, start.offset, b"unpublished", flush=False)
+    assert log.read_next(start._replace(lsn=start.lsn + 1)) is None
+
+
+def test_a_record_of_another_log_is_not_read(log: RedoLog) -> None:
+    start = log.begin(b"the log.", 5)
+    log.append(start, start.offset, b"body", flush=False)
+    log.id = b"another."
+    assert log.read_next(start) is None
+
+
+def test_the_log_of_another_store_is_refused_though_its_numbers_fit(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        engine = LmdbEngine(str(tmp_path / name))
+        # The other log has begun at the same number, and was never flushed since.
+        numbered(engine, 8 if name == "one" else DIRECT)
+        copy_files(engine, tmp_path / f"killed {name}")
+        engine.close()
+    shutil.copyfile(tmp_path / "killed other" / LOG_FILE, tmp_path / "killed one" / LOG_FILE)
+    with pytest.raises(CorruptionError, match="log of another store"):
+        read_copy(tmp_path / "killed one")
+
+
+def test_the_log_of_another_store_next_to_a_closed_one_is_ignored(tmp_path: Path) -> None:
     for name in ("one", "other"):
         engine = LmdbEngine(str(tmp_path / name))
         numbered(engine, 8 if name == "one" else 3)
@@ -320,7 +369,7 @@ def test_the_log_of_another_store_beside_a_closed_one_is_ignored(tmp_path: Path)
     assert prefix_of(tmp_path / "one") == 8
 
 
-def test_a_lost_log_can_be_discarded_unless_somebody_writes(
+def test_a_lost_log_can_be_discarded_unless_another_process_writes(
     tmp_path: Path, engine: LmdbEngine
 ) -> None:
     numbered(engine, 3)
@@ -345,7 +394,7 @@ def test_a_lost_log_can_be_discarded_unless_somebody_writes(
 
 
 def failing(error: int, times: int, call: Callable[..., object]) -> Callable[..., object]:
-    """A call that fails so many times, and then works."""
+    """A call that fails a number of times, then works."""
     left = [times]
 
     def fail(*arguments: object, **options: object) -> object:
@@ -446,7 +495,7 @@ def test_a_full_call_that_writes_nothing_flushes_what_it_was_told(
         numbered(engine, 4)
         log = log_of(engine)
 
-        turn = Commit(append=[NodeDraft("a", "b")], turn="t", lease=UNFENCED)
+        turn = Commit(append=[NodeDraft("a", "b")], turn="t")
         store.session("s").commit(turn)
         assert log.flushed_lsn < log.published_lsn
         assert store.session("s").commit(turn._replace(durability="full")).replayed
@@ -465,7 +514,7 @@ def test_objects_that_another_process_has_applied_are_listed_once(
     numbered(engine, 6)
     code = (
         "import sys; from casstore.engine.lmdb.engine import LmdbEngine\n"
-        "engine = LmdbEngine(sys.argv[1]); print(engine._env.recent.apply_behind())"
+        "engine = LmdbEngine(sys.argv[1]); print(engine._env.recent.apply_concurrently())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, engine.path], cwd=ROOT, capture_output=True, text=True,
@@ -487,9 +536,68 @@ def test_a_write_of_many_objects_may_be_longer_than_a_slab(engine: LmdbEngine) -
     ]
 
 
+KILLED_AFTER_ITS_TRANSACTION = """
+import os, signal, sys
+from casstore.engine.lmdb import recent, verification
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import Write
+from casstore.testing.engine_fixtures import new_blob
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+engine = LmdbEngine(sys.argv[1])
+recent.Recent._begin_after = die
+# Too long for the log: it goes straight into the tables, and is never published.
+engine.write(Write(objects=[new_blob(bytes(2 << 20))]))
+"""
+
+
+def test_a_commit_takes_no_number_that_the_tables_hold_unpublished(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    numbered(engine, 6)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_AFTER_ITS_TRANSACTION, engine.path], cwd=ROOT, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    put(engine, b"acknowledged")
+    assert value_of(engine) == b"acknowledged"
+    assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
+
+
+def test_entries_stay_when_another_process_has_applied_more_than_this_one_knows(
+    engine: LmdbEngine,
+) -> None:
+    """The next free id and the end of the log are known only after reading its commits."""
+    numbered(engine, 6)
+    recent = engine._env.recent
+    before = recent.memtable
+    recent._forget(before.last._replace(lsn=before.last.lsn + 1))
+    assert recent.memtable is before
+    recent._forget(before.last)
+    assert not recent.memtable.entries
+
+
+def test_commits_in_memory_are_not_laid_over_tables_that_hold_later_ones(
+    engine: LmdbEngine,
+) -> None:
+    """A reader takes the memtable first; the log may be applied before it reads the tables."""
+    numbered(engine, 6)
+    recent = engine._env.recent
+    before = recent.memtable
+    assert recent.apply_concurrently()
+    with engine._env.reading() as txn:
+        assert recent.view(txn, before) is not None
+    numbered(engine, 6)
+    assert recent.apply_concurrently()
+    with engine._env.reading() as txn:
+        assert recent.view(txn, before) is None
+
+
 def test_a_view_keeps_its_moment_when_objects_are_stored_and_deleted_later() -> None:
     blob = new_blob(b"one")
-    memtable = Memtable(Position(0, 4096, b""), 7)
+    memtable = Memtable(RecoveryPoint(True, b"", Position(0, 4096, b"")), 7)
     before = memtable.view()
     memtable.add(4096, Position(1, 8192, b""), Entry(1, 7, [blob], [[]], [], [], []))
     stored = memtable.view()
@@ -501,3 +609,31 @@ def test_a_view_keeps_its_moment_when_objects_are_stored_and_deleted_later() -> 
     memtable.add(12288, Position(3, 16384, b""), Entry(3, 8, [blob], [[]], [], [], []))
     assert memtable.newest_id(blob.digest) == 8
     assert [view.find_id(blob.digest) for view in (stored, memtable.view())] == [7, 8]
+
+
+@pytest.mark.parametrize("slabs", [1, 64])
+def test_a_store_whose_log_is_applied_while_it_is_verified_is_sound(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, slabs: int
+) -> None:
+    """The number of objects and the index were read from two states of the tables, and the log was
+    applied between them: a sound store was called damaged.
+    """
+    direct = [new_blob(b"direct %d" % number) for number in range(DIRECT)]
+    for blob in direct:
+        engine.write(Write(objects=[blob]))
+    logged = [new_blob(b"logged %d" % number) for number in range(30)]
+    engine.write(Write(objects=logged, deletes=[direct[0].digest]))
+    verify_slab = verification._verify_slab
+
+    def apply_after(*arguments: object) -> int:
+        proven = verify_slab(*arguments)  # type: ignore[arg-type]
+        if isinstance(arguments[3], partial):
+            # A slab of the tables, and not one of the log.
+            applier = threading.Thread(target=engine._env.apply_log)
+            applier.start()
+            applier.join()
+        return proven
+
+    monkeypatch.setattr(verification, "_BATCH", slabs)
+    monkeypatch.setattr(verification, "_verify_slab", apply_after)
+    assert engine.verify() == len(direct) + len(logged) - 1

@@ -13,7 +13,7 @@ import pytest
 
 import casstore
 from campaigns import diskfull
-from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore import Commit, NodeDraft, Store
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import StorageFullError
 from casstore.maintenance import gc, vacuum
@@ -29,7 +29,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def say(store: Store, session: str, node: str, rng: random.Random) -> None:
     draft = NodeDraft(node, {"content": rng.randbytes(2000)})
-    store.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+    store.session(session).commit(Commit(append=[draft]))
 
 
 def fill(store: Store, disk: Path, rng: random.Random) -> int:

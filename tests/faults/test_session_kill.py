@@ -13,33 +13,32 @@ from campaigns import care, session_examiner, session_kill
 from campaigns.replay import Violation
 from campaigns.session_journal import Journal, path_of, read
 from campaigns.session_turns import Turn
-from casstore import UNFENCED
 from casstore.errors import LeaseLostError
 
 
 def test_killed_runtimes_lose_nothing_and_do_nothing_twice(scratch: Path) -> None:
-    report = session_kill.run(scratch, count=15, seed=3, kills_per_store=5)
+    report = session_kill.run(scratch, count=9, seed=3, kills_per_store=3)
     assert report.findings == ()
     assert report.kept()
-    assert report.trials == 15
+    assert report.trials == 9
     assert report.total("sound (plain)") > 0
     assert report.total("sound (verify)") == 3
-    assert report.total("turns answered, there") > 20
+    assert report.total("turns answered, there") > 10
     for durability in session_kill.DURABILITIES:
         assert report.total(f"{durability}: stores") >= 1
 
 
-def test_agents_and_those_who_care_for_the_store_are_killed_and_nothing_is_lost(
+def test_killing_agents_and_maintenance_processes_loses_nothing(
     scratch: Path,
 ) -> None:
     place = scratch / "care"
     place.mkdir()
-    report = care.run(place, count=9, seed=5, kills_per_store=3)
+    report = care.run(place, count=6, seed=5, kills_per_store=3)
     assert report.findings == ()
     assert report.kept()
-    assert report.total("keepers killed") >= 6
+    assert report.total("keepers killed") >= 4
     # Each time that all were killed, the store was checked whole.
-    assert report.total("sound (verify)") >= 3
+    assert report.total("sound (verify)") >= 2
     assert report.total("sound (plain)") == 0
 
 
@@ -80,7 +79,7 @@ def told(tmp_path: Path) -> Told:
 def commit(told: Told, turn: Turn = TURN, attempt: int = 1) -> list[Any]:
     """Commit the turn for real; what a worker writes down of the answer."""
     with casstore.open(told.store, "relaxed") as store:
-        result = store.session("alpha").commit(turn.commit(attempt)._replace(lease=UNFENCED))
+        result = store.session("alpha").commit(turn.commit(attempt)._replace())
     return [result.revision, str(result.manifest), result.leaf, result.nodes, result.replayed]
 
 
@@ -95,7 +94,7 @@ def test_it_sees_a_lost_turn(told: Told) -> None:
         told.verdict()
 
 
-def test_it_sees_a_turn_that_nobody_asked_for(told: Told) -> None:
+def test_it_sees_a_turn_that_no_worker_committed(told: Told) -> None:
     commit(told)
     with pytest.raises(Violation, match=r"^unasked: "):
         told.verdict()

@@ -23,7 +23,7 @@ def report(scratch: Path) -> Report:
     return truncate.run(scratch, count=24, seed=1)
 
 
-def test_a_file_cut_short_is_refused_and_kills_nobody(report: Report) -> None:
+def test_a_truncated_file_is_refused_and_does_not_kill_the_process(report: Report) -> None:
     assert report.findings == ()
     assert report.kept()
     for engine in specimen.ENGINES:
@@ -42,7 +42,7 @@ def test_a_writer_killed_before_it_covered_the_file_leaves_a_store_that_opens(
     assert report.total("writer killed before cover: opened, all there") == 2
 
 
-def test_a_store_whose_file_is_on_a_disk_that_is_not_there_is_not_made_anew(
+def test_a_store_whose_disk_is_not_mounted_is_not_recreated(
     tmp_path: Path,
 ) -> None:
     place, disk = tmp_path / "store", tmp_path / "disk"
@@ -91,10 +91,10 @@ with casstore.open(sys.argv[1], **({"readonly": True} if sys.argv[3] == "reads" 
 
 @pytest.mark.parametrize("first", ["reads", "writes"])
 @pytest.mark.parametrize("second", ["reads", "writes"])
-def test_what_a_killed_writer_left_short_can_be_opened_by_more_than_one(
+def test_a_short_file_of_a_killed_writer_can_be_opened_by_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
 ) -> None:
-    """Nobody can verify it beside a writer, and the first to open it may not commit for long."""
+    """It cannot be verified while a writer works, and its first user may not commit for long."""
     place = tmp_path / "store"
     data = str(place / "data.mdb")
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A second reader, written from docs/format.md alone. It knows nothing of casstore's code.
+"""A second reader, written from docs/internals/format.md alone, without casstore's code.
 
 It reads a store that no process has open, closed or killed: any object under its digest, any
 value, and a session's nodes by its head. It refuses what the document says must be refused on the
@@ -91,7 +91,7 @@ def require(is_so: bool, what: str) -> None:
 
 
 def decode(data: bytes) -> Any:
-    """One value, in its one spelling."""
+    """One value in its canonical encoding."""
     value, at = _decode(data, 0, 0)
     require(at == len(data), "something follows the value")
     return value
@@ -430,7 +430,7 @@ class SecondReader:
         """The value under a digest, whole; links of the user's own stay links."""
         kind, data = self.get(digest)
         if kind == VALUE:
-            return self.spelled(decode(data))
+            return self.encoded(decode(data))
         require(kind in (LIST, MAP), "no value")
         leaves = list(self._leaves(kind, decode(data)))
         if kind == LIST:
@@ -443,7 +443,7 @@ class SecondReader:
             found = self.get(child)
             if level == 1:
                 require(found.kind == VALUE, "a leaf of another kind")
-                leaf = self.spelled(decode(found.data))
+                leaf = self.encoded(decode(found.data))
                 require(len(leaf) == counts[at], "a leaf of another length")
                 if keys:
                     require(list(leaf)[-1] == keys[0][at], "a leaf with another last key")
@@ -455,7 +455,7 @@ class SecondReader:
                 require(sum(below[2]) == counts[at], "a branch of another length")
                 yield from self._leaves(kind, below)
 
-    def spelled(self, value: Any) -> Any:
+    def encoded(self, value: Any) -> Any:
         """A decoded value with what has left it put back."""
         if isinstance(value, Link):
             if value.role == 0:
@@ -465,9 +465,9 @@ class SecondReader:
                 return content.decode() if value.role == 1 else content
             return self.value(value.digest)
         if isinstance(value, list):
-            return [self.spelled(item) for item in value]
+            return [self.encoded(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.spelled(item) for key, item in value.items()}
+            return {key: self.encoded(item) for key, item in value.items()}
         return value
 
     # --- sessions -------------------------------------------------------------------------
@@ -504,7 +504,7 @@ class SecondReader:
             require(depth is None or own_depth == depth - 1, "a wrong depth")
             depth = own_depth
             if leaf.digest.hex() not in hidden:
-                found.append((name, self.spelled(payload)))
+                found.append((name, self.encoded(payload)))
             leaf = parent
         require(depth in (None, 1), "a path without its beginning")
         return found[::-1]

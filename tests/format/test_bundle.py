@@ -16,9 +16,9 @@ NAME = bytes(range(32))
 @pytest.mark.parametrize("kind", [Kind.BLOB, Kind.ROPE])
 def test_an_object_that_is_cut_off_anywhere_is_refused(kind: int) -> None:
     first = bundle.encode_object(Kind.BLOB, NAME, b"first")
-    spelled = bundle.encode_object(kind, NAME, b"second")
-    assert len(spelled) == bundle.packed_bytes(kind, len(b"second"))
-    whole = first + spelled
+    encoded = bundle.encode_object(kind, NAME, b"second")
+    assert len(encoded) == bundle.packed_bytes(kind, len(b"second"))
+    whole = first + encoded
     name = NAME if kind == Kind.ROPE else None
     expected = bundle.PackedObject(kind, name, b"second", len(first))
     assert bundle.object_at(whole, len(first)) == expected
@@ -27,11 +27,11 @@ def test_an_object_that_is_cut_off_anywhere_is_refused(kind: int) -> None:
             bundle.object_at(whole[:end], len(first))
         with pytest.raises(ValueError, match="block"):
             list(bundle.iter_objects(whole[:end], 2))
-    with pytest.raises(ValueError, match="behind the last object"):
+    with pytest.raises(ValueError, match="follow the last object"):
         list(bundle.iter_objects(whole, 1))
 
 
-def test_a_header_says_its_version_and_of_this_version_all_else() -> None:
+def test_a_header_has_its_version_and_the_fields_of_that_version() -> None:
     header = bundle.BundleHeader(bundle.VERSION, "sessions", thin=True)
     assert bundle.decode_header(bundle.encode_header(header)) == header
     later = {"format": bundle.VERSION + 1, "anything": [1]}
@@ -62,7 +62,7 @@ def test_rows_are_lists_that_begin_with_a_name() -> None:
     with pytest.raises(NotCanonicalError):
         bundle.decode_rows(canonical.encode({"a": 1}), 1)
     for row in ([], [1, "head"], [None], "head", {"head": 1}, 7, None):
-        with pytest.raises(InvalidInputError, match="without a name"):
+        with pytest.raises(InvalidInputError, match="has no name"):
             bundle.decode_rows(canonical.encode([["head"], row]), 2)
 
 
@@ -84,7 +84,7 @@ def test_a_trailer_is_three_numbers_and_a_digest() -> None:
             bundle.decode_totals(canonical.encode(value))
 
 
-def test_a_block_that_claims_what_cannot_be_is_refused() -> None:
+def test_a_block_with_impossible_claims_is_refused() -> None:
     block = bundle.encode_block(40, bundle.ROWS, 0, 3, 10, b"0123456789")
     head, payload = block[: bundle.BLOCK_HEADER_BYTES], block[bundle.BLOCK_HEADER_BYTES :]
     read = bundle.decode_block_header(head)
@@ -105,5 +105,5 @@ def test_a_block_that_claims_what_cannot_be_is_refused() -> None:
         if sound:
             bundle.decode_block_header(claimed[: bundle.BLOCK_HEADER_BYTES])
         else:
-            with pytest.raises(ValueError, match="a block of"):
+            with pytest.raises(ValueError, match="block"):
                 bundle.decode_block_header(claimed[: bundle.BLOCK_HEADER_BYTES])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from casstore.format.canonical import LINK_EXT_TYPE, ROLE_LINK, Link, decode, encode
 from casstore.format.digest import Digest
 
-PROFILE = settings(deadline=None, max_examples=200, database=None)
+PROFILE = settings(deadline=None, max_examples=100, database=None)
 
 _ORACLE = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -95,6 +95,6 @@ def test_each_reads_what_the_other_wrote(value: Any) -> None:
     ids=lambda value: f"{type(value).__name__}",
 )  # fmt: skip
 def test_both_encoders_agree_at_every_change_of_header(value: Any) -> None:
-    spelled = encode(value)
-    assert _ORACLE.encode(value) == spelled
-    assert msgspec.msgpack.decode(spelled) == decode(spelled) == value
+    encoded = encode(value)
+    assert _ORACLE.encode(value) == encoded
+    assert msgspec.msgpack.decode(encoded) == decode(encoded) == value

@@ -73,7 +73,7 @@ def test_one_changed_byte_changes_few_chunks(at: int, edit: str) -> None:
 
 
 class Reluctant(io.RawIOBase):
-    """Gives at most so many bytes at a time, as pipes and sockets do."""
+    """Returns at most this many bytes at a time, as pipes and sockets do."""
 
     def __init__(self, content: bytes, sizes: list[int]) -> None:
         self._content = content

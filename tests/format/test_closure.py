@@ -1,4 +1,4 @@
-"""What is true between an object and its children: each rule broken once, and told."""
+"""The rules between an object and its children: each is broken once and reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from casstore.format.limits import MAX_DEPTH
 from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
 from casstore.format.node import NULL, NodeHeader, encode_node
 from casstore.format.node_index import Bucket, Page, Run, Spine, Tail, encode_piece
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 
 OWN = bytes([255]) * 32
 ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
@@ -71,7 +71,7 @@ def test_a_blob_is_as_long_as_it_is_and_a_text_if_it_can_be_read_as_one() -> Non
     assert examined(Kind.BLOB, b"\xff", {}) == BlobFact(1, is_text=False)
     # Whatever it looks like, it links to nothing.
     assert links_of(Kind.BLOB, wrapped(1, link_bytes(ROLE_LINK, ONE))) == []
-    with pytest.raises(CorruptionError, match="no known kind"):
+    with pytest.raises(CorruptionError, match="unknown kind"):
         examined(99, b"", {})
 
 
@@ -81,7 +81,7 @@ def chunks(level: int, *sizes: int) -> bytes:
     return tree.encode_branch(Kind.CHUNKS, level, children)
 
 
-def test_the_pieces_of_a_rope_are_blobs_as_long_as_it_says() -> None:
+def test_the_pieces_of_a_rope_are_blobs_of_the_recorded_lengths() -> None:
     body = chunks(1, 600, 7)
     other = BlobFact(7, is_text=False)
     assert examined(Kind.CHUNKS, body, {ONE: BYTES, TWO: other}) == ChunksFact(1, 607)
@@ -95,7 +95,7 @@ def test_the_pieces_of_a_rope_are_blobs_as_long_as_it_says() -> None:
             examined(Kind.CHUNKS, body, {ONE: BYTES, TWO: wrong})
 
 
-def test_the_branches_of_a_rope_stand_one_level_below_each_other() -> None:
+def test_the_branches_of_a_rope_are_one_level_below_each_other() -> None:
     body = chunks(3, 600)
     assert examined(Kind.CHUNKS, body, {ONE: ChunksFact(2, 600)}) == ChunksFact(3, 600)
     assert examined(Kind.CHUNKS, body, {ONE: None}) == ChunksFact(3, 600)
@@ -107,7 +107,7 @@ def test_the_branches_of_a_rope_stand_one_level_below_each_other() -> None:
 # --- values --------------------------------------------------------------------------------------
 
 
-def test_what_a_branch_will_be_told_of_a_value() -> None:
+def test_the_counts_and_sizes_that_a_branch_records_for_a_value() -> None:
     many = canonical.encode([[1], 2, 3])
     assert examined(Kind.VALUE, many, {}) == ValueFact(LIST, 0, 3, len(many) - 1, len(many), 2, 0)
     pairs = canonical.encode({"a": 1, "b": {}})
@@ -126,11 +126,11 @@ def test_what_a_branch_will_be_told_of_a_value() -> None:
         (ROLE_TEXT, [TEXT, None], [BYTES, value(), NodeFact(0, 1, 0, 0)]),
         (ROLE_BYTES, [TEXT, BYTES, None], [value(), ChunksFact(1, 600)]),
         (ROLE_PART, [value(), value(MAP), value(level=2), None], [TEXT, value(PLAIN)]),
-        # Whatever somebody links to is their own affair.
+        # A user's link may lead to any object.
         (ROLE_LINK, [TEXT, BYTES, value(PLAIN), ManifestFact(), None], []),
     ],
 )
-def test_a_link_leads_to_what_it_says(
+def test_the_target_of_a_link_matches_its_role(
     role: int, fits: list[Fact | None], misfits: list[Fact]
 ) -> None:
     data = wrapped(1, link_bytes(role, ONE))
@@ -142,7 +142,7 @@ def test_a_link_leads_to_what_it_says(
             examined(Kind.VALUE, data, {ONE: wrong})
 
 
-def test_what_stands_elsewhere_nests_where_it_is_linked_from() -> None:
+def test_the_depth_of_an_outlined_part_counts_from_its_link() -> None:
     data = wrapped(4, link_bytes(ROLE_PART, ONE))
     fact = examined(Kind.VALUE, data, {ONE: value(depth=3)})
     assert isinstance(fact, ValueFact)
@@ -160,7 +160,7 @@ def items(*parts: bytes) -> bytes:
     return canonical.list_header(len(parts)) + b"".join(parts)
 
 
-def test_an_item_that_left_its_list_is_as_long_as_its_link_says() -> None:
+def test_the_size_in_the_link_of_an_outlined_item_is_its_length() -> None:
     left = item_link_bytes(120, ONE)
     data = items(canonical.encode("x"), left, item_link_bytes(130, TWO))
     here = {ONE: value(length=120), TWO: value(length=130)}
@@ -176,11 +176,11 @@ def test_an_item_that_left_its_list_is_as_long_as_its_link_says() -> None:
                      if isinstance(wrong, ValueFact) else wrong})  # fmt: skip
 
 
-def test_an_items_link_stands_in_a_list_object_alone() -> None:
-    """Anywhere else the size that it tells would be held against nothing."""
+def test_an_item_link_is_valid_only_in_a_list_object() -> None:
+    """Anywhere else nothing would verify the size in the link."""
     stray = item_link_bytes(120, TWO)
     pair = canonical.map_header(1) + canonical.encode("a")
-    spelled = Spelled(wrapped(1, stray), [TWO])
+    encoded = Encoded(wrapped(1, stray), [TWO])
     here = {ONE: value(length=120), TWO: value(length=120)}
     for data in (
         stray,
@@ -189,14 +189,14 @@ def test_an_items_link_stands_in_a_list_object_alone() -> None:
         items(items(stray)),
         items(item_link_bytes(120, ONE), items(stray)),
     ):
-        with pytest.raises(CorruptionError, match="where no item stands"):
+        with pytest.raises(CorruptionError, match="item link outside a list"):
             examined(Kind.VALUE, data, here)
-    with pytest.raises(CorruptionError, match="where no item stands"):
-        examined(Kind.NODE, node(ROOT, spelled), here)
-    with pytest.raises(CorruptionError, match="where no item stands"):
+    with pytest.raises(CorruptionError, match="item link outside a list"):
+        examined(Kind.NODE, node(ROOT, encoded), here)
+    with pytest.raises(CorruptionError, match="item link outside a list"):
         examined(
             Kind.MANIFEST,
-            manifest(components=encode_components({"config": spelled})),
+            manifest(components=encode_components({"config": encoded})),
             {**here, ONE: LEAF},
         )
 
@@ -205,7 +205,7 @@ def test_an_items_link_stands_in_a_list_object_alone() -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(Kind.LIST, LIST), (Kind.MAP, MAP)])
-def test_the_children_of_a_branch_are_what_it_says_of_them(kind: int, shape: int) -> None:
+def test_the_children_of_a_branch_match_its_counts_and_sizes(kind: int, shape: int) -> None:
     children = [tree.Child(ONE, 3, 100, "a"), tree.Child(TWO, 5, 200, "b")]
     data = tree.encode_branch(kind, 2, children)
     keys = (key_number("a"), key_number("b")) if kind == Kind.MAP else (0, 0)
@@ -240,7 +240,7 @@ CHILD = NodeHeader("b", 7, 3, 2, None, None, "a", ONE)
 ABOVE = NodeFact(6, 2, 1, key_number("a"))
 
 
-def node(header: NodeHeader, payload: Spelled = NULL) -> bytes:
+def node(header: NodeHeader, payload: Encoded = NULL) -> bytes:
     return encode_node(header, NULL, payload)[0]
 
 
@@ -266,12 +266,12 @@ def test_a_node_follows_its_parent() -> None:
 
 
 def test_the_payload_of_a_node_nests_as_deep_as_any_value() -> None:
-    payload = Spelled(wrapped(2, link_bytes(ROLE_PART, TWO)), [TWO])
+    payload = Encoded(wrapped(2, link_bytes(ROLE_PART, TWO)), [TWO])
     data = node(ROOT, payload)
     examined(Kind.NODE, data, {TWO: value(depth=MAX_DEPTH - 2)})
     with pytest.raises(LimitError, match="nests deeper"):
         examined(Kind.NODE, data, {TWO: value(depth=MAX_DEPTH - 1)})
-    text = node(ROOT, Spelled(link_bytes(ROLE_TEXT, TWO), [TWO]))
+    text = node(ROOT, Encoded(link_bytes(ROLE_TEXT, TWO), [TWO]))
     with pytest.raises(CorruptionError, match=TWO.hex()):
         examined(Kind.NODE, text, {TWO: BYTES})
 
@@ -305,7 +305,7 @@ def test_a_component_that_is_a_link_leads_to_a_blob_or_a_value() -> None:
 
 
 def test_the_fields_of_a_manifest_nest_as_deep_as_any_value() -> None:
-    config = Spelled(wrapped(1, link_bytes(ROLE_PART, TWO)), [TWO])
+    config = Encoded(wrapped(1, link_bytes(ROLE_PART, TWO)), [TWO])
     data = manifest(components=encode_components({"config": config}))
     examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: value(depth=MAX_DEPTH - 2)})
     with pytest.raises(LimitError, match="nests deeper"):
@@ -352,7 +352,7 @@ def test_a_large_run_has_buckets_of_its_level() -> None:
             examined(Kind.INDEX, data, {ONE: below, TWO: bucket._replace(size=9 - parts)})
 
 
-def test_a_manifest_has_the_spine_of_as_many_nodes_as_it_says() -> None:
+def test_the_spine_of_a_manifest_matches_its_number_of_nodes() -> None:
     spine = piece(Spine(bytes(2 * 16 * 4), ((ONE, ONE), (), (), (), ())))
     found = examined(Kind.INDEX, spine, {ONE: PAGE_FACT})
     assert found == PieceFact("spine", 0, 2)

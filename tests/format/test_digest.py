@@ -42,7 +42,7 @@ def test_a_short_hash_is_the_start_of_the_long_one() -> None:
 @pytest.mark.parametrize("size", [0, 1, 31, 33, 64])
 def test_a_digest_has_32_bytes(size: int) -> None:
     assert len(Digest(bytes(DIGEST_BYTES))) == DIGEST_BYTES == 32
-    with pytest.raises(InvalidInputError, match=f"not {size}"):
+    with pytest.raises(InvalidInputError, match=f"got {size}"):
         Digest(bytes(size))
 
 
@@ -84,7 +84,7 @@ def test_anything_but_64_hexadecimal_digits_is_refused_by_name(text: str) -> Non
 
 
 @pytest.mark.parametrize("text", [" " + EMPTY, EMPTY + "\n", EMPTY[:2] + " " + EMPTY[2:]])
-def test_white_space_is_no_hexadecimal_digit(text: str) -> None:
+def test_white_space_is_not_a_hexadecimal_digit(text: str) -> None:
     with pytest.raises(InvalidInputError):
         Digest.from_hex(text)
 

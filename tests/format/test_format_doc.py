@@ -1,4 +1,4 @@
-"""docs/format.md says what the code does: its tables and examples are recomputed here."""
+"""docs/internals/format.md says what the code does: its tables and examples are recomputed here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from casstore.engine.lmdb import log, slab
-from casstore.engine.lmdb.applying import LogState
 from casstore.engine.lmdb.directory import StoreDirectory
-from casstore.engine.lmdb.log import Position
+from casstore.engine.lmdb.log import Position, RecoveryPoint
 from casstore.engine.lmdb.memtable import Entry, decode_entry, encode_entry
 from casstore.engine.lmdb.recent import MAX_LOGGED_BYTES
 from casstore.engine.protocol import (
@@ -27,7 +26,7 @@ from casstore.format.canonical import Link, encode
 from casstore.format.digest import Digest
 from casstore.format.hashing import KIND_NAMES, Kind, digest_of, plain_hash
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
 
 EXAMPLE_VALUE = {"role": "user", "text": "Hello", "n": [1, -1, 1.5, True, None]}
 
@@ -56,9 +55,9 @@ def rows(text: str) -> list[list[str]]:
 def example_bytes(title: str) -> bytes:
     """The bytes of an example's table, with its offsets checked."""
     data = b""
-    for offset, spelled, _ in rows(section(title))[1:]:
+    for offset, encoded, _ in rows(section(title))[1:]:
         assert int(offset) == len(data)
-        data += bytes.fromhex(spelled)
+        data += bytes.fromhex(encoded)
     return data
 
 
@@ -156,7 +155,7 @@ def fields(diagram: str) -> list[tuple[int, int]]:
 def test_the_diagrams_of_the_log_have_the_fields_of_the_code() -> None:
     row, head, record = re.findall(r"^```\n(.*?)^```$", section("The redo log"), re.M | re.S)
     assert fields(row) == [(0, 1), (1, 8), (9, 8), (17, 8), (25, 16), (41, 8)]
-    state = LogState(True, b"id of it", Position(258, 4352, b"checksum of it.."))
+    state = RecoveryPoint(True, b"id of it", Position(258, 4352, b"checksum of it.."))
     packed = b"\x01id of it" + struct.pack("<QQ", 258, 4352) + b"checksum of it.."
     assert state.encode() == packed + plain_hash(packed)[:8]
     closed = bytes(9) + struct.pack("<QQ", 258, 4096) + bytes(16)
@@ -207,8 +206,8 @@ def test_the_kinds_and_contexts_are_those_of_the_code() -> None:
             continue
         context = re.search(r"`(casstore [^`]+)`?", digest)
         assert context
-        spelled = blake3(b"data", derive_key_context=context[1]).digest()
-        assert spelled == digest_of(int(number), b"data")
+        encoded = blake3(b"data", derive_key_context=context[1]).digest()
+        assert encoded == digest_of(int(number), b"data")
     seal = re.search(r'derive-key "([^"]+)"', section("Blobs, chunks and ropes"))
     assert seal
     assert blake3(b"data", derive_key_context=seal[1]).digest() == digest_of(Kind.ROPE, b"data")
@@ -216,11 +215,11 @@ def test_the_kinds_and_contexts_are_those_of_the_code() -> None:
 
 def test_the_roles_are_those_of_the_code() -> None:
     digest = bytes(range(32))
-    found = {int(role): spelled for role, spelled, _ in rows(section("Links"))[1:]}
+    found = {int(role): encoded for role, encoded, _ in rows(section("Links"))[1:]}
     assert sorted(found) == list(range(canonical.LAST_ROLE + 1))
     for role in range(4):
-        spelled = canonical.link_bytes(role, digest)
-        assert spelled == bytes.fromhex(found[role].split("`")[0]) + digest
+        encoded = canonical.link_bytes(role, digest)
+        assert encoded == bytes.fromhex(found[role].split("`")[0]) + digest
     start = bytes.fromhex(found[4].split("`")[0])
     assert canonical.item_link_bytes(300, digest) == start + b"\x01\x2c" + digest
 
@@ -259,7 +258,7 @@ def _next_length(window: bytes, gear: list[int], before: int, after: int) -> int
     return len(window)
 
 
-def test_chunks_are_cut_as_the_document_says() -> None:
+def test_chunks_are_cut_as_the_format_document_specifies() -> None:
     stream = blake3(b"casstore golden").digest(length=600_000)
     samples = [stream, stream[7:100_001], b"\x00" * 150_000, stream[:4097], stream[:65_535], b""]
     for content in samples:

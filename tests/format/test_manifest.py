@@ -1,4 +1,4 @@
-"""Manifests as bytes: one spelling, all of it checked on the way back."""
+"""Manifests as bytes: one canonical encoding, checked completely when it is decoded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from casstore.format.manifest import (
     link_target,
     linked,
 )
-from casstore.format.manifest import spell_field as spell_payload
+from casstore.format.manifest import encode_field as encode_payload
 from casstore.format.node_index import Tail
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter
 
 NAME = bytes(32)
@@ -31,8 +31,8 @@ TOOLS = bytes(range(32, 64))
 FIRST = bytes(range(64, 96))
 
 
-def value(given: Any) -> Spelled:
-    return spell_payload(given, "value", PieceWriter().emit)
+def value(given: Any) -> Encoded:
+    return encode_payload(given, "value", PieceWriter().emit)
 
 
 COMPONENTS = {
@@ -50,7 +50,7 @@ FULL = Manifest(
 PAGED = FULL._replace(nodes=16, next_seq=16, node_index=Tail(TOOLS))
 
 
-def test_a_manifest_is_spelled_as_it_always_was() -> None:
+def test_the_encoding_of_a_manifest_is_unchanged() -> None:
     data, links = encode_manifest(FULL)
     assert links == [LEAF, FIRST, LEAF, TOOLS]
     assert data.hex() == (
@@ -120,7 +120,7 @@ def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1])
-def test_anything_else_is_no_manifest(fields: Any) -> None:
+def test_anything_else_is_not_a_manifest(fields: Any) -> None:
     with pytest.raises(CorruptionError):
         decode_manifest(NAME, msgpack.packb(fields))
 

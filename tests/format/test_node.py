@@ -1,4 +1,4 @@
-"""Nodes as bytes: one spelling, all of it checked on the way back."""
+"""Nodes as bytes: one canonical encoding, checked completely when it is decoded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from casstore.format.node import (
     NodeHeader,
     check_time,
     encode_node,
+    encode_payload,
     fill_node,
     open_node,
     open_whole,
-    spell_payload,
 )
 from casstore.objects.pieces import PieceWriter
 
@@ -35,14 +35,14 @@ ROOT = NodeHeader("a", 0, 1, 1, None, None, None, None)
 CHILD = NodeHeader("b", 7, 3, 2, "frame", "2026-01-02T03:04:05Z", "a", PARENT)
 
 
-def spelled(
+def encoded(
     header: NodeHeader, payload: Any = None, cause: Any = None
 ) -> tuple[bytes, list[bytes]]:
     writer = PieceWriter()
     return encode_node(
         header,
-        spell_payload(cause, "cause", writer.emit),
-        spell_payload(payload, "payload", writer.emit),
+        encode_payload(cause, "cause", writer.emit),
+        encode_payload(payload, "payload", writer.emit),
     )
 
 
@@ -54,8 +54,8 @@ def decode(data: bytes, resolve: Resolver = refuse) -> DecodedNode:
     return fill_node(open_node(NAME, data)[0], resolve)
 
 
-def test_a_node_is_spelled_as_it_always_was() -> None:
-    data, links = spelled(CHILD, {"role": "user", "text": "hello"}, {"turn": 1})
+def test_the_encoding_of_a_node_is_unchanged() -> None:
+    data, links = encoded(CHILD, {"role": "user", "text": "hello"}, {"turn": 1})
     assert links == [PARENT]
     assert data.hex() == (
         "9aa1620703" "02a56672616d65b4323032362d30312d30325430333a30343a30355aa161"
@@ -70,7 +70,7 @@ def test_a_node_is_spelled_as_it_always_was() -> None:
 @pytest.mark.parametrize("header", [ROOT, CHILD])
 @pytest.mark.parametrize("payload", [None, 1, "text", [], {"a": [1, {"b": None}]}, b"bytes"])
 def test_a_node_comes_back(header: NodeHeader, payload: Any) -> None:
-    node = decode(spelled(header, payload, {"why": payload})[0])
+    node = decode(encoded(header, payload, {"why": payload})[0])
     assert node.header == header
     assert (node.payload, node.cause) == (payload, {"why": payload})
 
@@ -85,12 +85,12 @@ def test_a_node_comes_back(header: NodeHeader, payload: Any) -> None:
 )
 def test_any_header_comes_back(node_id: str, seq: int, time: Any) -> None:
     header = NodeHeader(node_id, seq, 1, 0, None, time, None, None)
-    assert decode(spelled(header)[0]).header == header
+    assert decode(encoded(header)[0]).header == header
 
 
 def test_a_long_text_is_asked_for_by_its_digest() -> None:
     text = "long " * 800
-    data, links = spelled(ROOT, {"text": text})
+    data, links = encoded(ROOT, {"text": text})
     assert len(links) == 1
     asked: list[tuple[int, bytes]] = []
 
@@ -104,22 +104,22 @@ def test_a_long_text_is_asked_for_by_its_digest() -> None:
 
 def test_a_link_in_a_payload_comes_back_as_a_link() -> None:
     link = Link(Digest(PARENT))
-    assert decode(spelled(ROOT, {"at": [link]})[0]).payload == {"at": [link]}
+    assert decode(encoded(ROOT, {"at": [link]})[0]).payload == {"at": [link]}
 
 
 def test_a_refused_payload_is_named_by_its_place() -> None:
     with pytest.raises(InvalidValueError) as caught:
-        spelled(ROOT, {"a": [object()]})
+        encoded(ROOT, {"a": [object()]})
     assert caught.value.path == ("payload", "a", 0)
 
 
-def test_a_payload_may_nest_63_deep_because_it_stands_in_a_list() -> None:
+def test_a_payload_may_nest_63_deep_because_it_is_inside_a_list() -> None:
     value: Any = None
     for _ in range(63):
         value = [value]
-    assert decode(spelled(ROOT, value)[0]).payload == value
+    assert decode(encoded(ROOT, value)[0]).payload == value
     with pytest.raises(InvalidValueError):
-        spelled(ROOT, [value])
+        encoded(ROOT, [value])
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_a_field_that_breaks_a_rule_is_damage(field: int, value: Any) -> None:
         decode(msgpack.packb(fields))
 
 
-def test_nothing_lies_at_depth_0() -> None:
-    """Not even where nobody has said anything yet: a root lies at 1, whatever is below lower."""
+def test_no_node_has_depth_0() -> None:
+    """Not even without user messages: a root has depth 1, its descendants more."""
     fields = [*GOOD[:2], 0, 0, *GOOD[4:]]
     with pytest.raises(CorruptionError, match=NAME.hex()):
         decode(msgpack.packb(fields))
@@ -168,12 +168,12 @@ def test_nothing_lies_at_depth_0() -> None:
 
 
 @pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1, "node"])
-def test_anything_else_is_no_node(fields: Any) -> None:
+def test_anything_else_is_not_a_node(fields: Any) -> None:
     with pytest.raises(CorruptionError):
         decode(msgpack.packb(fields))
 
 
-def test_another_spelling_is_refused() -> None:
+def test_a_non_canonical_encoding_is_refused() -> None:
     data = msgpack.packb(GOOD)
     padded = data[:3] + b"\xcc\x07" + data[4:]
     assert msgpack.unpackb(padded) == msgpack.unpackb(data)
@@ -184,7 +184,7 @@ def test_another_spelling_is_refused() -> None:
 
 
 def test_every_truncation_is_refused() -> None:
-    data = spelled(CHILD, {"role": "user"})[0]
+    data = encoded(CHILD, {"role": "user"})[0]
     for length in range(len(data)):
         with pytest.raises((InvalidInputError, CorruptionError)):
             decode(data[:length])
@@ -199,9 +199,9 @@ def test_every_truncation_is_refused() -> None:
         max_leaves=8,
     )
 )
-def test_what_is_trusted_opens_as_what_is_inspected(payload: Any) -> None:
+def test_trusted_bytes_open_like_inspected_bytes(payload: Any) -> None:
     link = Link(Digest(FIRST))
-    data, _ = spelled(CHILD, {"payload": payload, "link": link}, payload)
+    data, _ = encoded(CHILD, {"payload": payload, "link": link}, payload)
     assert open_node(NAME, data, trusted=True) == open_node(NAME, data)
 
 
@@ -221,11 +221,11 @@ def test_what_is_trusted_opens_as_what_is_inspected(payload: Any) -> None:
     ),
     st.sampled_from([ROOT, CHILD]),
 )
-def test_a_node_opens_whole_if_nothing_of_it_lives_elsewhere(
+def test_a_node_opens_whole_if_no_part_is_in_another_object(
     payload: Any, header: NodeHeader
 ) -> None:
     for cause in (None, payload):
-        data, links = spelled(header, payload, cause)
+        data, links = encoded(header, payload, cause)
         node, away = open_node(NAME, data)
         whole = [*header, node.cause, node.payload]
         assert open_whole(data) == (None if away else whole)
@@ -250,7 +250,7 @@ def test_a_node_opens_whole_if_nothing_of_it_lives_elsewhere(
         ],
     ],
 )  # fmt: skip
-def test_what_is_no_node_does_not_open_whole(data: bytes) -> None:
+def test_other_values_do_not_open_as_a_whole_node(data: bytes) -> None:
     try:
         expected = open_node(NAME, data, trusted=True)
     except (CorruptionError, InvalidInputError):
@@ -261,7 +261,7 @@ def test_what_is_no_node_does_not_open_whole(data: bytes) -> None:
         assert open_whole(data) == (None if away else [*header, cause, payload])
 
 
-def test_what_nests_too_deep_does_not_open_whole() -> None:
+def test_a_node_that_nests_too_deep_does_not_open_whole() -> None:
     for levels in (MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, 500):
         deep: Any = 1
         for level in range(levels):
@@ -273,7 +273,7 @@ def test_what_nests_too_deep_does_not_open_whole() -> None:
         open_whole(msgpack.packb(GOOD)[:-1])
 
 
-def test_trusted_bytes_may_have_another_spelling_but_nothing_that_harms() -> None:
+def test_trusted_bytes_may_be_non_canonical_but_not_harmful() -> None:
     data = msgpack.packb(GOOD)
     padded = data[:3] + b"\xcc\x07" + data[4:]
     assert open_node(NAME, padded, trusted=True) == open_node(NAME, data)
@@ -289,7 +289,7 @@ def test_trusted_bytes_may_have_another_spelling_but_nothing_that_harms() -> Non
         open_node(NAME, msgpack.packb(GOOD[:-1]), trusted=True)
 
 
-def test_nil_is_spelled_once() -> None:
+def test_nil_has_one_encoding() -> None:
     assert NULL.data == b"\xc0"
     assert link_bytes(ROLE_LINK, PARENT).hex() == f"c7210100{PARENT.hex()}"
 
@@ -308,7 +308,7 @@ def test_a_payload_of_2048_bytes_stays_whole_and_a_longer_one_does_not(
     payload: Any, stays: bool
 ) -> None:
     writer = PieceWriter()
-    data, links = spell_payload(payload, "payload", writer.emit)[:2]
+    data, links = encode_payload(payload, "payload", writer.emit)[:2]
     assert (len(encode(payload)) <= 2048) is stays
     assert (data == encode(payload)) is stays
     assert bool(links) is not stays
@@ -318,6 +318,6 @@ def test_a_payload_of_2048_bytes_stays_whole_and_a_longer_one_does_not(
 def test_links_in_a_short_payload_are_links_of_the_node() -> None:
     first, second = Link(Digest(PARENT)), Link(Digest(FIRST))
     payload = {"b": [second, "x" * 700], "a": first}
-    data, links = spelled(ROOT, payload)
+    data, links = encoded(ROOT, payload)
     assert links == [PARENT, FIRST]
     assert decode(data).payload == payload

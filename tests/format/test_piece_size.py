@@ -14,10 +14,10 @@ from casstore.format import closure, splitting
 from casstore.format.canonical import encode, list_header, map_header
 from casstore.format.hashing import Kind, digest_of
 from casstore.format.limits import MAX_KEY_BYTES, PIECE_MAX_ENTRIES
-from casstore.format.manifest import Manifest, encode_components, encode_manifest, spell_field
-from casstore.format.node import NodeHeader, encode_node, spell_payload
+from casstore.format.manifest import Manifest, encode_components, encode_field, encode_manifest
+from casstore.format.node import NodeHeader, encode_node, encode_payload
 from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.format.tree import Child, encode_branch
 from casstore.objects.pieces import PieceReader
 
@@ -30,7 +30,7 @@ def empty_lists(count: int = EMPTY_LISTS) -> bytes:
 
 def node(payload: bytes, node_id: str = "n") -> bytes:
     header = NodeHeader(node_id, 0, 1, 0, None, None, None, None)
-    return encode_node(header, Spelled(b"\xc0", []), Spelled(payload, []))[0]
+    return encode_node(header, Encoded(b"\xc0", []), Encoded(payload, []))[0]
 
 
 OVERFULL = {
@@ -46,7 +46,7 @@ OVERFULL = {
     "a node of too many fields": (Kind.NODE, empty_lists()),
     "a manifest": (
         Kind.MANIFEST,
-        encode_manifest(Manifest(ledger=Spelled(empty_lists(), [])))[0],
+        encode_manifest(Manifest(ledger=Encoded(empty_lists(), [])))[0],
     ),
     "a branch of a list": (Kind.LIST, empty_lists()),
     "a branch of a map": (Kind.MAP, b"\x95" + b"\xc0" * 4 + empty_lists()),
@@ -71,7 +71,7 @@ def test_an_object_full_of_small_containers_is_refused_before_it_is_decoded(
     for read in (examine, lambda: PieceReader(engine).get(digest)):
         tracemalloc.start()
         try:
-            with pytest.raises(NotCanonicalError, match="not cut into pieces"):
+            with pytest.raises(NotCanonicalError, match="not split into pieces"):
                 read()
             assert tracemalloc.get_traced_memory()[1] < 16 << 20
         finally:
@@ -117,10 +117,10 @@ def test_nodes_and_manifests_with_long_texts_pass() -> None:
         return digest_of(kind, data)
 
     for payload in ("x" * 2_000, ["y"] * 1_000, ["z" * 600] * 1_000):
-        spelled = spell_payload(payload, "payload", emit)
-        check_piece_size(Kind.NODE, node(spelled.data, "i" * 100_000))
-    field = spell_field(["y"] * 500, "turn_state", emit)
-    frame = spell_field("f" * 100_000, "current_frame", emit)
+        encoded = encode_payload(payload, "payload", emit)
+        check_piece_size(Kind.NODE, node(encoded.data, "i" * 100_000))
+    field = encode_field(["y"] * 500, "turn_state", emit)
+    frame = encode_field("f" * 100_000, "current_frame", emit)
     components = encode_components({"current_frame": frame, "turn_state": field})
     manifest = Manifest(components=components)
     check_piece_size(Kind.MANIFEST, encode_manifest(manifest)[0])

@@ -1,4 +1,4 @@
-"""docs/format.md is enough: a reader written from it finds everything that casstore has stored."""
+"""docs/internals/format.md is enough: a reader written from it alone reads every stored object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from casstore.engine.lmdb import recent
 from casstore.engine.lmdb.applying import full_slabs
 from casstore.engine.lmdb.log import MAX_LOG_BYTES
 from casstore.maintenance import gc
-from casstore.session.data import UNFENCED, Checkpoint, Commit
+from casstore.session.data import Checkpoint, Commit
 from casstore.session.session import Session
 from casstore.store import Store
 from tests.format.second_reader import Link, Refused, SecondReader, decode
@@ -153,13 +153,13 @@ def wrap_log(store: Store) -> None:
     for _ in range(16):
         put()
     with patch.object(recent, "full_slabs", put_first):
-        assert engine._env.recent.apply_behind()
+        assert engine._env.recent.apply_concurrently()
     memtable = engine._env.recent.memtable
     # The file may have grown before.
     for _ in range(MAX_LOG_BYTES // 20_000):
-        if memtable.last.offset >= memtable.base.offset:
+        if memtable.last.offset >= memtable.state.applied.offset:
             put()
-    assert memtable.last.offset < memtable.base.offset
+    assert memtable.last.offset < memtable.state.applied.offset
 
 
 def _listed(store: Store, session: str) -> list[bytes]:
@@ -215,17 +215,17 @@ def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
                         assert reader.path(heads[session], row) == revisions[revision]
 
 
-def test_it_reads_the_state_beside_the_graph(tmp_path: Path) -> None:
+def test_it_reads_the_components(tmp_path: Path) -> None:
     path = tmp_path / "s"
     tools = {"enabled": ["read", LONG], "n": 7}
     with open_store(path) as store:
         store.session("s").commit(
-            Commit(checkpoint=Checkpoint(tool_state=tools, turn_state={"t": 1}), lease=UNFENCED)
+            Commit(checkpoint=Checkpoint(tool_state=tools, turn_state={"t": 1}))
         )
     with second(path) as reader:
         manifest = reader.manifest(dict(reader.sessions())["s"])
         assert reader.value(manifest[7]["tool_state"].digest) == tools
-        assert reader.spelled(manifest[7]["turn_state"]) == {"t": 1}
+        assert reader.encoded(manifest[7]["turn_state"]) == {"t": 1}
 
 
 def test_it_refuses_damage(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Branches: grouping, building in little memory, and one spelling each."""
+"""Branches: grouping, building in little memory, and one encoding each."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def random_children(seed: int, count: int, boundary: float) -> list[Child]:
     st.integers(1, 700),
     st.sampled_from([0.0, 1 / 16, 0.5, 0.9, 1.0]),
 )
-def test_the_builder_groups_as_the_rule_says(
-    kind: int, seed: int, count: int, boundary: float
-) -> None:
+def test_the_builder_groups_by_the_rule(kind: int, seed: int, count: int, boundary: float) -> None:
     assert_built_alike(kind, random_children(seed, count, boundary))
 
 
@@ -111,7 +109,7 @@ def test_the_builder_groups_as_the_rule_says(
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("boundary", [0.0, 1.0])
-def test_all_boundaries_and_none_are_grouped_as_the_rule_says(
+def test_sequences_of_boundaries_and_without_any_are_grouped_by_the_rule(
     kind: int, count: int, boundary: float
 ) -> None:
     level, root = assert_built_alike(kind, random_children(count, count, boundary))
@@ -140,7 +138,7 @@ def test_nothing_makes_no_piece() -> None:
     assert list(tree.group([], lambda _: True)) == []
 
 
-def test_an_edit_moves_no_boundary_but_its_own() -> None:
+def test_an_edit_moves_only_the_boundaries_it_touches() -> None:
     numbers = list(range(2_000))
 
     def ends(number: int) -> bool:
@@ -181,7 +179,7 @@ def test_a_child_is_judged_by_the_first_byte_of_its_digest() -> None:
         assert tree.ends_list_branch(bytes((byte,)) + bytes(31)) == (byte % 16 == 0)
 
 
-# --- one spelling ---------------------------------------------------------------------------
+# --- one encoding ---------------------------------------------------------------------------
 
 
 def as_branch(kind: int, level: int, children: list[Child]) -> Branch:
@@ -219,7 +217,7 @@ def test_a_branch_comes_back_as_it_was(
     assert decode_branch(kind, data) == as_branch(kind, level, children)
 
 
-def test_the_columns_stand_in_the_order_of_the_format() -> None:
+def test_the_columns_are_in_the_order_of_the_format() -> None:
     children = [Child(b"\x01" * 32, 2, 30, "k"), Child(b"\x02" * 32, 3, 40, "l")]
     digests = b"\x01" * 32 + b"\x02" * 32
     assert encode_branch(Kind.LIST, 1, children) == encode([1, digests, [2, 3], [30, 40]])
@@ -349,13 +347,13 @@ def test_a_branch_of_one_kind_is_not_read_as_another(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [None, 1, "a", b"a", {}, {"a": 1}], ids=repr)
-def test_what_is_no_list_is_no_branch(kind: int, value: Any) -> None:
+def test_a_value_that_is_not_a_list_is_not_a_branch(kind: int, value: Any) -> None:
     with pytest.raises(NotCanonicalError, match="not a branch"):
         decode_branch(kind, encode(value))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_spelling_of_a_branch_is_refused(kind: int) -> None:
+def test_a_non_canonical_branch_is_refused(kind: int) -> None:
     data = encode(sound(kind))
     assert data[1] == 1
     padded = data[:1] + b"\xcc\x01" + data[2:]

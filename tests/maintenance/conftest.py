@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +10,7 @@ import pytest
 import casstore
 from casstore import Store
 from casstore.engine.memory import MemoryEngine
-
-# At the end: an installed casstore must not be hidden by the one beside the tests.
-sys.path.append(str(Path(__file__).parent.parent.parent))
-
-from tests.postgres.engines import Schemas, engines
+from tests.engine.postgres.engines import Schemas, engines
 
 MakeStore = Callable[[], Store]
 

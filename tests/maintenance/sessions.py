@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
+from casstore import Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, Row, Write, WriteResult
 from casstore.session import keys
@@ -70,7 +70,7 @@ def fill(store: Store, name: str = "s") -> None:
     step(store, name, *first, checkpoint=state, usage=[Usage("main", "m", 10, 5)], turn="t1")
     shown = NodeDraft("d", {"image": Link(Digest.of_blob(content)), "text": "€" * 90_000})
     step(store, name, shown, attachments=[image.id, "away"], label="shown", turn="t2")
-    session.rewind(1, lease=UNFENCED, label="back")
+    session.rewind(1, label="back")
     step(store, name, message("e"), message("f", parent=None), usage=[Usage("main", "m", 1, 1)])
     session.tombstone(["b"])
     step(store, name, message("g"), leaf="a")
@@ -79,7 +79,7 @@ def fill(store: Store, name: str = "s") -> None:
 
 def step(store: Store, name: str, *nodes: NodeDraft, **fields: Any) -> None:
     """Commit nodes without a lease."""
-    store.session(name).commit(Commit(append=nodes, lease=UNFENCED, **fields))
+    store.session(name).commit(Commit(append=nodes, **fields))
 
 
 def grow(store: Store, rng: random.Random, names: list[str], steps: int, prefix: str = "") -> None:
@@ -102,12 +102,12 @@ def grow(store: Store, rng: random.Random, names: list[str], steps: int, prefix:
                 drafts.append(draft)
                 nodes.append(draft.id)
             label = rng.choice((None, None, f"{prefix}label {made}"))
-            change = Commit(append=drafts, lease=UNFENCED, label=label)
+            change = Commit(append=drafts, label=label)
             if nodes and rng.random() < 0.2:
                 change = change._replace(leaf=rng.choice(nodes))
             session.commit(change)
         elif way < 0.75:
-            session.rewind(rng.choice(revisions), lease=UNFENCED)
+            session.rewind(rng.choice(revisions))
         elif way < 0.85:
             new = f"{name}/{prefix}{made}-{len(names)}"
             at = rng.choice(revisions)
@@ -118,7 +118,7 @@ def grow(store: Store, rng: random.Random, names: list[str], steps: int, prefix:
         elif way < 0.92:
             made += 1
             drafts = [message(f"{prefix}r{made}"), message(f"{prefix}r{made}x", parent=None)]
-            session.commit(Commit(replace=drafts, lease=UNFENCED))
+            session.commit(Commit(replace=drafts))
         else:
             nodes = [node.id for node in session.nodes("full")]
             if nodes:

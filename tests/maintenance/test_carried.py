@@ -10,11 +10,11 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, DeleteRow, PutRow, Row, RowKey, Write
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
-from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.policy import Policy, find_policy, set_policy
 from casstore.maintenance.salvage import salvage
+from casstore.maintenance.transfer.rows import CARRIED
 from casstore.session import keys
 from casstore.session.catalogue import KnownSession, bury
 from casstore.session.records import Draft, Table

@@ -23,12 +23,14 @@ from casstore.format.hashing import Kind, digest_of
 from casstore.format.manifest import Manifest
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
-from casstore.maintenance.check import LEVELS, CheckReport, check, rebuild
+from casstore.maintenance.backup import backup
+from casstore.maintenance.check import LEVELS, CheckReport, check, last_check, rebuild, record
+from casstore.maintenance.compact import compact
 from casstore.maintenance.progress import Step
 from casstore.objects import graph
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.heads import decode_head, encode_head
 from casstore.store import Store
 from tests.maintenance.test_check_records import ALL_CODES, FOUND_IN_RECORDS
@@ -86,7 +88,8 @@ def test_a_sound_store_has_no_findings(tmp_path: Path, level: str, engine: int) 
 def test_the_same_seed_draws_the_same_sample(path: Path) -> None:
     with open_store(path) as store:
         reports = [check(store, level="sample", share=0.3, seed=seed) for seed in (1, 1, 2)]
-    assert reports[0] == reports[1] != reports[2]
+    first, same, other = [report._replace(checked_at_ms=0) for report in reports]
+    assert first == same != other
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -545,6 +548,49 @@ def test_a_mark_that_makes_no_sense_is_ignored(path: Path) -> None:
             assert check(store, level="full", since_last=True).objects_checked > 0
 
 
+# --- the result of the last check -------------------------------------------------------
+
+
+def test_the_result_of_the_last_check_is_stored(path: Path) -> None:
+    with open_store(path) as store:
+        assert last_check(store) is None
+        report = check(store, level="quick")
+        assert last_check(store) == (report.checked_at_ms, "quick", False, True, 0)
+    # A quick check verifies no object: the next one starts at the first.
+    assert checked(path, since_last=True).objects_checked > 0
+    change_content(path)
+    report = checked(path)
+    with open_store(path, readonly=True) as store:
+        found = last_check(store)
+        assert found is not None
+        assert (found.level, found.sound, found.findings) == ("full", False, len(report.findings))
+        # A read-only store keeps the result of the last check that could store it.
+        check(store, level="quick")
+        assert last_check(store) == found
+
+
+def test_the_result_is_kept_by_copies_and_compaction(path: Path, tmp_path: Path) -> None:
+    with open_store(path) as store:
+        check(store)
+        found = last_check(store)
+        backup(store, tmp_path / "copy")
+    compact(path)
+    for place in (path, tmp_path / "copy"):
+        with open_store(place, readonly=True) as store:
+            assert last_check(store) == found is not None
+
+
+def test_a_check_that_finds_damaged_pages_writes_nothing(path: Path) -> None:
+    checked(path)
+    overwrite(path, pages_of(path, "history")[0][-1])
+    with open_store(path) as store:
+        found = last_check(store)
+        report = check(store)
+        assert faults.PAGE_DAMAGED in report.counts
+        assert last_check(store) == found
+        assert not record(store, report)
+
+
 # --- beside others ----------------------------------------------------------------------
 
 
@@ -575,9 +621,7 @@ def test_a_check_beside_writers_and_a_collector_finds_nothing(tmp_path: Path) ->
             name = f"w{turn % 3}"
             tools = Checkpoint(tool_state={"log": [f"{turn} {at}" for at in range(90)]})
             draft = NodeDraft(f"x{turn}", {"text": LONG[: turn % 900]})
-            store.session(name).commit(
-                Commit(append=[draft], checkpoint=tools, lease=UNFENCED, label="last")
-            )
+            store.session(name).commit(Commit(append=[draft], checkpoint=tools, label="last"))
             store.put_blob(b"garbage %d" % turn)
             if turn % 7 == 6:
                 store.fork(name, f"f{turn}")

@@ -16,18 +16,19 @@ from casstore.maintenance.check import CheckReport, check
 from casstore.maintenance.policy import Policy, set_policy
 from casstore.records.lifecycles import Annotation, Lifecycles, Seal
 from casstore.records.lifecycles import check as lifecycles_check
-from casstore.records.lifecycles.tables import Tables as LifeTables
+from casstore.records.lifecycles.tables import LifecycleTables
 from casstore.records.log import NewMessage, SessionLog, Tokens
 from casstore.records.log import check as log_check
-from casstore.records.log.ground import Ground as LogGround
+from casstore.records.log.tables import LogTables
 from casstore.records.runs import Runs, SessionCheckpoint
 from casstore.records.runs import check as runs_check
-from casstore.records.runs.layout import Tables as RunTables
+from casstore.records.runs.layout import RunTables
+from casstore.records.schema import RowTable, number_text
 from casstore.records.scoped import SCOPES, Context, ScopedState
 from casstore.records.scoped import Policy as StatePolicy
-from casstore.records.scoped.layout import Tables as ScopedTables
+from casstore.records.scoped.layout import ScopedTables
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.records import Draft, Table
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
@@ -138,10 +139,10 @@ class Wound:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.log = LogGround(store)
+        self.log = LogTables(store)
         self.runs = RunTables(store)
         self.scoped = ScopedTables(store)
-        self.life = LifeTables(store)
+        self.life = LifecycleTables(store)
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
         """Put a record, whatever others say."""
@@ -150,12 +151,29 @@ class Wound:
         draft.commit()
 
     def edit(self, table: Table, *prefix: str, **fields: Any) -> None:
-        """Change fields of the first record there is; of a list by position, as ``at0=``."""
+        """Change fields of the first row there is, and none of its indexes.
+
+        Of a table without a schema: of a list by position, as ``at0=``.
+        """
         record = next(iter(table.scan(*prefix)))
+        if isinstance(table, RowTable):
+            row = table.decode(record)
+            if not set(fields) <= set(row._fields):
+                row = row._replace(**{row._fields[0]: row[0]._replace(**fields)})
+            else:
+                row = row._replace(**fields)
+            self.put(table, record.key, table.schema.encode(row))
+            return
         value = record.value
         for name, field in fields.items():
             value[int(name[2:]) if type(value) is list else name] = field
         self.put(table, record.key, value)
+
+    def edit_note(self, **fields: Any) -> None:
+        """Change fields of the note of the first record."""
+        table = self.life.notes
+        row = table.decode(next(iter(table.scan("record"))))
+        self.edit(table, "record", note=row.note._replace(**fields))
 
     def delete(self, place: RowKey) -> None:
         """Take any row away."""
@@ -200,7 +218,7 @@ def _log_state(**fields: Any) -> Callable[[Wound], None]:
 
     def commit(wound: Wound) -> None:
         state = {"log": 1, **fields}
-        change = Commit(checkpoint=Checkpoint(turn_state=state), lease=UNFENCED)
+        change = Commit(checkpoint=Checkpoint(turn_state=state))
         wound.store.session("root").commit(change)
 
     return commit
@@ -216,28 +234,28 @@ def _backwards(wound: Wound) -> None:
 
 
 def _break_scope_version(wound: Wound) -> None:
-    wound.edit(wound.scoped.values, at0="abcdef012345-1")
+    wound.edit(wound.scoped.values, version="abcdef012345-1")
 
 
 def _reset_behind(wound: Wound) -> None:
     latest = next(iter(wound.scoped.resets.scan()))
     conversation, _ = latest.key
     number, *rest = latest.value
-    wound.put(wound.scoped.resets, (conversation, f"{number + 1:010}"), [number + 1, *rest])
+    wound.put(wound.scoped.resets, (conversation, number_text(number + 1)), [number + 1, *rest])
 
 
 def _expire_early(wound: Wound) -> None:
-    wound.edit(wound.scoped.values, at4=1)
+    wound.edit(wound.scoped.values, expires_ms=1)
 
 
 WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     # the log
-    (log_check.LOG_TREE_WRONG, "depth", lambda w: w.edit(w.log.sessions, "child", at7=2)),
-    (log_check.LOG_TREE_WRONG, "place", lambda w: w.edit(w.log.sessions, "child", at6=2)),
-    (log_check.LOG_TREE_WRONG, "parent", lambda w: w.edit(w.log.sessions, "child", at5="other")),
-    (log_check.LOG_TREE_WRONG, "child", lambda w: w.entry(w.log.children, "other", "root")),
-    (log_check.LOG_TREE_WRONG, "count", lambda w: w.edit(w.log.sessions, "root", at13=1)),
-    (codes.ROW_MALFORMED, "kind", lambda w: w.edit(w.log.sessions, "root", at3="none")),
+    (log_check.LOG_TREE_WRONG, "depth", lambda w: w.edit(w.log.sessions, "child", depth=2)),
+    (codes.RECORD_INDEX_WRONG, "place", lambda w: w.edit(w.log.sessions, "child", place=2)),
+    (log_check.LOG_TREE_WRONG, "parent", lambda w: w.edit(w.log.sessions, "child", parent="other")),
+    (codes.RECORD_INDEX_WRONG, "child", lambda w: w.entry(w.log.children, "other", "root")),
+    (log_check.LOG_TREE_WRONG, "count", lambda w: w.edit(w.log.sessions, "root", children=1)),
+    (codes.ROW_MALFORMED, "kind", lambda w: w.edit(w.log.sessions, "root", status="none")),
     (codes.RECORD_COUNT_WRONG, "totals", lambda w: w.entry(w.log.totals, [1, 5, 5, 11])),
     (codes.RECORD_COUNT_WRONG, "rounds", lambda w: w.entry(w.log.totals, [0, 5, 6, 11])),
     (log_check.LOG_NUMBERS_WRONG, "behind", _log_state(view=[1, 99], upto=7)),
@@ -245,14 +263,14 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (log_check.LOG_NUMBERS_WRONG, "calls", _log_state(pending=[99, "c"])),
     (log_check.LOG_NUMBERS_WRONG, "note", _log_state(view=[1, 1], upto=7, notes=[5])),
     (log_check.LOG_NUMBERS_WRONG, "no log", lambda w: w.store.session("root").commit(
-        Commit(checkpoint=Checkpoint(turn_state="other"), lease=UNFENCED)) and None),
+        Commit(checkpoint=Checkpoint(turn_state="other"))) and None),
     (log_check.LOG_NUMBERS_WRONG, "node", _foreign_node),
     (log_check.LOG_NUMBERS_WRONG, "leaf", lambda w: w.store.session("root").commit(
-        Commit(leaf="8", lease=UNFENCED)) and None),
+        Commit(leaf="8")) and None),
     (log_check.LOG_NUMBERS_WRONG, "leaf before a fold", lambda w: w.store.session("root").commit(
-        Commit(leaf="5", lease=UNFENCED)) and None),
+        Commit(leaf="5")) and None),
     (log_check.LOG_NUMBERS_WRONG, "more than numbers", _backwards),
-    (log_check.LOG_NUMBERS_WRONG, "fold", lambda w: w.edit(w.log.folds, at0=99)),
+    (log_check.LOG_NUMBERS_WRONG, "fold", lambda w: w.edit(w.log.folds, note=99)),
     # runs
     (runs_check.RUN_MIRROR_WRONG, "status", lambda w: w.edit(w.runs.threads, "t", status="done")),
     (runs_check.RUN_MIRROR_WRONG, "latest", lambda w: w.edit(w.runs.threads, "t", latest_run="t1")),
@@ -260,20 +278,20 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
        lambda w, what=what: w.edit(w.runs.threads, "t", **{what: 9}))
       for what in ("runs", "messages", "events", "artifacts", "approvals")],
     (codes.RECORD_COUNT_WRONG, "events", lambda w: w.edit(w.runs.runs, "t2", events=1)),
-    (codes.RECORD_COUNT_WRONG, "last", lambda w: w.edit(w.runs.runs, "t2", last=1)),
+    (codes.RECORD_COUNT_WRONG, "last", lambda w: w.edit(w.runs.runs, "t2", last_sequence=1)),
     (codes.RECORD_COUNT_WRONG, "artifacts", lambda w: w.edit(w.runs.runs, "t2", artifacts=2)),
     (codes.RECORD_INDEX_WRONG, "order", lambda w: w.edit(w.runs.threads, "t", order=1)),
     (codes.RECORD_INDEX_WRONG, "run order", lambda w: w.edit(w.runs.runs, "t2", order=1)),
-    (codes.RECORD_INDEX_WRONG, "counter", lambda w: w.entry(w.runs.counter, 3)),
+    (codes.RECORD_ORPHANED, "counter", lambda w: w.edit(w.runs.counter, next=3)),
     (codes.RECORD_INDEX_WRONG, "listed", lambda w: w.entry(w.runs.thread_runs, "u1")),
-    (codes.RECORD_INDEX_WRONG, "path", lambda w: w.entry(w.runs.artifact_paths, 7)),
+    (codes.RECORD_INDEX_WRONG, "path", lambda w: w.entry(w.runs.artifact_paths, ["a1", "a7"])),
     (codes.RECORD_INDEX_WRONG, "resolved",
      lambda w: w.edit(w.runs.approvals, "t may I", status="approved")),
     (codes.RECORD_INDEX_WRONG, "nothing ordered",
-     lambda w: w.put(w.runs.run_order, ("0000000000000000001",), "nothing")),
+     lambda w: w.put(w.runs.run_order, ("a1",), "nothing")),
     (codes.RECORD_INDEX_WRONG, "ordered twice",
-     lambda w: w.put(w.runs.run_order, ("0000000000000000001",), "t2")),
-    (codes.RECORD_INDEX_WRONG, "no run", lambda w: w.edit(w.runs.approvals, run="nothing")),
+     lambda w: w.put(w.runs.run_order, ("a1",), "t2")),
+    (codes.RECORD_ORPHANED, "no run", lambda w: w.edit(w.runs.approvals, run="nothing")),
     (codes.RECORD_INDEX_WRONG, "latest", lambda w: w.edit(w.runs.threads, "t", latest=9)),
     (codes.RECORD_ORPHANED, "the log's session",
      lambda w: w.delete(RowKey("heads", keys.session_key("child")))),
@@ -283,27 +301,28 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (runs_check.PROTECTION_MISSING, "protection", _unprotect),
     (runs_check.PROTECTION_MISSING, "revision", _lose_revision),
     # scoped state
-    (codes.RECORD_COUNT_WRONG, "keys", lambda w: w.edit(w.scoped.scopes, at2=5)),
-    (codes.RECORD_COUNT_WRONG, "bytes", lambda w: w.edit(w.scoped.scopes, at3=5)),
+    (codes.RECORD_COUNT_WRONG, "keys", lambda w: w.edit(w.scoped.scopes, keys=5)),
+    (codes.RECORD_COUNT_WRONG, "bytes", lambda w: w.edit(w.scoped.scopes, size_bytes=5)),
     (codes.RECORD_COUNT_WRONG, "version", _break_scope_version),
-    (codes.RECORD_COUNT_WRONG, "changes", lambda w: w.edit(w.scoped.scopes, at1=1)),
+    (codes.RECORD_COUNT_WRONG, "changes", lambda w: w.edit(w.scoped.scopes, changes=1)),
     (codes.RECORD_COUNT_WRONG, "expiry", _expire_early),
-    (codes.RECORD_COUNT_WRONG, "latest reset", lambda w: w.edit(w.scoped.resets, at0=2)),
-    (codes.RECORD_INDEX_WRONG, "writer", lambda w: w.edit(w.scoped.people, at0="other-1")),
+    (codes.RECORD_COUNT_WRONG, "latest reset", lambda w: w.edit(w.scoped.resets, number=2)),
+    (codes.RECORD_INDEX_WRONG, "writer", lambda w: w.edit(w.scoped.people, origin="other-1")),
     (codes.RECORD_INDEX_WRONG, "conversation",
-     lambda w: w.put(w.scoped.conversations, ("c", "scope", "0000000000"), None)),
+     lambda w: w.put(w.scoped.conversations, ("c", "scope", "a0"), None)),
     (codes.RECORD_COUNT_WRONG, "reset's number",
-     lambda w: w.put(w.scoped.resets, ("c", "0000000005"), [1, "id", 1, None])),
+     lambda w: w.put(w.scoped.resets, ("c", "a5"), [1, "id", 1, None])),
     (codes.RECORD_COUNT_WRONG, "reset behind the latest", _reset_behind),
     (codes.ROW_MALFORMED, "scope", lambda w: w.entry(w.scoped.scopes, "nothing")),
     # lifecycles
-    (codes.RECORD_COUNT_WRONG, "values", lambda w: w.edit(w.life.people, n=1)),
-    (codes.RECORD_INDEX_WRONG, "made", lambda w: w.edit(w.life.sessions, n=1)),
-    (codes.RECORD_INDEX_WRONG, "label", lambda w: w.edit(w.life.checkpoints, l="other")),
-    (codes.RECORD_INDEX_WRONG, "user", lambda w: w.edit(w.life.sessions, u="other")),
-    (codes.RECORD_INDEX_WRONG, "subjects", lambda w: w.edit(w.life.notes, "record", s=["x"])),
-    (codes.RECORD_INDEX_WRONG, "sources", lambda w: w.edit(w.life.notes, "record", o=[])),
-    (lifecycles_check.SEAL_BROKEN, "seal", lambda w: w.edit(w.life.records, "facts", "two", v=2)),
+    (codes.RECORD_COUNT_WRONG, "values", lambda w: w.edit(w.life.people, values=1)),
+    (codes.RECORD_ORPHANED, "made", lambda w: w.edit(w.life.sessions, made=1)),
+    (codes.RECORD_INDEX_WRONG, "label", lambda w: w.edit(w.life.checkpoints, label="other")),
+    (codes.RECORD_INDEX_WRONG, "user", lambda w: w.edit(w.life.sessions, user="other")),
+    (codes.RECORD_INDEX_WRONG, "subjects", lambda w: w.edit_note(subjects=("x",))),
+    (codes.RECORD_INDEX_WRONG, "sources", lambda w: w.edit_note(sources=())),
+    (lifecycles_check.SEAL_BROKEN, "seal",
+     lambda w: w.edit(w.life.records, "facts", "two", content=[2])),
     # retention
     (codes.PROTECTION_DANGLING, "nothing", _protect_nothing),
     (codes.SUBJECTS_WRONG, "not found", _unindex_subject),
@@ -348,7 +367,7 @@ def test_only_a_full_check_reads_every_message(store: Store) -> None:
     log = SessionLog(store)
     log.create("strange")
     drafts = [NodeDraft(name, {"role": "user"}) for name in ("1", "7", "3")]
-    store.session("strange").commit(Commit(append=drafts, lease=UNFENCED))
+    store.session("strange").commit(Commit(append=drafts))
     assert found(store).sound
     report = found(store, "full")
     assert report.counts.keys() == {log_check.LOG_NUMBERS_WRONG}

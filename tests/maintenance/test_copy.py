@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit, Store
+from casstore import Commit, Store
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, PutRow, RowKey, Write, WriteResult
@@ -28,11 +28,10 @@ from casstore.errors import (
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copying import copy, is_same_store
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.policy import Policy, set_policy
 from casstore.maintenance.progress import Step
-from casstore.maintenance.sameness import is_same_store
 from casstore.session import attempts, keys
 from casstore.testing.engine_fixtures import all_objects
 from tests.maintenance import sessions
@@ -286,7 +285,7 @@ def test_a_session_that_went_another_way_stops_the_copy_and_stays(make_store: Ma
             copy(source, target)
         assert [node.id for node in target.session("s").nodes()] == ["a", "ours"]
         sessions.step(target, "s", sessions.message("further"), expected=None)
-        target.session("s").rewind(2, lease=UNFENCED)
+        target.session("s").rewind(2)
     other = Store(MemoryEngine())
     sessions.step(other, "s", sessions.message("a"))
     other.delete_session("s")

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Checkpoint, Store
+from casstore import Checkpoint, Commit, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Row, RowKey, Write
+from casstore.engine.protocol import DeleteRow, Row, RowKey, Write
 from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
-from casstore.maintenance import gc, retention, sending, vacuum
+from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
+from casstore.maintenance.transfer import objects
 from casstore.session import keys
 from casstore.session.heads import head_key
 from casstore.testing import ManualClock
@@ -187,7 +188,7 @@ def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
     step(source, "s", message("a"))
     copy(source, target)
     if way == "rewound":
-        target.session("s").rewind(1, lease=UNFENCED)
+        target.session("s").rewind(1)
     step(target, "s", message("ours"))
     for number in range(4):
         step(source, "s", message(f"n{number}"))
@@ -218,13 +219,13 @@ def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> No
         step(source, name, message("a"))
         step(source, name, message("secret", "nobody may read this"))
         step(source, name, message("b"))
-    source.session("rewound").rewind(1, lease=UNFENCED)
+    source.session("rewound").rewind(1)
     copy(source, target)
     step(source, "s", message("c"))
     source.session("s").tombstone(["secret"])
-    source.session("rewound").rewind(3, lease=UNFENCED)
+    source.session("rewound").rewind(3)
     source.session("rewound").tombstone(["secret"])
-    source.session("rewound").rewind(1, lease=UNFENCED)
+    source.session("rewound").rewind(1)
     vacuum.vacuum(source, grace_ms=0)
     copy(source, target, mirror=True)
     for name in ("s", "rewound"):
@@ -236,11 +237,29 @@ def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> No
     assert copy(source, target, mirror=True)[:4] == (0, 0, 0, 0)
 
 
+def test_a_mirror_replays_a_turn_whose_revision_retention_has_removed(
+    make_store: MakeStore,
+) -> None:
+    """Retention settles the receipt and leaves the head as it is."""
+    source, target = make_store(), make_store()
+    turn = Commit(append=[message("a")], turn="t1")
+    first = source.session("s").commit(turn)
+    step(source, "s", message("b"))
+    copy(source, target, mirror=True)
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    copy(source, target, mirror=True)
+    gc.collect(target, grace_ms=0)
+    again = target.session("s").commit(turn)
+    assert (again.replayed, again.revision) == (True, first.revision)
+    assert rows_of(target)["receipts"] == rows_of(source)["receipts"]
+    assert check(target, level="full").sound
+
+
 def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
     make_memory: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that linked to it waited to be written, and were taken for sent at every attempt."""
-    monkeypatch.setattr(sending, "_WRITE_OBJECTS", 1)
+    monkeypatch.setattr(objects, "_WRITE_OBJECTS", 1)
     source = make_memory()
     step(source, "s", message("a"))
     step(source, "s", message("b"))
@@ -677,6 +696,53 @@ def test_a_label_that_comes_keeps_its_session_from_going_as_idle(
     bring(source, target, tmp_path)
     assert retention.execute(target, retention.Plan.from_json(plan)).sessions_deleted == 0
     assert target.session("s").entry("kept").revision == 1
+
+
+@BRINGING
+def test_a_label_that_comes_just_as_its_session_goes_as_idle_keeps_it(
+    tmp_path: Path, bring: Bring
+) -> None:
+    clock = ManualClock()
+    source, engine = Store(MemoryEngine(clock=clock)), Watched(clock=clock)
+    target = Store(engine)
+    step(source, "s", message("a"))
+    bring(source, target, tmp_path)
+    clock.now_ms += 1000
+    plan = retention.plan(target, policy=Policy(last=1, idle_ms=1000))
+    source.session("s").label("kept", 1)
+
+    def arrive(write: Write) -> None:
+        if any(change.table == "tombstones" for change in write.rows):
+            engine.before = None
+            bring(source, target, tmp_path)
+
+    engine.before = arrive
+    assert retention.execute(target, plan).sessions_deleted == 0
+    assert engine.before is None
+    assert target.session("s").entry("kept").revision == 1
+
+
+@BRINGING
+def test_a_label_that_comes_just_as_its_revision_is_removed_keeps_it(
+    make_memory: MakeStore, tmp_path: Path, bring: Bring
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    for name in "abc":
+        step(source, "s", message(name))
+    bring(source, target, tmp_path)
+    plan = retention.plan(target, policy=Policy(last=1))
+    source.session("s").label("kept", 2)
+
+    def arrive(write: Write) -> None:
+        if any(isinstance(change, DeleteRow) for change in write.rows):
+            engine.before = None
+            bring(source, target, tmp_path)
+
+    engine.before = arrive
+    assert retention.execute(target, plan).revisions_removed == 1
+    assert engine.before is None
+    assert target.session("s").entry("kept").revision == 2
 
 
 @BRINGING

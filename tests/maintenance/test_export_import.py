@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store, Usage
+from casstore import Commit, Digest, Link, NodeDraft, Store, Usage
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, RowKey, Write, WriteResult
 from casstore.errors import (
@@ -25,13 +25,14 @@ from casstore.errors import (
     TargetExistsError,
 )
 from casstore.format.hashing import Kind
-from casstore.maintenance import gc, sending, vacuum
+from casstore.maintenance import gc, vacuum
 from casstore.maintenance.bundle import BundleReader, BundleWriter
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
+from casstore.maintenance.transfer import objects as sending
 from casstore.maintenance.verification import new_object, verify_bundle
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
@@ -96,11 +97,10 @@ def test_an_imported_session_goes_on_like_the_one_that_it_was_made_of(
                         sessions.message("later", parent=first[0] if first else None),
                         sessions.message("latest"),
                     ],
-                    lease=UNFENCED,
                 )
             )
-            session.rewind(session.entry().revision - 1, lease=UNFENCED)
-            session.commit(Commit(append=[sessions.message("again")], lease=UNFENCED))
+            session.rewind(session.entry().revision - 1)
+            session.commit(Commit(append=[sessions.message("again")]))
         for at in (None, source.session(name).entry().revision - 2):
             ours = list(source.session(name).nodes("full", at=at))
             assert list(target.session(name).nodes("full", at=at)) == ours
@@ -113,7 +113,7 @@ def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
     source, target = make_store(), make_store()
     sessions.step(source, "s", sessions.message("a"))
     sessions.step(source, "s", sessions.message("b"), sessions.message("c"))
-    source.session("s").rewind(1, lease=UNFENCED)
+    source.session("s").rewind(1)
     export_session(source, "s", file)
     import_session(target, file)
     sessions.step(target, "s", sessions.message("d"), sessions.message("b"))
@@ -129,8 +129,8 @@ def test_a_session_imported_after_it_went_back_and_on_is_cared_for_like_any_othe
     source, target, other = make_store(), make_store(), make_store()
     sessions.step(source, "s", sessions.message("a"))
     sessions.step(source, "s", sessions.message("b"), sessions.message("c"))
-    source.session("s").rewind(1, lease=UNFENCED)
-    source.session("s").commit(Commit(usage=[Usage("agent", "m", input=1)], lease=UNFENCED))
+    source.session("s").rewind(1)
+    source.session("s").commit(Commit(usage=[Usage("agent", "m", input=1)]))
     sessions.step(source, "s", sessions.message("d"))
     export_session(source, "s", file)
     import_session(target, file)
@@ -154,7 +154,7 @@ def test_a_session_that_went_another_way_beyond_its_first_page_of_nodes_is_impor
     source, target = make_store(), make_store()
     for number in range(40):
         sessions.step(source, "s", sessions.message(f"n{number}"))
-    source.session("s").rewind(35, lease=UNFENCED)
+    source.session("s").rewind(35)
     sessions.step(source, "s", sessions.message("another way"))
     export_session(source, "s", file)
     import_session(target, file)
@@ -168,9 +168,7 @@ def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Pa
     import_session(target, file)
     image = Digest.of_blob(sessions.noise("image", 150_000))
     shown = NodeDraft("another id", {"image": Link(image), "text": "€" * 90_000})
-    change = Commit(
-        append=[shown], lease=UNFENCED, turn="t2", label="shown", attachments=[image.hex(), "away"]
-    )
+    change = Commit(append=[shown], turn="t2", label="shown", attachments=[image.hex(), "away"])
     result = target.session("s").commit(change)
     assert (result.replayed, result.nodes) == (True, ("d",))
 
@@ -367,7 +365,7 @@ def test_an_earlier_state_is_moved_on_when_asked(
     kept = sessions.seen(target, "fork of the copy")
     sessions.grow(source, random.Random(seed + 100), ["r"], 0)
     sessions.step(source, "r", sessions.message("x1"), sessions.message("x2", parent=None))
-    source.session("r").rewind(1, lease=UNFENCED, label="far back")
+    source.session("r").rewind(1, label="far back")
     sessions.step(source, "r", sessions.message("x3"))
     source.session("r").tombstone(["x3"])
     source.session("r").rename("another name")

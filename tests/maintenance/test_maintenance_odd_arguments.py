@@ -58,7 +58,7 @@ def called(item: Callable[..., Any], store: Any) -> Any:
 def test_what_is_no_store_is_refused_by_name(item: Callable[..., Any]) -> None:
     """A path, which casstore.open takes, ended in AttributeError."""
     for given in ("my-store", Path("my-store"), None, MemoryEngine(), Store):
-        with pytest.raises(InvalidInputError, match=r"a store is what casstore.open gives"):
+        with pytest.raises(InvalidInputError, match=r"store must be an open Store"):
             called(item, given)
 
 

@@ -9,7 +9,7 @@ from casstore.maintenance import salvage
 from casstore.maintenance.check import LEVELS
 from tests.maintenance.test_check_records import ALL_CODES
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "guides" / "operations.md").read_text()
 
 
 def test_the_table_of_findings_is_that_of_the_code() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import DEFAULT_GRACE_MS
 from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
@@ -66,7 +67,7 @@ def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
         step(store, "gone", "x", text=LONG)
         node = store.session("gone").nodes()[0].digest
         store.delete_session("gone")
-        clock.now_ms += gc.DEFAULT_GRACE_MS + 1
+        clock.now_ms += DEFAULT_GRACE_MS + 1
         engine = store.engine
         assert isinstance(engine, LmdbEngine)
         # Collected, but not packed: what lies beside others in its slab is still there.

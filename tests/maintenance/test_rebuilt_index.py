@@ -17,7 +17,7 @@ from casstore.maintenance.check import check
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch, rebuild_node_index
 from casstore.maintenance.salvage import salvage
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from tests.maintenance.wounds import flip, open_store, wounding
 
@@ -31,7 +31,7 @@ def branched(store: Store, count: int = COUNT) -> None:
         NodeDraft(f"n{at}", at, **({"parent": f"n{chance.randrange(at)}"} if at % 9 == 8 else {}))
         for at in range(count)
     ]
-    store.session("s").commit(Commit(append=nodes, lease=UNFENCED))
+    store.session("s").commit(Commit(append=nodes))
     store.fork("s", "path", node=f"n{count - 1}", append=[NodeDraft("own", 0)])
 
 

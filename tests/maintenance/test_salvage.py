@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,24 @@ import pytest
 from campaigns import salvage as campaign
 from casstore.engine.lmdb.log import LOG_FILE
 from casstore.engine.memory import MemoryEngine
-from casstore.errors import CorruptionError, InvalidInputError, StoreNotFoundError
+from casstore.engine.protocol import Write
+from casstore.errors import (
+    ContendedError,
+    CorruptionError,
+    InvalidInputError,
+    SessionDeletedError,
+    StoreNotFoundError,
+)
 from casstore.maintenance import gc
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.progress import Step
 from casstore.maintenance.salvage import SalvageReport, salvage
-from casstore.session import keys
+from casstore.session import attempts, keys
 from casstore.session.data import Checkpoint
 from casstore.session.heads import decode_head
 from casstore.store import Store
+from tests.maintenance.sessions import Watched
 from tests.maintenance.wounds import (
     LONG,
     PAGE_BYTES,
@@ -645,3 +654,69 @@ def test_a_row_that_cannot_be_read_says_nothing_of_others(tmp_path: Path, table:
     report = salvage(tmp_path / "s", tmp_path / "t")
     assert "any table" not in [gap.table for gap in report.gaps]
     assert not report.complete
+
+
+def test_no_row_is_salvaged_without_the_objects_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gc in the target removes objects before the write that names them."""
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
+    before = make(tmp_path / "s")
+    stopped = 0
+    for number in count(1):
+        engine = Watched()
+        target = Store(engine)
+        seen = _collect_before_rows(engine, target, number)
+        try:
+            report = salvage(tmp_path / "s", target)
+        except ContendedError:
+            stopped += 1
+        else:
+            assert not report.complete or everything(target) == before
+        assert check(target, level="full").counts.keys() <= {"history_gap"}
+        if len(seen) < number:
+            break
+    assert stopped
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_session_of_that_id_that_appears_in_the_target_meanwhile_stays_as_it_is(
+    tmp_path: Path, deleted: bool
+) -> None:
+    make(tmp_path / "s")
+    engine = Watched()
+    target = Store(engine)
+
+    def appear(write: Write) -> None:
+        if any(change.table == "heads" and change.key == keys.session_key("s1")
+               for change in write.rows):  # fmt: skip
+            engine.before = None
+            step(target, "s1", "ours")
+            if deleted:
+                target.delete_session("s1")
+
+    engine.before = appear
+    report = salvage(tmp_path / "s", target)
+    assert engine.before is None
+    assert report.outcomes("exists") == ("s1",)
+    if deleted:
+        with pytest.raises(SessionDeletedError):
+            target.session("s1").head()
+    else:
+        assert [node.id for node in target.session("s1").nodes()] == ["ours"]
+    assert check(target, level="full").counts.keys() <= {"history_gap"}
+
+
+def _collect_before_rows(engine: Watched, target: Store, number: int) -> list[Write]:
+    """Run gc once, before the write with this number among the writes of rows; those seen."""
+    seen: list[Write] = []
+
+    def collect(write: Write) -> None:
+        if write.rows:
+            seen.append(write)
+            if len(seen) == number:
+                engine.before = None
+                gc.collect(target, grace_ms=0)
+
+    engine.before = collect
+    return seen

@@ -1,7 +1,7 @@
 """Record systems: found from a store's rows, loaded by entry point, kept when not installed.
 
-The third-party system is the example of ``docs/record-systems.md``, installed as a distribution
-in a directory on the path.
+The third-party system is the example of ``docs/guides/record-systems.md``, installed as a
+distribution in a directory on the path.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.erasure import ErasurePlan
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.lifecycles.tables import Tables as LifeTables
+from casstore.records.lifecycles.tables import LifecycleTables
 from casstore.records.log import NewMessage, SessionLog
-from casstore.records.log.ground import Ground
+from casstore.records.log.tables import LogTables
 from casstore.records.runs import Runs
-from casstore.records.runs.layout import Tables as RunTables
-from casstore.records.scoped.layout import Tables as ScopedTables
+from casstore.records.runs.layout import RunTables
+from casstore.records.scoped.layout import ScopedTables
 from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.maintenance.test_check_records import fill
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENT = (ROOT / "docs" / "record-systems.md").read_text()
+DOCUMENT = (ROOT / "docs" / "guides" / "record-systems.md").read_text()
 NOT_REGISTERED = "no installed package registers it"
 
 
@@ -267,10 +267,10 @@ def test_two_packages_with_one_system_are_both_refused(
 def test_casstores_own_systems_are_found_in_a_source_tree_without_metadata(tmp_path: Path) -> None:
     """Started without the directory that has the metadata of the installation."""
     code = (
-        "from casstore.maintenance import systems\n"
+        "from casstore.session.entry_points import registered\n"
         "import importlib.metadata as metadata\n"
         "assert not list(metadata.entry_points(group='casstore.systems'))\n"
-        "print(systems._registered('log'), systems._registered('notes'))\n"
+        "print(*[registered('casstore.systems', name) for name in ('log', 'notes')])\n"
     )
     # -S leaves out site-packages, and with it the metadata; what casstore imports comes by a link
     # for each package.
@@ -291,10 +291,10 @@ def test_casstores_own_systems_are_found_in_a_source_tree_without_metadata(tmp_p
 
 def test_every_table_of_casstores_own_systems_is_declared(store: Store) -> None:
     for name, made in {
-        "log": Ground(store),
+        "log": LogTables(store),
         "runs": RunTables(store),
         "scoped": ScopedTables(store),
-        "life": LifeTables(store),
+        "life": LifecycleTables(store),
     }.items():
         system = systems.load(name)
         assert not isinstance(system, str)

@@ -31,7 +31,7 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.vacuum import Outcome
 from casstore.session import attempts, keys
 from casstore.session.commit import receipt_key
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -73,7 +73,7 @@ def grow(session: Session, nodes: int = 8) -> dict[str, Commit]:
     turns = {}
     for n in range(nodes):
         draft = message(f"n{n}", f"text {n}" if n != 3 else SECRET)
-        change = Commit(append=[draft], lease=UNFENCED, turn=f"t{n}", label=f"label {n}")
+        change = Commit(append=[draft], turn=f"t{n}", label=f"label {n}")
         session.commit(change)
         turns[f"t{n}"] = change
     return turns
@@ -149,7 +149,7 @@ def test_nodes_are_rewritten_once_not_once_a_revision(
 ) -> None:
     for n in range(25):
         step(session, f"n{n}")
-    session.rewind(15, lease=UNFENCED)
+    session.rewind(15)
     step(session, "other")
     session.tombstone(["n0"])
     [report] = clean(store, clock).sessions
@@ -203,7 +203,7 @@ def test_a_long_chain_of_rewinds(store: Store, session: Session) -> None:
     step(session, "root", "secret")
     for n in range(150):
         step(session, f"n{n}")
-        session.rewind(session.entry().revision, lease=UNFENCED)
+        session.rewind(session.entry().revision)
     session.tombstone(["secret"])
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 100)
@@ -250,9 +250,9 @@ def test_replays_give_the_same_result_after_several_rounds(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     drafts = [message(f"n{n}") for n in range(6)]
-    change = Commit(append=drafts, leaf="n4", lease=UNFENCED, turn="t")
+    change = Commit(append=drafts, leaf="n4", turn="t")
     first = session.commit(change)
-    later = Commit(append=[message("m", parent="n5")], lease=UNFENCED, turn="u")
+    later = Commit(append=[message("m", parent="n5")], turn="u")
     second = session.commit(later)
     for hide in (["n4", "n1"], ["n0", "n5"], ["n2", "n3", "m"]):
         session.tombstone(hide)
@@ -321,7 +321,7 @@ def test_a_fork_that_has_only_a_path_of_its_source(
     fork = store.session("fork")
     store.fork("alpha", "fork", node="d")
     step(fork, "f", turn="t")
-    fork.rewind(2, lease=UNFENCED)
+    fork.rewind(2)
     step(fork, message("g", parent="b"), message("h", parent="d"), "i")
     store.fork("fork", "again", node="h")
     again = store.session("again")
@@ -373,7 +373,7 @@ def test_a_pin_that_is_renewed_meanwhile_stays(store: Store, clock: ManualClock)
         if number == 1:
             store.pin("mine", digest, ttl_ms=10)
 
-    assert clean(beside(store, renew), clock).expired_rows == 0
+    assert clean(also(store, renew), clock).expired_rows == 0
     assert [pin.name for pin in store.pins()] == ["mine"]
 
 
@@ -426,16 +426,16 @@ class Beside:
         return getattr(self._engine, name)
 
 
-def beside(store: Store, before: Callable[[int, Write], object]) -> Store:
+def also(store: Store, before: Callable[[int, Write], object]) -> Store:
     return Store(cast(Engine, Beside(store.engine, before)), close=lambda: None)
 
 
 def branches(session: Session) -> dict[str, Commit]:
     """Several lineages, branches and turns; ``n3`` holds the secret."""
     turns = grow(session)
-    session.rewind(6, lease=UNFENCED)
+    session.rewind(6)
     step(session, message("x", parent="n1"), "y")
-    session.commit(Commit(leaf="n5", lease=UNFENCED))
+    session.commit(Commit(leaf="n5"))
     step(session, "z")
     return turns
 
@@ -450,16 +450,16 @@ def count_writes(store: Store) -> int:
             raise StorageError("stop here")
 
     with pytest.raises(StorageError):
-        vacuum.rewrite_hidden(beside(store, count), "alpha")
+        vacuum.rewrite_hidden(also(store, count), "alpha")
     return found
 
 
 STEPS: dict[str, Callable[[Session], object]] = {
     "commit": lambda session: step(session, "meanwhile", turn="meanwhile"),
     "branch": lambda session: step(session, message("meanwhile", parent="n4")),
-    "move": lambda session: session.commit(Commit(leaf="n7", lease=UNFENCED)),
-    "rewind": lambda session: session.rewind(5, lease=UNFENCED),
-    "replace": lambda session: session.commit(Commit(replace=[message("r")], lease=UNFENCED)),
+    "move": lambda session: session.commit(Commit(leaf="n7")),
+    "rewind": lambda session: session.rewind(5),
+    "replace": lambda session: session.commit(Commit(replace=[message("r")])),
     "hide": lambda session: session.tombstone(["n4"]),
     "hide the end": lambda session: session.tombstone(["z", "y"]),
     "label": lambda session: session.label("meanwhile", 5),
@@ -475,7 +475,7 @@ def test_what_is_done_meanwhile_counts(
     store: Store, session: Session, clock: ManualClock, what: str
 ) -> None:
     turns = branches(session)
-    session.commit(Commit(leaf="n5", lease=UNFENCED))
+    session.commit(Commit(leaf="n5"))
     session.tombstone(["n3"])
     after: dict[str, Any] = {}
 
@@ -487,7 +487,7 @@ def test_what_is_done_meanwhile_counts(
                 step(session, "meanwhile")
             after.update(seen(session, turns))
 
-    report = vacuum.rewrite_hidden(beside(store, interrupt), "alpha")
+    report = vacuum.rewrite_hidden(also(store, interrupt), "alpha")
     assert report.outcome is Outcome.DONE
     assert after
     assert seen(session, turns) == after
@@ -513,7 +513,7 @@ def test_what_is_hidden_meanwhile_is_hidden_in_every_revision_at_once(
                 for entry in session.history():
                     assert victim not in full(session, entry.revision)
 
-        vacuum.rewrite_hidden(beside(store, interrupt), "alpha")
+        vacuum.rewrite_hidden(also(store, interrupt), "alpha")
         for entry in session.history():
             assert victim not in full(session, entry.revision)
         check_graphs(store, session)
@@ -534,7 +534,7 @@ def test_a_failure_at_any_write_leaves_all_as_it_was(
                 raise StorageError("no more room")
 
         with pytest.raises(StorageError):
-            vacuum.rewrite_hidden(beside(store, fail), "alpha")
+            vacuum.rewrite_hidden(also(store, fail), "alpha")
         assert {table: contents_of(store).rows[table] for table in rows} == rows
         assert seen(session, turns) == before
     clean(store, clock)
@@ -557,7 +557,7 @@ def test_rows_that_were_removed_meanwhile_stay_removed(
             done.append(number)
             store.engine.write(Write(rows=[DeleteRow(table, place)]))
 
-    assert vacuum.rewrite_hidden(beside(store, interrupt), "alpha").outcome is Outcome.DONE
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.DONE
     assert done
     assert place not in [row.key for row in store.engine.scan_rows(table, limit=10_000)]
 
@@ -578,7 +578,7 @@ def test_what_was_prepared_may_be_collected_meanwhile(
 
         twin = f"twin {at}"
         store.fork("alpha", twin)
-        assert vacuum.rewrite_hidden(beside(store, interrupt), twin).outcome is Outcome.DONE
+        assert vacuum.rewrite_hidden(also(store, interrupt), twin).outcome is Outcome.DONE
         assert swept[0] > 0
         assert full(store.session(twin)) == full(session)
         check_graphs(store, store.session(twin))
@@ -598,7 +598,7 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(
             clock.now_ms += 1
             gc.collect(store, grace_ms=0)
 
-    assert vacuum.rewrite_hidden(beside(store, interrupt), "alpha").outcome is Outcome.GONE
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.GONE
     with pytest.raises(SessionDeletedError):
         session.head()
     rows = contents_of(store).rows
@@ -620,7 +620,7 @@ def test_a_session_that_never_rests_is_reported_and_the_others_go_on(
         if any(change[:2] == ("heads", keys.session_key("alpha")) for change in write.rows):
             step(session, f"n{number}")
 
-    report = clean(beside(store, interrupt), clock)
+    report = clean(also(store, interrupt), clock)
     assert report.outcome is Outcome.BUSY
     busy, done = report.sessions
     assert (busy.session, busy.outcome) == ("alpha", Outcome.BUSY)
@@ -655,7 +655,7 @@ def test_two_vacuums_of_one_session(store: Store, session: Session, clock: Manua
             assert clean(store, clock).outcome is Outcome.DONE
 
     # The other was faster: nothing is left to do.
-    assert vacuum.rewrite_hidden(beside(store, interrupt), "alpha").outcome is Outcome.NOTHING
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.NOTHING
     assert seen(session, turns) == before
 
 

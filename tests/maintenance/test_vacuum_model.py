@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.maintenance import gc, vacuum
-from casstore.session.data import LAST, LEAF, UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import LAST, LEAF, Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -60,7 +60,7 @@ class Program:
     def _commit(self, session: Session, change: Commit, b: int) -> None:
         self.counter += 1
         turn = f"t{self.counter}" if b % 2 else None
-        change = change._replace(lease=UNFENCED, turn=turn)
+        change = change._replace(turn=turn)
         if b % 3 == 0:
             change = change._replace(checkpoint=Checkpoint(turn_state={"at": self.counter}))
         if b % 7 == 0:
@@ -101,7 +101,7 @@ class Program:
 
     def _rewind(self, session: Session, a: int, b: int) -> None:
         history = list(session.history())
-        session.rewind(history[b % len(history)].revision, lease=UNFENCED)
+        session.rewind(history[b % len(history)].revision)
 
     def _fork(self, session: Session, a: int, b: int) -> None:
         if len(self.names) < 4:
@@ -144,7 +144,7 @@ class Program:
         self._same(sessions, before)
         for node in hidden - set(self._ids(session)):
             # Its id is free again.
-            change = Commit(append=[self._draft(name=node)], lease=UNFENCED)
+            change = Commit(append=[self._draft(name=node)])
             session.commit(change)
         check_graphs(self.store, session)
 

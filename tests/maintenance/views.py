@@ -80,7 +80,7 @@ def check_graphs(store: Store, session: Session) -> None:
         if manifest.tips.data == b"\xc0":
             assert set(ends) <= {manifest.leaf_id}
         else:
-            [tips] = objects.load_spelled(reader, (manifest.tips,))
+            [tips] = objects.load_encoded(reader, (manifest.tips,))
             assert {name: link.digest for name, link in tips.items()} == ends
             assert set(ends) != {manifest.leaf_id}
         by_id = {node.id: node for node in nodes}

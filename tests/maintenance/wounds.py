@@ -23,7 +23,7 @@ from casstore.engine.lmdb.rows import (
     row_hash,
 )
 from casstore.engine.protocol import TABLES
-from casstore.session.data import UNFENCED, Attachment, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Attachment, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 
 PAGE_BYTES = 4096
@@ -164,7 +164,7 @@ def lose_slab(path: Path, digest: bytes) -> None:
 def step(store: Store, session: str, *ids: str, text: str = "", **fields: Any) -> None:
     """Commit some nodes."""
     drafts = [NodeDraft(each, {"role": "user", "text": f"{each} {text}"}) for each in ids]
-    store.session(session).commit(Commit(append=drafts, lease=UNFENCED, **fields))
+    store.session(session).commit(Commit(append=drafts, **fields))
 
 
 def populate(store: Store) -> Attachment:
@@ -179,10 +179,10 @@ def populate(store: Store) -> Attachment:
     step(store, "fork", "own")
     # A fork of one branch, whose source goes away: others' nodes are left out of it.
     step(store, "s2", "branch", text="other way", leaf="branch")
-    store.session("s2").commit(Commit(append=[NodeDraft("left", 1, parent="n2")], lease=UNFENCED))
+    store.session("s2").commit(Commit(append=[NodeDraft("left", 1, parent="n2")]))
     store.fork("s2", "path", node="left")
     step(store, "path", "further")
-    store.session("s3").rewind(2, lease=UNFENCED)
+    store.session("s3").rewind(2)
     step(store, "s3", "again")
     store.session("s0").tombstone(["n4"])
     store.session("s0").queue.enqueue([LONG, 1], batch_id="b1", source_key="k1")

@@ -235,11 +235,9 @@ class Gushing(io.BytesIO):
 
 
 @pytest.mark.parametrize("start", [0, 65_536, 70_000])
-def test_a_stream_that_gives_more_than_it_was_asked_for_is_refused(
-    store: Store, start: int
-) -> None:
+def test_a_stream_that_returns_more_than_requested_is_refused(store: Store, start: int) -> None:
     before = all_digests(store.engine)
-    with pytest.raises(InvalidInputError, match="asked for"):
+    with pytest.raises(InvalidInputError, match="returned"):
         store.put_stream(Gushing(bytes(1_000_000), start))
     assert all_digests(store.engine) == before
 
@@ -251,7 +249,7 @@ def test_a_stream_is_left_open_at_its_end(store: Store) -> None:
     assert not source.closed
 
 
-def test_a_stream_is_stored_from_where_it_stands(store: Store) -> None:
+def test_a_stream_is_stored_from_its_current_position(store: Store) -> None:
     source = io.BytesIO(LONG[:200_000])
     source.seek(1_000)
     assert store.put_stream(source) == Digest.of_blob(LONG[1_000:200_000])

@@ -154,7 +154,7 @@ def check(old: Any, new: Any, store: Store | None = None) -> list[Change]:
     return changes
 
 
-def spelled(changes: list[Change]) -> list[tuple[Any, ...]]:
+def encoded(changes: list[Change]) -> list[tuple[Any, ...]]:
     return [
         (change.op, change.old_path, change.path, change.before, change.after) for change in changes
     ]
@@ -259,11 +259,11 @@ def test_values_that_look_alike_differ(old: Any, new: Any) -> None:
 
 def test_none_is_not_the_same_as_missing() -> None:
     [change] = check({"a": None}, {})
-    assert spelled([change]) == [(REMOVED, ("a",), ("a",), None, None)]
+    assert encoded([change]) == [(REMOVED, ("a",), ("a",), None, None)]
     [change] = check({}, {"a": None})
-    assert spelled([change]) == [(ADDED, None, ("a",), None, None)]
+    assert encoded([change]) == [(ADDED, None, ("a",), None, None)]
     [change] = check([None], [])
-    assert spelled([change]) == [(REMOVED, (0,), (0,), None, None)]
+    assert encoded([change]) == [(REMOVED, (0,), (0,), None, None)]
 
 
 def test_a_map_and_a_list_at_one_place_are_one_change() -> None:
@@ -275,7 +275,7 @@ def test_a_map_and_a_list_at_one_place_are_one_change() -> None:
             assert (change.op, change.path) == (CHANGED, ("x",))
 
 
-def test_a_value_and_itself_differ_in_nothing_and_that_is_cheap() -> None:
+def test_a_value_has_no_difference_to_itself_and_comparing_is_cheap() -> None:
     engine = CountingEngine()
     store = Store(engine)
     for value in (1, "x" * 600, list(range(20_000)), {str(n): n for n in range(20_000)}):

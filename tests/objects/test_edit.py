@@ -303,7 +303,7 @@ def test_only_the_pieces_of_the_final_value_are_stored(seed: int) -> None:
     assert new <= set(reachable(engine, digest))
 
 
-def test_what_a_later_edit_overtakes_is_not_stored() -> None:
+def test_pieces_superseded_by_a_later_edit_are_not_stored() -> None:
     engine = MemoryEngine()
     store = Store(engine)
     start = store.put_value({"a": 1})

@@ -10,17 +10,17 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.format import splitting
 from casstore.format.manifest import FIELD_ROOM, NOTHING
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Encoded
 from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter
 
 TEXT = "a text " * 9
 
 
-def changed(spelled: Spelled, engine: MemoryEngine, put: dict[str, Any], drop: list[str]) -> Any:
+def changed(encoded: Encoded, engine: MemoryEngine, put: dict[str, Any], drop: list[str]) -> Any:
     writer = PieceWriter()
     reader = PendingReader(engine, writer)
-    after = keyed.change_map(reader, spelled, put, drop, FIELD_ROOM, writer.emit)
+    after = keyed.change_map(reader, encoded, put, drop, FIELD_ROOM, writer.emit)
     pieces = len(writer.objects)
     writer.flush(engine)
     return after, pieces
@@ -40,7 +40,7 @@ def test_any_number_of_changes_gives_what_storing_it_gives(length: int, steps: i
     for key in drop:
         mapping.pop(key, None)
     mapping.update(put)
-    assert after == splitting.spell(mapping, FIELD_ROOM, PieceWriter().emit)
+    assert after == splitting.encode_split(mapping, FIELD_ROOM, PieceWriter().emit)
 
 
 def test_many_changes_do_not_leave_a_way_for_each() -> None:

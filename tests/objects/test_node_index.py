@@ -160,7 +160,7 @@ def test_two_indexes_share_the_positions_before_the_first_that_differs(data: st.
     assert common_prefix(one, two) == min(shared, one.count, two.count)
 
 
-def test_finding_where_two_long_indexes_part_reads_only_what_leads_there() -> None:
+def test_finding_where_two_long_indexes_diverge_reads_only_the_differing_parts() -> None:
     graph, other = Graph(20_000), Graph(20_000)
     other.digests[17_000:] = [plain_hash(b"x" + one) for one in other.digests[17_000:]]
     shelf = Shelf()
@@ -222,12 +222,12 @@ def test_pieces_of_other_lengths_are_refused(cut: int) -> None:
 def test_a_spine_of_another_length_is_damage() -> None:
     shelf, graph = Shelf(), Graph(64)
     tail = _built(shelf, graph, 32).tail
-    with pytest.raises(CorruptionError, match="not what its place asks for"):
+    with pytest.raises(CorruptionError, match="does not match its parent"):
         _index(shelf, tail, 48).digests([0])
 
 
 def test_an_object_of_another_kind_is_damage() -> None:
     shelf = Shelf()
     blob = shelf.emit(Kind.VALUE, b"\xc0", [])
-    with pytest.raises(CorruptionError, match="stands for a part of a node index"):
+    with pytest.raises(CorruptionError, match="linked to as a part of a node index"):
         _index(shelf, Tail(blob), 16).digests([0])

@@ -104,7 +104,7 @@ values = st.recursive(
 
 
 def nested(core: Any, depth: int) -> Any:
-    """``core`` inside so many lists and maps, taking turns."""
+    """``core`` inside alternating lists and maps."""
     for level in range(depth):
         core = [core] if level % 2 else {"in": core}
     return core
@@ -167,7 +167,7 @@ def test_values_of_every_size_come_back_and_keep_their_digest(store: Store, seed
     assert store.put_value(store.get_value(digest)) == digest
 
 
-def test_values_that_python_calls_equal_have_digests_of_their_own(store: Store) -> None:
+def test_values_that_python_considers_equal_have_different_digests(store: Store) -> None:
     different: list[Any] = [1, 1.0, True, 0, 0.0, -0.0, False, None, "", b"", [], {}, "1", b"1"]
     assert len({store.put_value(value) for value in different}) == len(different)
     assert len({store.put_value([value]) for value in different}) == len(different)
@@ -214,7 +214,7 @@ def test_an_invalid_value_stores_nothing(store: Store) -> None:
     assert len(all_infos(store.engine)) == before
 
 
-def test_a_link_to_nothing_is_refused_and_stores_nothing(store: Store) -> None:
+def test_a_link_to_a_missing_object_is_refused_and_stores_nothing(store: Store) -> None:
     before = len(all_infos(store.engine))
     target = Digest.of_blob(b"nobody stored this")
     with pytest.raises(ObjectNotFoundError) as caught:
@@ -387,7 +387,7 @@ def test_a_value_whose_pieces_all_differ_needs_what_its_pieces_take(seed: int) -
     assert least_bytes(lambda limit: store.get_value(digest, max_bytes=limit), 0, 2 * size) == size
 
 
-def test_a_part_that_stands_at_many_places_counts_at_each() -> None:
+def test_a_part_that_occurs_at_many_places_counts_at_each() -> None:
     store = Store(MemoryEngine())
     part = ["word"] * 150
     once, often = store.put_value([part, 1]), store.put_value([part] * 50)
@@ -471,7 +471,7 @@ def test_a_tree_that_repeats_an_empty_leaf_stops_at_the_budget() -> None:
 
 
 @pytest.mark.parametrize("levels", [5, 9])
-def test_a_list_that_says_it_is_longer_than_any_is_refused_on_every_way(levels: int) -> None:
+def test_a_list_with_an_impossible_length_is_refused_by_every_read(levels: int) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     digest = put_list_bomb(engine, levels=levels)
@@ -487,7 +487,7 @@ def test_a_list_that_says_it_is_longer_than_any_is_refused_on_every_way(levels: 
             call()
 
 
-def test_a_blob_that_says_it_is_longer_than_any_file_is_refused() -> None:
+def test_a_blob_that_claims_to_be_longer_than_any_file_is_refused() -> None:
     engine = MemoryEngine()
     store = Store(engine)
     chunk = put_object(engine, Kind.BLOB, b"x")
@@ -577,11 +577,11 @@ def test_trees_of_any_height_inside_each_other_are_read_like_others(kind: int, l
 
 
 def called_from(frames: int, call: Callable[[], Any]) -> Any:
-    """Call with so many calls around it."""
+    """Make a call with this many stack frames above it."""
     return call() if not frames else called_from(frames - 1, call)
 
 
-def test_a_stack_that_is_nearly_used_up_says_nothing_against_what_is_stored() -> None:
+def test_a_nearly_exhausted_stack_is_not_reported_as_damage() -> None:
     store = Store(MemoryEngine())
     value: Any = 1
     for _ in range(64):
@@ -596,7 +596,7 @@ def test_a_stack_that_is_nearly_used_up_says_nothing_against_what_is_stored() ->
             continue
 
 
-def test_a_value_that_is_nothing_but_a_link_to_a_link_is_never_shown_as_it_is() -> None:
+def test_a_chain_of_links_is_never_returned_as_a_value() -> None:
     """A view hands out plain values and views, whatever a store was filled with."""
     store = Store(MemoryEngine())
     chain = put_part_chain(store.engine, 3, nesting=0)
@@ -875,9 +875,7 @@ def every_edit(store: Store, digest: bytes, step: str | int) -> list[Callable[[]
 @pytest.mark.parametrize("kind", [Kind.LIST, Kind.MAP])
 @pytest.mark.parametrize("levels", [1, 2, 3])
 @pytest.mark.parametrize("lie", ["more", "fewer", "larger", "another key", "nothing"])
-def test_what_a_branch_says_of_what_is_below_it_is_held_against_it(
-    kind: int, levels: int, lie: str
-) -> None:
+def test_the_counts_and_sizes_of_a_branch_are_verified(kind: int, levels: int, lie: str) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     is_map = kind == Kind.MAP
@@ -925,7 +923,7 @@ def test_what_a_branch_says_of_what_is_below_it_is_held_against_it(
         pytest.param(b"\x81\xa1k\x01\x00", id="with something behind it"),
     ],
 )
-def test_a_leaf_of_a_map_that_is_none_ends_every_reading_in_an_error_with_a_type(
+def test_an_invalid_leaf_of_a_map_makes_every_read_raise_a_typed_error(
     leaf: bytes,
 ) -> None:
     engine = MemoryEngine()
@@ -938,9 +936,7 @@ def test_a_leaf_of_a_map_that_is_none_ends_every_reading_in_an_error_with_a_type
 
 
 @pytest.mark.parametrize(("said", "sound"), [(-1, False), (0, True), (1, False)])
-def test_what_a_link_to_an_item_says_of_its_length_is_held_against_it(
-    said: int, sound: bool
-) -> None:
+def test_the_length_in_an_item_link_is_verified(said: int, sound: bool) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     item = encode(["x" * 100])
@@ -970,7 +966,7 @@ def test_leaves_of_a_map_whose_keys_do_not_ascend_are_damage() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.LIST, Kind.MAP])
-def test_a_tree_in_the_place_of_a_leaf_is_damage_however_long_they_go_on(kind: int) -> None:
+def test_a_tree_in_place_of_a_leaf_is_damage_however_deep(kind: int) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     leaf = encode({"k": 1} if kind == Kind.MAP else [1])
@@ -1014,7 +1010,7 @@ def test_a_blob_is_made_of_bytes_alone(store: Store, content: Any) -> None:
         store.put_blob(content)
 
 
-def test_what_cannot_be_a_digest_is_refused(store: Store) -> None:
+def test_an_invalid_digest_is_refused(store: Store) -> None:
     reads: list[Callable[[bytes], object]] = [
         store.get_blob,
         store.get_value,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Append, Checkpoint, Commit, Digest, Link, NodeDraft, Set, Store
+from casstore import Append, Checkpoint, Commit, Digest, Link, NodeDraft, Set, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ExpansionError, LimitError
 from casstore.format.canonical import ROLE_PART, encode, link_bytes
@@ -143,7 +143,7 @@ def test_a_session_whose_state_expands_without_end_raises_where_that_is_read() -
     session = store.session("s")
     bomb = put_shared_parts(store.engine)
     state = Checkpoint(tool_state=Link(Digest(bomb)), config={"n": 1})
-    session.commit(Commit(append=[NodeDraft("a", "x")], checkpoint=state, lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("a", "x")], checkpoint=state))
     for read in (session.load, lambda: session.checkpoint(hydrate=True)):
         with in_little_memory(), pytest.raises(ExpansionError):
             read()
@@ -165,9 +165,9 @@ def test_putting_a_value_that_expands_without_end_stores_nothing() -> None:
         lambda: store.put_value(value),
         lambda: store.put_many([b"blob", value]),
         lambda: store.edit(old, Append((), value)),
-        lambda: session.commit(Commit(append=[NodeDraft("a", value)], lease=UNFENCED)),
-        lambda: session.commit(Commit(checkpoint=Checkpoint(config=value), lease=UNFENCED)),
-        lambda: session.commit(Commit(checkpoint=Checkpoint(tool_state=value), lease=UNFENCED)),
+        lambda: session.commit(Commit(append=[NodeDraft("a", value)])),
+        lambda: session.commit(Commit(checkpoint=Checkpoint(config=value))),
+        lambda: session.commit(Commit(checkpoint=Checkpoint(tool_state=value))),
         lambda: session.queue.enqueue([value]),
     ]
     stored = len(list(engine.scan_objects(limit=1000)))
@@ -213,7 +213,7 @@ def test_nodes_that_share_a_large_part_are_iterated_one_by_one_where_a_page_is_t
     session = store.session("s")
     tools = [{"name": f"tool {number}", "text": "what it does " * 8} for number in range(300)]
     drafts = [NodeDraft(f"n{number}", {"tools": tools, "n": number}) for number in range(20)]
-    session.commit(Commit(append=drafts, lease=UNFENCED))
+    session.commit(Commit(append=drafts))
     with pytest.raises(ExpansionError):
         next(session.nodes().pages())
     found = list(session.nodes())

@@ -13,7 +13,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.maintenance.check import check
 from casstore.store import Store
-from tests.postgres.engines import engines
+from tests.engine.postgres.engines import engines
 
 
 class Clock:

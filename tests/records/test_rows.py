@@ -23,7 +23,7 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.record_keys import KeySpace, past
 from casstore.session.records import Draft, Table, find_records, row_links
 from casstore.store import Store
@@ -53,9 +53,9 @@ texts = st.text(max_size=12) | st.text("a\0\x01\x02ÿ", max_size=400)
 @given(st.lists(st.tuples(texts, texts, texts), max_size=20))
 def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[str, ...]]) -> None:
     space = KeySpace("table", 3)
-    spelled = {key: space.key(key) for key in keys}
-    assert len(set(spelled.values())) == len(spelled)
-    for key, data in spelled.items():
+    encoded = {key: space.key(key) for key in keys}
+    assert len(set(encoded.values())) == len(encoded)
+    for key, data in encoded.items():
         assert len(data) <= MAX_ROW_KEY_BYTES
         for depth in range(4):
             group = space.group(data, depth)
@@ -63,8 +63,8 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
             assert group <= data < past(group)
         if not space.is_cut(key):
             assert space.texts(data) == key
-    whole = [key for key in spelled if not space.is_cut(key)]
-    assert sorted(whole) == sorted(whole, key=spelled.__getitem__)
+    whole = [key for key in encoded if not space.is_cut(key)]
+    assert sorted(whole) == sorted(whole, key=encoded.__getitem__)
 
 
 def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
@@ -274,7 +274,7 @@ def test_only_a_list_that_is_there_is_extended(store: Store) -> None:
 
 
 def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Store) -> None:
-    table = Table(store, "beside", 1)
+    table = Table(store, "also", 1)
     session = store.session("s")
 
     def step(node: str, count: int, was: Any) -> None:
@@ -287,7 +287,7 @@ def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Stor
                 append=[NodeDraft(node, LONG)],
                 lease=lease,
                 release=True,
-                beside=draft.as_write(),
+                also=draft.as_write(),
             )
         )
 
@@ -310,37 +310,35 @@ def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Stor
 
 
 def test_a_commit_that_is_refused_leaves_the_records_beside_it(store: Store) -> None:
-    table = Table(store, "beside", 1)
+    table = Table(store, "also", 1)
     session = store.session("s")
     draft = Draft(store)
     draft.put(table, ("k",), 1)
     with pytest.raises(HeadConflictError):
-        session.commit(
-            Commit(append=[NodeDraft("a", 1)], expected=7, lease=UNFENCED, beside=draft.as_write())
-        )
+        session.commit(Commit(append=[NodeDraft("a", 1)], expected=7, also=draft.as_write()))
     assert table.find("k") is None
     # Replayed, a turn writes nothing again.
-    turn = Commit(append=[NodeDraft("a", 1)], turn="t", lease=UNFENCED)
-    session.commit(turn._replace(beside=draft.as_write()))
+    turn = Commit(append=[NodeDraft("a", 1)], turn="t")
+    session.commit(turn._replace(also=draft.as_write()))
     later = Draft(store)
     later.put(table, ("k",), 2)
-    assert session.commit(turn._replace(beside=later.as_write())).replayed
+    assert session.commit(turn._replace(also=later.as_write())).replayed
     found = table.find("k")
     assert found is not None
     assert found.value == 1
 
 
 def test_what_a_record_beside_a_commit_links_to_must_be_there(store: Store) -> None:
-    table = Table(store, "beside", 1)
+    table = Table(store, "also", 1)
     draft = Draft(store)
     draft.put(table, ("k",), Link(Digest(b"\7" * 32)))
     session = store.session("s")
     with pytest.raises(ObjectNotFoundError):
-        session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED, beside=draft.as_write()))
+        session.commit(Commit(append=[NodeDraft("a", 1)], also=draft.as_write()))
     assert session.head() is None
     for wrong in ("rows", Write(deletes=[b"\7" * 32])):
         with pytest.raises(InvalidInputError):
-            session.commit(Commit(lease=UNFENCED, beside=wrong))  # type: ignore[arg-type]
+            session.commit(Commit(also=wrong))  # type: ignore[arg-type]
 
 
 def test_records_of_several_tables_are_read_at_one_moment(store: Store) -> None:

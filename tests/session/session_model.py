@@ -20,6 +20,7 @@ from casstore.errors import (
     DuplicateNodeError,
     HeadConflictError,
     InvalidInputError,
+    LeaseHeldError,
     LeaseLostError,
     NameTakenError,
     NodeNotFoundError,
@@ -36,7 +37,6 @@ from casstore.format.digest import Digest
 from casstore.session.data import (
     LAST,
     LEAF,
-    UNFENCED,
     Attachment,
     Batch,
     Checkpoint,
@@ -56,18 +56,18 @@ from casstore.session.data import (
 COMPONENTS = ("tool_state", "plugin_snapshot", "execution_state")
 
 
-def spell(value: Any) -> str:
+def encode_split(value: Any) -> str:
     """A value as text: equal texts for equal values, and 1, 1.0 and True are not equal."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key!r}:{spell(value[key])}" for key in sorted(value)) + "}"
+        return "{" + ",".join(f"{key!r}:{encode_split(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spell, value)) + "]"
+        return "[" + ",".join(map(encode_split, value)) + "]"
     return repr(value)
 
 
 def name_of(*parts: Any) -> bytes:
     """A name for what these parts say together."""
-    return hashlib.sha256(spell(parts).encode()).digest()
+    return hashlib.sha256(encode_split(parts).encode()).digest()
 
 
 # --- messages -----------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class Model:
             one.labels[change.label] = new.number
         if change.checkpoint is not None:
             bodies = [getattr(new.checkpoint, name) for name in COMPONENTS]
-            self.stored.update({self.names[spell(body)]: body for body in bodies if body})
+            self.stored.update({self.names[encode_split(body)]: body for body in bodies if body})
         if change.release and isinstance(change.lease, Lease):
             self.release_lease(session, change.lease)
         result = CommitResult(new.number, Digest(manifest), new.leaf, tuple(created), False)
@@ -341,9 +341,10 @@ class Model:
 
     def _require_lease(self, session: str, one: SessionModel, lease: Any) -> None:
         live = self.live_lease(one)
-        if lease is UNFENCED and live is None:
-            return
-        if lease is UNFENCED or lease is None or live is None or not _same(lease, live):
+        if lease is None:
+            if live is not None:
+                raise LeaseHeldError(session, live.owner, live.expires_at_ms)
+        elif live is None or not _same(lease, live):
             raise LeaseLostError(session, "")
 
     def _completed(self, session: str, one: SessionModel, claims: Sequence[Claim]) -> set[str]:
@@ -448,7 +449,7 @@ class Model:
             }
             frames = list(change.checkpoint.frames)
             checkpoint = list(change.checkpoint._replace(**known, frames=frames))
-        return spell(
+        return encode_split(
             [
                 session,
                 change.replace is not None,

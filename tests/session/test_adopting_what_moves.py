@@ -10,7 +10,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import HeadConflictError, SessionDeletedError
 from casstore.maintenance import gc
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 
@@ -28,7 +28,7 @@ class Between(MemoryEngine):
 
 
 def said(name: str, **fields: str) -> Commit:
-    return Commit(append=[NodeDraft(name, name)], lease=UNFENCED, **fields)  # type: ignore[arg-type]
+    return Commit(append=[NodeDraft(name, name)], **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def engine() -> Between:
 def test_a_commit_to_the_other_meanwhile_is_adopted_with_its_turn(engine: Between) -> None:
     store, theirs = Store(engine), Store(engine).session("other")
     engine.then = lambda: theirs.commit(said("c", turn="t"))
-    store.session("s").adopt("other", lease=UNFENCED)
+    store.session("s").adopt("other")
     assert [node.id for node in store.session("s").nodes()] == ["a", "b", "c"]
     assert store.session("s").commit(said("c", turn="t")).replayed
 
@@ -51,11 +51,11 @@ def test_a_commit_to_the_other_meanwhile_is_adopted_with_its_turn(engine: Betwee
 def test_a_commit_to_this_one_meanwhile_stays_in_its_history(engine: Between) -> None:
     store, ours = Store(engine), Store(engine).session("s")
     engine.then = lambda: ours.commit(said("mine"))
-    assert store.session("s").adopt("other", lease=UNFENCED).revision == 3
+    assert store.session("s").adopt("other").revision == 3
     assert [node.id for node in store.session("s").nodes(at=2)] == ["a", "mine"]
     engine.then = lambda: ours.commit(said("more"))
     with pytest.raises(HeadConflictError):
-        store.session("s").adopt("other", lease=UNFENCED, expected=3)
+        store.session("s").adopt("other", expected=3)
 
 
 def test_the_other_that_goes_meanwhile_is_not_adopted(engine: Between) -> None:
@@ -67,7 +67,7 @@ def test_the_other_that_goes_meanwhile_is_not_adopted(engine: Between) -> None:
 
     engine.then = go
     with pytest.raises(SessionDeletedError):
-        store.session("s").adopt("other", lease=UNFENCED)
+        store.session("s").adopt("other")
     assert [node.id for node in store.session("s").nodes()] == ["a"]
 
 
@@ -76,7 +76,7 @@ def test_a_session_that_was_adopted_may_go_and_be_collected(engine: Between) -> 
     store.session("other").commit(said("c", turn="t"))
     image = store.session("other").attachments.put(b"pixels")
     store.session("other").attachments.commit([image.id])
-    store.session("s").adopt("other", lease=UNFENCED)
+    store.session("s").adopt("other")
     store.delete_session("other")
     gc.collect(store, grace_ms=0)
     assert [node.id for node in store.session("s").nodes()] == ["a", "b", "c"]

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casstore import LAST, LEAF, UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Usage
+from casstore import LAST, LEAF, Checkpoint, Commit, Digest, Link, NodeDraft, Usage
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write
 from casstore.errors import InvalidInputError, LeaseLostError
+from casstore.objects.edit import Append, Delete, Insert, Set
 from casstore.session.as_json import from_json, to_json
 from casstore.session.data import Batch, Claim, Lease
 from casstore.store import Store
@@ -34,7 +35,7 @@ COMMITS = {
         lease=LEASE,
         release=True,
     ),
-    "a new graph": Commit(replace=[NodeDraft("a", "text")], leaf=LAST, lease=UNFENCED),
+    "a new graph": Commit(replace=[NodeDraft("a", "text")], leaf=LAST),
     "no graph": Commit(replace=[], leaf=None, lease=None),
     "a checkpoint": Commit(
         checkpoint=Checkpoint(
@@ -57,6 +58,14 @@ COMMITS = {
         usage=[Usage("agent", "model", 1, 2, 3, 4), Usage("agent", "model")],
         completes=[CLAIM, Claim("d", "s", 7, ())],
         attachments=["image", "ü"],
+        durability="relaxed",
+    ),
+    "components and edits": Commit(
+        components={"tool_state": {"cwd": "/"}, "notes": Link(DIGEST), "config": None},
+        edits={
+            "tool_state": [Set(["a", 0], b"x"), Delete(["b"])],
+            "notes": [Insert([0], None), Append([], {"$set": 1})],
+        },
     ),
 }
 
@@ -121,8 +130,8 @@ def test_another_process_commits_with_what_it_was_handed() -> None:
 def test_a_node_that_was_read_is_written_with_its_parent() -> None:
     with Store(MemoryEngine()) as store:
         session = store.session("s")
-        session.commit(Commit(append=[NodeDraft("a", 1), NodeDraft("b", 2)], lease=UNFENCED))
-        again = from_json(Commit, to_json(Commit(replace=list(session.nodes()), lease=UNFENCED)))
+        session.commit(Commit(append=[NodeDraft("a", 1), NodeDraft("b", 2)]))
+        again = from_json(Commit, to_json(Commit(replace=list(session.nodes()))))
         assert again.replace == [NodeDraft("a", 1, None), NodeDraft("b", 2, "a")]
         assert session.commit(again).leaf == "b"
 
@@ -138,8 +147,8 @@ def commit_with(**fields: Any) -> str:
 
 NODE = {"id": "a", "payload": 1}
 BAD_LEASES = {
-    "not JSON": ("{", "no JSON"),
-    "nothing": ("", "no JSON"),
+    "not JSON": ("{", "not JSON"),
+    "nothing": ("", "not JSON"),
     "a list": ("[]", "must be an object"),
     "no schema": (json.dumps({"session": "s"}), "schema"),
     "a commit": (to_json(Commit()), "casstore.lease/1"),
@@ -152,11 +161,11 @@ BAD_LEASES = {
     "a counter that is true": (lease_with(fencing=True), "lease.fencing"),
     "a time that is null": (lease_with(claimed_at_ms=None), "lease.claimed_at_ms"),
     "a field twice": ('{"schema": "casstore.lease/1", "schema": "casstore.lease/1"}', "twice"),
-    "nested for ever": ("[" * 100_000, "no JSON"),
+    "nested for ever": ("[" * 100_000, "not JSON"),
 }
 BAD_COMMITS = {
     "a lease": (to_json(LEASE), "casstore.commit/1"),
-    "rows beside": (commit_with(beside={}), "'beside'"),
+    "rows beside": (commit_with(also={}), "'also'"),
     "nodes that are none": (commit_with(append={}), "commit.append must be a list"),
     "a node that is a text": (commit_with(append=["a"]), r"commit.append\[0\] must be an object"),
     "a node without an id": (commit_with(append=[{"payload": 1}]), "lacks the field 'id'"),
@@ -191,7 +200,10 @@ BAD_COMMITS = {
     ),
     "an unknown mark": (commit_with(append=[{"id": "a", "payload": {"$date": "x"}}]), r"\$date"),
     "both graphs": (commit_with(append=[NODE], replace=[NODE]), "appends nodes or replaces"),
-    "a revision below zero": (commit_with(expected=-1), "from 0 on"),
+    "a revision below zero": (
+        commit_with(expected=-1),
+        "expected must be a whole number of at least 0, got -1",
+    ),
 }
 
 
@@ -215,9 +227,12 @@ def test_a_commit_that_is_none_is_refused_by_name(what: str) -> None:
         Commit(append=[NodeDraft("a", object())]),
         Commit(append=[NodeDraft("a", float("nan"))]),
         Commit(append=[NodeDraft("a", {1: 2})]),
-        Commit(append=["a"]),  # type: ignore[list-item]
-        Commit(beside=Write()),
-        Commit(append="nodes"),  # type: ignore[arg-type]
+        Commit(append=[object()]),
+        Commit(edits={"tool_state": ["a"]}),  # type: ignore[list-item]
+        Commit(edits={"tool_state": [Set(["a"], object())]}),
+        Commit(components={"tool_state": object()}),
+        Commit(also=Write()),
+        Commit(append="nodes"),
         Commit(usage=[1]),  # type: ignore[list-item]
         LEASE._replace(token="text"),  # type: ignore[arg-type]
         CLAIM._replace(batches=5),  # type: ignore[arg-type]
@@ -260,7 +275,7 @@ MADE = st.builds(
     leaf=TEXTS | st.none() | st.just(LAST),
     checkpoint=st.none() | st.tuples(VALUES, VALUES, VALUES).map(lambda parts: Checkpoint(*parts)),
     expected=st.none() | st.integers(0, 9),
-    lease=st.none() | st.just(UNFENCED) | st.just(LEASE),
+    lease=st.none() | st.just(None) | st.just(LEASE),
     release=st.booleans(),
     turn=st.none() | TEXTS,
     attachments=st.lists(TEXTS, max_size=2),

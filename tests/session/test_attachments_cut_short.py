@@ -11,7 +11,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import StorageError
 from casstore.maintenance import gc
-from casstore.session.data import UNFENCED, Attachment, Commit
+from casstore.session.data import Attachment, Commit
 from casstore.store import Store
 
 CONTENT = b"the bytes of an image"
@@ -38,7 +38,7 @@ def fail() -> None:
 
 
 def commit(store: Store, attachment: Attachment) -> None:
-    store.session("s").commit(Commit(attachments=[attachment.id], lease=UNFENCED))
+    store.session("s").commit(Commit(attachments=[attachment.id]))
 
 
 def assert_kept(store: Store, attachment: Attachment) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import RowIs, RowKey, StoredObject
 from casstore.errors import (
@@ -130,8 +130,8 @@ def engine() -> Collected:
     """A session ``s`` whose first revision can be missed."""
     engine = Collected()
     session = Store(engine).session("s")
-    done = session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED))
-    session.commit(Commit(append=[NodeDraft("b", 2)], lease=UNFENCED))
+    done = session.commit(Commit(append=[NodeDraft("a", 1)]))
+    session.commit(Commit(append=[NodeDraft("b", 2)]))
     engine.manifest = done.manifest
     return engine
 

@@ -20,7 +20,7 @@ from casstore.maintenance import check, gc, retention, vacuum
 from casstore.maintenance.copying import copy
 from casstore.maintenance.policy import Policy
 from casstore.session import history, keys
-from casstore.session.data import UNFENCED, Claim, Commit, NodeDraft
+from casstore.session.data import Claim, Commit, NodeDraft
 from casstore.session.state import Runtime
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted
@@ -43,7 +43,7 @@ def other_handle(store: Store) -> Store:
 def fill(store: Store, name: str = "s", revisions: int = 4) -> None:
     for step in range(revisions):
         nodes = [NodeDraft(f"n{step}-{at}", {"role": "user", "n": [step, at]}) for at in range(3)]
-        store.session(name).commit(Commit(append=nodes, lease=UNFENCED))
+        store.session(name).commit(Commit(append=nodes))
 
 
 def before_write(store: Store, happens: Callable[[], object], call: Callable[[], object]) -> None:
@@ -67,10 +67,10 @@ def before_write(store: Store, happens: Callable[[], object], call: Callable[[],
 def test_a_fork_of_an_earlier_revision_beside_vacuum(store: Store, node: str | None) -> None:
     fill(store)
     store.session("s").tombstone(["n3-1"])
-    beside = other_handle(store)
+    also = other_handle(store)
     before_write(
         store,
-        lambda: vacuum.vacuum(beside, grace_ms=0),
+        lambda: vacuum.vacuum(also, grace_ms=0),
         lambda: store.fork("s", "fork", at=1, node=node),
     )
     fork = store.session("fork")
@@ -81,17 +81,17 @@ def test_a_fork_of_an_earlier_revision_beside_vacuum(store: Store, node: str | N
 
 
 CHANGES = [
-    Commit(leaf="n1-1", lease=UNFENCED),
-    Commit(append=[NodeDraft("branch", 1, parent="n1-1")], lease=UNFENCED),
+    Commit(leaf="n1-1"),
+    Commit(append=[NodeDraft("branch", 1, parent="n1-1")]),
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_commit_to_what_another_handle_has_vacuumed(store: Store, change: Commit) -> None:
     fill(store)
-    beside = other_handle(store)
-    beside.session("s").tombstone(["n0-1"])
-    vacuum.vacuum(beside, grace_ms=0)
+    also = other_handle(store)
+    also.session("s").tombstone(["n0-1"])
+    vacuum.vacuum(also, grace_ms=0)
     assert store.session("s").commit(change).revision == 5
     path = [one.id for one in store.session("s").nodes()]
     assert path[:4] == ["n0-0", "n0-2", "n1-0", "n1-1"]
@@ -109,7 +109,7 @@ def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit
 USES: dict[str, Callable[[Store], object]] = {
     "label": lambda store: store.session("s").label("mine", 1),
     "protect": lambda store: store.session("s").protect(1, by="me"),
-    "rewind": lambda store: store.session("s").rewind(1, lease=UNFENCED),
+    "rewind": lambda store: store.session("s").rewind(1),
     "fork": lambda store: store.fork("s", "fork", at=1),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import casstore
 from campaigns.branching import Branches
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 
@@ -37,7 +37,7 @@ def test_random_trees_of_sessions_agree_with_plain_dicts(
 def chain(store: Store, depth: int) -> str:
     """A session at the end of so many forks, each with a node of its own."""
     name = "s0"
-    store.session(name).commit(Commit(append=[NodeDraft("n0", 0)], lease=UNFENCED))
+    store.session(name).commit(Commit(append=[NodeDraft("n0", 0)]))
     for at in range(1, depth + 1):
         store.fork(name, f"s{at}", append=[NodeDraft(f"n{at}", at)])
         name = f"s{at}"
@@ -51,7 +51,7 @@ def test_a_chain_of_500_forks_reads_and_commits_at_its_end(tmp_path: Path) -> No
             store.delete_session(f"s{at}")
         session = store.session(end)
         assert [node.id for node in session.nodes()] == [f"n{at}" for at in range(501)]
-        assert session.commit(Commit(append=[NodeDraft("more", 1)], lease=UNFENCED)).revision == 502
+        assert session.commit(Commit(append=[NodeDraft("more", 1)])).revision == 502
         assert session.node("n250") is not None
-        store.session("s1").adopt(end, lease=UNFENCED)
+        store.session("s1").adopt(end)
         assert len(store.session("s1").nodes()) == 502

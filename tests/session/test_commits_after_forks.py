@@ -15,7 +15,7 @@ from casstore.engine.protocol import TABLES, RowKey
 from casstore.errors import DuplicateNodeError
 from casstore.format.hashing import Kind
 from casstore.format.node_index import PAGE_NODES
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 NOW_MS = 1_760_000_000_000
@@ -41,7 +41,7 @@ class CountingEngine(MemoryEngine):
 
 
 def said(*names: str) -> Commit:
-    return Commit(append=[NodeDraft(name, {"said": name}) for name in names], lease=UNFENCED)
+    return Commit(append=[NodeDraft(name, {"said": name}) for name in names])
 
 
 def grown(store: Store, count: int) -> None:
@@ -104,20 +104,20 @@ def of_forks(store: Store) -> str:
 def of_a_branch(store: Store) -> str:
     grown(store, 5)
     aside = NodeDraft("aside", {"said": "aside"}, parent="n1")
-    store.session("s").commit(Commit(append=[aside], lease=UNFENCED))
+    store.session("s").commit(Commit(append=[aside]))
     store.fork("s", "f", node="aside")
     return "f"
 
 
 def gone_back(store: Store) -> str:
     grown(store, 5)
-    store.session("s").rewind(1, lease=UNFENCED)
+    store.session("s").rewind(1)
     return "s"
 
 
 def gone_back_to_where_it_stands(store: Store) -> str:
     grown(store, 5)
-    store.session("s").rewind(2, lease=UNFENCED)
+    store.session("s").rewind(2)
     return "s"
 
 
@@ -126,7 +126,7 @@ def gone_back_on_a_fork(store: Store) -> str:
     fork = store.session("f")
     fork.commit(said("f0"))
     fork.commit(said("f1"))
-    fork.rewind(3, lease=UNFENCED)
+    fork.rewind(3)
     return "f"
 
 

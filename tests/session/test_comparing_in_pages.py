@@ -13,7 +13,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.format.node_index import PAGE_NODES
 from casstore.session.compare import Comparison
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 # Some pages of nodes.
@@ -60,7 +60,7 @@ def grow(store: Store, session: str, name: str, count: int = LONG, **where: Any)
     ]
     if where:
         nodes[0] = nodes[0]._replace(**where)
-    store.session(session).commit(Commit(append=nodes, lease=UNFENCED))
+    store.session(session).commit(Commit(append=nodes))
 
 
 def compared(store: Store, old: Any, new: Any) -> tuple[Comparison, int]:
@@ -142,7 +142,7 @@ def test_a_way_to_the_ancestor_that_both_graphs_have_is_read_in_pages(store: Sto
     grow(store, "s", "a", 3)
     grow(store, "s", "b", LONG)
     grow(store, "s", "c", LONG + 100, parent="a1")
-    store.session("s").commit(Commit(leaf=f"b{LONG - 1}", lease=UNFENCED))
+    store.session("s").commit(Commit(leaf=f"b{LONG - 1}"))
     found, calls = compared(store, ("s", 3), ("s", 4))
     assert (found.added, found.dropped) == ((), ())
     assert found.ancestor is not None

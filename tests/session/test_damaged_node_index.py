@@ -28,7 +28,7 @@ from casstore.maintenance.check import check
 from casstore.objects import graph
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.heads import encode_head, head_key
 from casstore.session.session import Session
 from casstore.store import Store
@@ -45,7 +45,7 @@ def nodes(count: int) -> list[NodeDraft]:
 @pytest.fixture(scope="module")
 def written() -> MemoryEngine:
     engine = MemoryEngine()
-    Store(engine).session("s").commit(Commit(append=nodes(COUNT), lease=UNFENCED))
+    Store(engine).session("s").commit(Commit(append=nodes(COUNT)))
     return engine
 
 
@@ -124,7 +124,7 @@ def test_an_index_that_was_written_wrong_is_found_out(tmp_path: Path, why: str) 
     """Not damage, which digests show, but an index of which all digests are right."""
     with casstore.open(tmp_path / "s") as store:
         session = store.session("s")
-        session.commit(Commit(append=nodes(40), lease=UNFENCED))
+        session.commit(Commit(append=nodes(40)))
         ids = [node.id for node in session.nodes()]
         assert check(store).sound
         lie(store, LIES[why])

@@ -25,7 +25,7 @@ from casstore.maintenance.importing import import_session
 from casstore.maintenance.policy import Policy
 from casstore.records.log import NewMessage, SessionLog
 from casstore.records.runs import Runs
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 
 _names = count(1)
@@ -80,9 +80,7 @@ def said(name: str, number: int = 3) -> list[NodeDraft]:
 
 def turn(store: Store, step: int) -> None:
     state = Checkpoint(turn_state={"step": step}, tool_state={"tools": [step] * 50})
-    store.session("s").commit(
-        Commit(append=said(f"n{step}"), checkpoint=state, lease=UNFENCED, turn=f"t{step}")
-    )
+    store.session("s").commit(Commit(append=said(f"n{step}"), checkpoint=state, turn=f"t{step}"))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,7 @@ def filled() -> MemoryEngine:
 
 
 def commit(**change: Any) -> Operation:
-    return lambda store: store.session("s").commit(Commit(**change, lease=UNFENCED))
+    return lambda store: store.session("s").commit(Commit(**change))
 
 
 def work(store: Store) -> None:
@@ -151,8 +149,8 @@ OPERATIONS: dict[str, Operation] = {
     "fork": lambda store: store.fork("s", another()),
     "fork a revision": lambda store: store.fork("s", another(), at=1),
     "fork a node": lambda store: store.fork("s", another(), at=2, node="n0-1"),
-    "rewind": lambda store: store.session("s").rewind(2, lease=UNFENCED),
-    "rewind to a label": lambda store: store.session("s").rewind("second", lease=UNFENCED),
+    "rewind": lambda store: store.session("s").rewind(2),
+    "rewind to a label": lambda store: store.session("s").rewind("second"),
     "hide": lambda store: store.session("s").tombstone(["n0-1", "n2-2"]),
     "label": lambda store: store.session("s").label(another(), 2),
     "protect": lambda store: store.session("s").protect(2, by="me"),
@@ -256,9 +254,9 @@ def _copy_into(filled: MemoryEngine) -> Operation:
     """Copy from a store that has gone on, with a new session and a fork of it."""
     source = Store(Interrupted(filled))
     commit(append=said("later"))(source)
-    source.session("t").commit(Commit(append=said("first"), lease=UNFENCED))
+    source.session("t").commit(Commit(append=said("first")))
     source.fork("t", "u")
-    source.session("u").commit(Commit(append=said("second"), lease=UNFENCED))
+    source.session("u").commit(Commit(append=said("second")))
     return lambda store: copy(source, store)
 
 

@@ -6,7 +6,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Row, Write
 from casstore.session import keys
 from casstore.session.commit import put_label
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 
@@ -32,8 +32,8 @@ class RowsRead(MemoryEngine):
 def test_labelling_and_taking_a_label_away_read_no_other_label() -> None:
     engine = RowsRead()
     session = Store(engine).session("s")
-    session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED))
-    session.commit(Commit(append=[NodeDraft("b", 2)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("a", 1)]))
+    session.commit(Commit(append=[NodeDraft("b", 2)]))
     key = keys.session_key("s")
     engine.write(Write(rows=[put_label(key, f"label {number}", 1) for number in range(1000)]))
     for at, revision in ((1, 1), (None, 2), ("label 7", 1)):

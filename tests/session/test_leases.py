@@ -10,7 +10,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import InvalidInputError
-from casstore.session.data import UNFENCED, Commit, Lease
+from casstore.session.data import Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
 
@@ -111,7 +111,7 @@ USES: dict[str, Callable[[Session, Lease], object]] = {
 def test_a_lease_that_cannot_be_is_refused_wherever_it_is_used(
     session: Session, odd: str, use: str
 ) -> None:
-    session.commit(Commit(lease=UNFENCED))
+    session.commit(Commit())
     lease = claimed(session, "owner", 10)
     session.queue.enqueue(["work"])
     with pytest.raises(InvalidInputError):

@@ -10,7 +10,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Row, RowKey, Write, WriteResult
 from casstore.errors import SessionDeletedError
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 
@@ -56,7 +56,7 @@ def made(engine: Interrupted) -> Session:
     session = Store(engine).session("s")
     for at in range(3):
         node = NodeDraft(f"n{at}", at)
-        session.commit(Commit(append=[node], label=f"label {at}", lease=UNFENCED))
+        session.commit(Commit(append=[node], label=f"label {at}"))
         session.queue.enqueue([at], batch_id=f"b{at}")
         session.attachments.intend(f"a{at}", uri=f"elsewhere/{at}")
         session.protect(at + 1, by="somebody")

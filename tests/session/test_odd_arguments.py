@@ -9,7 +9,7 @@ import pytest
 
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError
-from casstore.session.data import LEAF, UNFENCED, Claim, Commit, NodeDraft, Usage
+from casstore.session.data import LEAF, Claim, Commit, NodeDraft, Usage
 from casstore.store import Store
 
 ODD: Any = 5
@@ -19,16 +19,16 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "the prefix of sessions": lambda store: list(store.sessions(prefix=SURROGATE)),
     "the prefix of pins": lambda store: list(store.pins(prefix=SURROGATE)),
     "a text as time": lambda store: store.session("s").commit(
-        Commit(append=[NodeDraft("n", 1, time=SURROGATE)], lease=UNFENCED)
+        Commit(append=[NodeDraft("n", 1, time=SURROGATE)])
     ),
     "a number as time": lambda store: store.session("s").commit(
-        Commit(append=[NodeDraft("n", 1, time=1 << 64)], lease=UNFENCED)
+        Commit(append=[NodeDraft("n", 1, time=1 << 64)])
     ),
     "the source of usage": lambda store: store.session("s").commit(
-        Commit(usage=[Usage(SURROGATE, "model", 1)], lease=UNFENCED)
+        Commit(usage=[Usage(SURROGATE, "model", 1)])
     ),
     "the model of usage": lambda store: store.session("s").commit(
-        Commit(usage=[Usage("agent", SURROGATE, 1)], lease=UNFENCED, turn="turn")
+        Commit(usage=[Usage("agent", SURROGATE, 1)], turn="turn")
     ),
     "subjects": lambda store: store.create_session("s", subjects=ODD),
     "items": lambda store: store.session("s").queue.enqueue(ODD),
@@ -108,7 +108,7 @@ def test_what_is_no_lease_does_not_commit_unfenced_where_the_session_is_known(
     store: Store, lease: str
 ) -> None:
     session = store.session("s")
-    session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("n", 1)]))
     with pytest.raises(InvalidInputError):
         session.commit(Commit(append=[NodeDraft("m", 2)], lease=NO_LEASES[lease]))
     with pytest.raises(InvalidInputError):
@@ -151,7 +151,7 @@ def test_a_claim_on_a_batch_that_cannot_be_is_refused(store: Store, odd: str) ->
 def test_a_claim_without_batches_is_refused_also_with_a_turn(store: Store, batches: Any) -> None:
     claim = Claim("claim", "s", 1, batches)
     with pytest.raises(InvalidInputError):
-        store.session("s").commit(Commit(completes=[claim], turn="turn", lease=UNFENCED))
+        store.session("s").commit(Commit(completes=[claim], turn="turn"))
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), 10**400, "1"])

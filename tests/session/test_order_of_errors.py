@@ -8,11 +8,11 @@ import pytest
 
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import CasstoreError, DuplicateNodeError, InvalidInputError, LeaseLostError
-from casstore.session.data import UNFENCED, Commit, NodeDraft, Usage
+from casstore.session.data import Commit, NodeDraft, Usage
 from casstore.store import Store
 
 MOST = (1 << 63) - 1
-ONE_TOO_MANY = Commit(usage=[Usage("agent", "model", 1)], lease=UNFENCED)
+ONE_TOO_MANY = Commit(usage=[Usage("agent", "model", 1)])
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def full(store: Store) -> None:
     """A session whose ledger can count no more."""
     drafts = [NodeDraft("n", 1), NodeDraft("leaf", 1)]
     usage = [Usage("agent", "model", MOST)]
-    store.session("s").commit(Commit(append=drafts, usage=usage, lease=UNFENCED))
+    store.session("s").commit(Commit(append=drafts, usage=usage))
 
 
 def a_node_that_is_there(store: Store) -> tuple[Commit, type[CasstoreError]]:
@@ -55,10 +55,10 @@ def test_a_ledger_overflows_by_what_it_is_now_not_by_what_was_known_of_it(
     engine: MemoryEngine,
 ) -> None:
     store, other = Store(engine), Store(engine)
-    store.session("s").commit(Commit(append=[NodeDraft("first", 1)], lease=UNFENCED))
+    store.session("s").commit(Commit(append=[NodeDraft("first", 1)]))
     full(store)
     with pytest.raises(InvalidInputError):
         store.session("s").commit(ONE_TOO_MANY)
-    other.session("s").rewind(1, lease=UNFENCED)
+    other.session("s").rewind(1)
     store.session("s").commit(ONE_TOO_MANY)
     assert [entry.total for entry in store.session("s").usage()] == [1]

@@ -17,7 +17,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES
 from casstore.errors import CasstoreError
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Claim, Commit, Lease
+from casstore.session.data import Claim, Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
@@ -39,7 +39,7 @@ ATTACHMENTS: dict[str, Call] = {
     "forget": lambda session: session.attachments.forget("file"),
     "forget second": lambda session: session.attachments.forget("second"),
     "commit a step": lambda session: (
-        session.commit(Commit(expected=3, attachments=["file"], lease=UNFENCED)).revision
+        session.commit(Commit(expected=3, attachments=["file"])).revision
     ),
 }
 PROTECTIONS: dict[str, Call] = {
@@ -53,7 +53,7 @@ NAMES: dict[str, Call] = {
     "label another": lambda session: session.label("name", 2).revision,
     "label the head": lambda session: session.label("name").revision,
     "commit with a label": lambda session: (
-        session.commit(Commit(expected=3, label="name", lease=UNFENCED)).revision
+        session.commit(Commit(expected=3, label="name")).revision
     ),
     "unlabel": lambda session: session.unlabel("name"),
     "rename": lambda session: session.rename("one").name,

@@ -14,7 +14,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, Write
 from casstore.errors import CorruptionError, RevisionNotFoundError, SessionDeletedError
 from casstore.maintenance import gc, vacuum
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 
@@ -40,7 +40,6 @@ def fill(store: Store, name: str) -> Session:
             Commit(
                 append=[NodeDraft(f"n{step}-{at}", [name, at, LONG]) for at in range(NODES // 3)],
                 checkpoint=Checkpoint(tool_state={name: [LONG, step]}),
-                lease=UNFENCED,
             )
         )
     return session
@@ -115,9 +114,7 @@ def test_pruned_and_collected_while_it_is_read(store: Store) -> None:
     assert revision is not None
     # The first revision is taken away under the reader, and all that only it had.
     key = store.engine.scan_rows("history", limit=1)[0].key
-    session.commit(
-        Commit(replace=[NodeDraft("alone", "x")], checkpoint=Checkpoint(), lease=UNFENCED)
-    )
+    session.commit(Commit(replace=[NodeDraft("alone", "x")], checkpoint=Checkpoint()))
 
     def goes() -> None:
         rows = [row.key for row in store.engine.scan_rows("history", limit=100)]

@@ -16,7 +16,7 @@ import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.testing import EngineFactory, ManualClock, Reopen
 from casstore.testing.session_conformance import PersistentSessionConformance, SessionConformance
 from casstore.testing.session_fixtures import start
@@ -132,7 +132,7 @@ def test_head_cas_one_of_many_processes_wins_revision_1(store: casstore.Store, p
         place,
         """
 try:
-    done = session.commit(Commit(append=[NodeDraft(f"n{me}", me)], expected=0, lease=UNFENCED))
+    done = session.commit(Commit(append=[NodeDraft(f"n{me}", me)], expected=0))
     print(json.dumps(done.revision))
 except HeadConflictError as error:
     print(json.dumps([error.expected, error.actual]))
@@ -151,7 +151,7 @@ def test_no_expectation_commits_of_many_processes_all_get_in(
         place,
         """
 done = [
-    session.commit(Commit(append=[NodeDraft(f"{me}.{n}", n)], lease=UNFENCED)).revision
+    session.commit(Commit(append=[NodeDraft(f"{me}.{n}", n)])).revision
     for n in range(10)
 ]
 print(json.dumps(done))
@@ -193,13 +193,13 @@ def test_wait_goes_from_process_to_process_and_back(store: casstore.Store, place
 
     def follow() -> None:
         assert session.wait(0, timeout_s=PATIENCE_S) is not None
-        session.commit(Commit(append=[NodeDraft("b", 2)], lease=UNFENCED, expected=1))
+        session.commit(Commit(append=[NodeDraft("b", 2)], expected=1))
 
     followed = start(follow)
     [revision] = in_processes(
         place,
         """
-session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED, expected=0))
+session.commit(Commit(append=[NodeDraft("a", 1)], expected=0))
 print(json.dumps(session.wait(1, timeout_s=120).revision))
 """,
         processes=1,

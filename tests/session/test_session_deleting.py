@@ -15,7 +15,7 @@ from casstore.errors import ConflictError, GraphError, NotFoundError, SessionDel
 from casstore.maintenance import gc
 from casstore.maintenance.condemned import list_condemned
 from casstore.session import catalogue, keys
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.heads import head_key
 from casstore.session.session import Session
 from casstore.session.state import meta_key
@@ -32,20 +32,20 @@ KEY: Final = keys.session_key("alpha")
 def test_who_keeps_committing_does_not_keep_a_session_from_being_deleted(any_store: Store) -> None:
     # Once a commit came between each reading and its write, and the call gave up as busy.
     session = any_store.session("s")
-    session.commit(Commit(append=[NodeDraft("0", 0)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("0", 0)]))
     engine: Any = any_store.engine
     write = engine.write
     commits: list[int] = []
 
-    def beside(change: Any) -> Any:
+    def also(change: Any) -> Any:
         deletes = any(isinstance(row, PutRow) and row.table == "tombstones" for row in change.rows)
         if deletes:
             commits.append(len(commits) + 1)
             node = NodeDraft(str(commits[-1]), commits[-1])
-            session.commit(Commit(append=[node], lease=UNFENCED))
+            session.commit(Commit(append=[node]))
         return write(change)
 
-    engine.write = beside
+    engine.write = also
     assert any_store.delete_session("s") is True
     engine.write = write
     assert commits == [1]

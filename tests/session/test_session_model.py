@@ -32,6 +32,7 @@ from casstore.engine.protocol import Engine, Write, WriteResult
 from casstore.errors import (
     CasstoreError,
     CycleError,
+    LeaseLostError,
     NodeNotFoundError,
     SessionDeletedError,
     SessionNotFoundError,
@@ -43,7 +44,6 @@ from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.retention import Policy
 from casstore.session.data import (
     LEAF,
-    UNFENCED,
     Batch,
     Checkpoint,
     Claim,
@@ -66,7 +66,7 @@ from tests.session.session_model import (
     ModelNode,
     Revision,
     SessionModel,
-    spell,
+    encode_split,
     user_text,
 )
 
@@ -125,8 +125,8 @@ BLOB = b"a component that is a blob"
 def _names() -> dict[str, bytes]:
     """The digests of everything that a component may be."""
     with Store(MemoryEngine()) as store:
-        names: dict[str, bytes] = {spell(body): store.put_value(body) for body in BODIES}
-        names[spell(BLOB)] = store.put_blob(BLOB)
+        names: dict[str, bytes] = {encode_split(body): store.put_value(body) for body in BODIES}
+        names[encode_split(BLOB)] = store.put_blob(BLOB)
     return names
 
 
@@ -404,8 +404,8 @@ class SessionMachine(RuleBasedStateMachine):
         """Mostly what lets a commit in."""
         live = self.model.live_lease(self.known(name))
         if choose.rarely(12):
-            return choose.of([UNFENCED, None, *self.leases.get(name, [])])
-        return UNFENCED if live is None else live
+            return choose.of([None, *self.leases.get(name, [])])
+        return live
 
     def expected(self, choose: Chooser, name: str) -> int | None:
         head = self.known(name).head or Revision()
@@ -822,7 +822,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def op_pin(self, choose: Chooser) -> Op:
         name = choose.of(PIN_NAMES)
-        digest = Digest(choose.of([NAMES[spell(BLOB)], *self.model.stored]))
+        digest = Digest(choose.of([NAMES[encode_split(BLOB)], *self.model.stored]))
         kind = choose.of(("pin", "tag", "unpin"))
         if kind == "unpin":
             return Op("unpin", None, lambda s: s.unpin(name), lambda m, _: m.unpin(name))
@@ -862,11 +862,11 @@ class SessionMachine(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         choose = self.chooser(seed)
         self.handles[0][1].put_blob(BLOB)
-        self.model.stored[NAMES[spell(BLOB)]] = BLOB
+        self.model.stored[NAMES[encode_split(BLOB)]] = BLOB
         for name in (choose.of(SESSIONS), choose.of(SESSIONS)):
             one = self.known(name)
             drafts = self.drafts(choose, one, anew=False)
-            self.do(self.commit(name, Commit(append=drafts, lease=UNFENCED)))
+            self.do(self.commit(name, Commit(append=drafts)))
 
     @rule(seed=SEEDS)
     def take_a_step(self, seed: int) -> None:
@@ -960,7 +960,7 @@ class SessionMachine(RuleBasedStateMachine):
         for one in self.model.sessions.values():
             for revision in one.revisions.values():
                 bodies = [getattr(revision.checkpoint, name) for name in COMPONENTS]
-                kept |= {Digest(NAMES[spell(body)]) for body in bodies if body is not None}
+                kept |= {Digest(NAMES[encode_split(body)]) for body in bodies if body is not None}
         assert store.missing(sorted(kept)) == []
         gone = set(store.missing(list(self.model.stored)))
         self.model.stored = {
@@ -1028,7 +1028,11 @@ class SessionMachine(RuleBasedStateMachine):
         assert ancestor == (shared[-1] if shared else None), about
         assert (found.old_leaf, found.new_leaf) == (before.leaf, after.leaf), about
         fields = before.fields(), after.fields()
-        differ = {name for name in fields[0] if spell(fields[0][name]) != spell(fields[1][name])}
+        differ = {
+            name
+            for name in fields[0]
+            if encode_split(fields[0][name]) != encode_split(fields[1][name])
+        }
         assert {change.path[0] for change in found.changes} == differ, about
         assert found.equal == (before.name() == after.name()), about
         by_digest = store.compare(found.old, found.new)
@@ -1086,12 +1090,12 @@ class SessionMachine(RuleBasedStateMachine):
         assert state.head.revision == revision.number, about
         _compare_nodes(model, state.nodes, path, f"{about}: the path")
         _compare_nodes(model, session.nodes("full", at=at), visible, f"{about}: the full graph")
-        assert spell(state.checkpoint) == spell(revision.checkpoint), about
+        assert encode_split(state.checkpoint) == encode_split(revision.checkpoint), about
         assert state.usage == session.usage(at) == revision.ledger(), about
         links = session.checkpoint(at)
         for component in ("tool_state", "plugin_snapshot", "execution_state"):
             body = getattr(revision.checkpoint, component)
-            link = None if body is None else Link(Digest(NAMES[spell(body)]))
+            link = None if body is None else Link(Digest(NAMES[encode_split(body)]))
             assert getattr(links, component) == link, about
         chance = random.Random(self.count)
         for node in chance.sample(visible, min(2, len(visible))):
@@ -1174,6 +1178,8 @@ def _same(expected: Any, answer: Any) -> bool:
     if isinstance(expected, CasstoreError):
         if type(expected) is not type(answer):
             return False
+        if isinstance(expected, LeaseLostError) and isinstance(answer, LeaseLostError):
+            return expected.session == answer.session  # the model gives no reason
         # Which node of a circle is named does not matter.
         return isinstance(expected, CycleError) or vars(expected) == vars(answer)
     if isinstance(expected, CommitResult) and expected.replayed and expected != answer:
@@ -1193,7 +1199,9 @@ def _compare_nodes(
     ids = [node.id for node in expected]
     assert [node.id for node in nodes] == ids, f"{what}: {[n.id for n in nodes]!r}, not {ids!r}"
     for node, wanted in zip(nodes, expected, strict=True):
-        assert spell(node[:8]) == spell(wanted[:8]), f"{what}: {node!r}, not {wanted!r}"
+        assert encode_split(node[:8]) == encode_split(wanted[:8]), (
+            f"{what}: {node!r}, not {wanted!r}"
+        )
         assert model.matches(wanted.name, node.digest), f"{what}: {node!r} has another digest"
 
 
@@ -1252,8 +1260,8 @@ def _settings(examples: int) -> settings:
 
 
 def test_sessions_in_memory_agree_with_the_model() -> None:
-    run_state_machine_as_test(SessionMachine, settings=_settings(16))
+    run_state_machine_as_test(SessionMachine, settings=_settings(8))
 
 
 def test_sessions_in_files_agree_with_the_model() -> None:
-    run_state_machine_as_test(PersistentSessionMachine, settings=_settings(9))
+    run_state_machine_as_test(PersistentSessionMachine, settings=_settings(5))

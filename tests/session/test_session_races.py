@@ -24,8 +24,8 @@ import pytest
 import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import TABLES
-from casstore.errors import CasstoreError, LeaseLostError, SessionDeletedError
-from casstore.session.data import UNFENCED, Batch, Commit, Lease, NodeDraft, Usage
+from casstore.errors import CasstoreError, LeaseHeldError, SessionDeletedError
+from casstore.session.data import Batch, Commit, Lease, NodeDraft, Usage
 from casstore.session.keys import session_key
 from casstore.session.session import Session
 from casstore.store import Store
@@ -178,7 +178,7 @@ def rows_of(store: Store, session: str) -> set[str]:
 
 
 def _commit_first(store: Store, number: int, name: str) -> int:
-    change = Commit(append=[NodeDraft(f"n{number}", number)], expected=0, lease=UNFENCED)
+    change = Commit(append=[NodeDraft(f"n{number}", number)], expected=0)
     return store.session(name).commit(change).revision
 
 
@@ -236,7 +236,7 @@ def _append_many(store: Store, number: int, given: tuple[str, int, Any]) -> list
 
 
 def _commit_turn(store: Store, number: int, name: str) -> tuple[int, bytes, tuple[str, ...], bool]:
-    change = Commit(append=[NodeDraft(f"n{number}", "the same")], turn="turn", lease=UNFENCED)
+    change = Commit(append=[NodeDraft(f"n{number}", "the same")], turn="turn")
     result = store.session(name).commit(change)
     return result.revision, bytes(result.manifest), result.nodes, result.replayed
 
@@ -259,14 +259,12 @@ def _commit_until_deleted(store: Store, number: int, name: str) -> tuple[int, st
         try:
             session.queue.enqueue([mark], source_key=f"source {mark}")
             session.attachments.intend(f"file {mark}")
-            session.commit(
-                Commit(append=[NodeDraft(mark, mark)], lease=UNFENCED, turn=mark, label=mark)
-            )
+            session.commit(Commit(append=[NodeDraft(mark, mark)], turn=mark, label=mark))
             session.label(f"again {mark}", 1)
             lease = session.claim_lease("worker", 1)
             if lease is not None:
                 session.release_lease(lease)
-        except LeaseLostError:
+        except LeaseHeldError:
             continue  # another worker holds the lease just now
         except CasstoreError as error:
             return at, type(error).__name__
@@ -381,7 +379,7 @@ def test_commits_of_many_processes_that_expect_nothing_all_get_in(
 ) -> None:
     count = 25
     # Under one lease they go on from what they saw last, without reading first.
-    lease = store.session(name).claim_lease("all", HOUR_MS) if fenced else UNFENCED
+    lease = store.session(name).claim_lease("all", HOUR_MS) if fenced else None
     answers = workers.race(_append_many, (name, count, lease))
     assert losers(answers) == []
     total = PROCESSES * count
@@ -439,7 +437,7 @@ def test_of_forks_to_one_target_exactly_one_wins(workers: Workers, store: Store,
         base = f"{name} {round_number}"
         for number in range(PROCESSES):
             draft = NodeDraft(f"of {number}", number)
-            store.session(f"{base} source {number}").commit(Commit(append=[draft], lease=UNFENCED))
+            store.session(f"{base} source {number}").commit(Commit(append=[draft]))
         answers = workers.race(_fork, base)
         target = f"{base} target"
         assert winners(answers) == [1]
@@ -469,7 +467,7 @@ def test_a_session_deleted_under_the_hands_of_others_leaves_only_its_tombstone(
             with pytest.raises(SessionDeletedError):
                 call()
         with pytest.raises(SessionDeletedError):
-            session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+            session.commit(Commit(append=[NodeDraft("n", 1)]))
         assert session.id not in {info.meta.session for info in store.sessions()}
 
 

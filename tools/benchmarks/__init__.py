@@ -1,1 +1,1 @@
-"""What ``tools/bench.py`` measures: one module a layer, each figure a ratio within one run."""
+"""The measurements of ``tools/bench.py``: one module per layer, each figure a ratio in one run."""

@@ -1,8 +1,8 @@
-"""Branching: forks of forks, node indexes, adoption, tree search.
+"""Measures branching: forks of forks, node indexes, adoption, tree search.
 
-A chain is a session that was forked again and again, with a commit of one node on each fork.
-Every claim compares its end with the end of a chain of one fork. On PostgreSQL the same calls are
-counted in round trips (``tests/postgres/test_branching_round_trips.py``).
+A chain is a session that was forked repeatedly, with a commit of one node on each fork. Every claim
+compares the end of a long chain with the end of a chain of one fork. On PostgreSQL the same calls
+are counted in round trips (``tests/engine/postgres/test_branching_round_trips.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import casstore
 from benchmarks import space
 from benchmarks.measuring import Goal, at_most, messages, seconds, side_by_side
 from benchmarks.store import used_bytes
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import Commit, NodeDraft
 from casstore.engine.protocol import NewObject, PutRow, Write
 from casstore.format.canonical import encode
 from casstore.format.closure import links_of
@@ -39,20 +39,20 @@ def _step(name: str, size: int = 300) -> NodeDraft:
 
 
 def _chain(store: Store, name: str, depth: int, *, nodes: int) -> str:
-    """A session of ``nodes`` nodes at the end of ``depth`` forks, each with one node of its own."""
+    """A session of ``nodes`` nodes at the end of ``depth`` forks, each with one own node."""
     first = [_step(f"{name}{at}") for at in range(nodes - depth)]
     session = f"{name} 0"
-    store.session(session).commit(Commit(append=first, lease=UNFENCED))
+    store.session(session).commit(Commit(append=first))
     for at in range(1, depth + 1):
         store.fork(session, f"{name} {at}")
         session = f"{name} {at}"
         own = [_step(f"{name}{nodes - depth + at - 1}")]
-        store.session(session).commit(Commit(append=own, lease=UNFENCED))
+        store.session(session).commit(Commit(append=own))
     return session
 
 
 def depth(quick: bool) -> list[Goal]:
-    """Calls at the end of a long chain of forks, against one of one fork and as many nodes."""
+    """Calls at the end of a long chain of forks, against a chain of one with as many nodes."""
     forks, repeats = (300, 7) if quick else (1000, 15)
     nodes = forks + 100
     names = count()
@@ -75,7 +75,7 @@ def depth(quick: bool) -> list[Goal]:
         def commit(session: str) -> None:
             for _ in range(_CALLS):
                 draft = _step(f"x{next(names)}")
-                store.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+                store.session(session).commit(Commit(append=[draft]))
 
         def by_id(session: str) -> None:
             for at in range(0, nodes, nodes // _CALLS):
@@ -94,7 +94,7 @@ def depth(quick: bool) -> list[Goal]:
             for _ in range(_CALLS):
                 target = f"fork {next(names)}"
                 store.fork(session, target)
-                store.session(target).commit(Commit(append=[_step("own")], lease=UNFENCED))
+                store.session(target).commit(Commit(append=[_step("own")]))
 
         compare("a commit of one node", 1.5, commit, _CALLS)
         compare("one node by id", 3, by_id, _CALLS)
@@ -119,7 +119,7 @@ def _compared(store: Store, name: str, forks: int) -> Goal:
 
 
 def index_space(quick: bool) -> list[Goal]:
-    """What the node index takes on disk, a node, after packing: with it and without."""
+    """The size of the node index per node after packing, as a difference."""
     sessions, length = (6, 150) if quick else (20, 400)
     goals: list[Goal] = []
     for what, target, each in (
@@ -138,9 +138,9 @@ def index_space(quick: bool) -> list[Goal]:
 
 
 def _index_bytes(sessions: int, length: int, each: int) -> float:
-    """The bytes of the index: its parts, and what manifests are longer by it, as slabs hold them.
+    """The bytes of the index: its pieces, and the index fields of manifests, as stored in slabs.
 
-    The stored size of an object is its share of the slab that it is packed into, by length.
+    The stored size of an object is its share of its packed slab, by length.
     """
     made = messages(sessions * length, size=400)
     with tempfile.TemporaryDirectory() as place, casstore.open(place, "relaxed") as store:
@@ -150,7 +150,7 @@ def _index_bytes(sessions: int, length: int, each: int) -> float:
             drafts = [NodeDraft(str(uuid.UUID(int=hash(str(one["id"])) % (1 << 128))), one)
                       for one in own]  # fmt: skip
             for at in range(0, length, each):
-                session.commit(Commit(append=drafts[at : at + each], lease=UNFENCED))
+                session.commit(Commit(append=drafts[at : at + each]))
         store.pack(min_age_ms=0)
         whole = used_bytes(store)
         nodes_only = _without_index(Path(place) / "plain", store)
@@ -158,7 +158,7 @@ def _index_bytes(sessions: int, length: int, each: int) -> float:
 
 
 def _without_index(place: Path, store: Store) -> float:
-    """A store with the same rows' worth of objects, but manifests that have no index."""
+    """A store with the same objects, except that manifests have no index."""
     heads = {
         (table, row.key): row.value
         for table in ("heads", "history")
@@ -167,7 +167,7 @@ def _without_index(place: Path, store: Store) -> float:
     with casstore.open(place, "relaxed") as plain:
         renamed: dict[bytes, bytes] = {}
         batch: list[NewObject] = []
-        # In the order in which they were stored: children before their parents.
+        # In the order of storing: children before their parents.
         for info in sorted(store.engine.scan_objects(limit=10_000_000), key=lambda one: one.id):
             [item] = store.engine.get_many([info.digest])
             assert item is not None
@@ -212,7 +212,7 @@ def tree_search(quick: bool) -> list[Goal]:
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
-            store.session("trunk").commit(Commit(append=trunk, lease=UNFENCED))
+            store.session("trunk").commit(Commit(append=trunk))
 
             def work() -> None:
                 for at, turn in enumerate(turns):
@@ -266,7 +266,7 @@ def hundred_nodes(quick: bool) -> list[Goal]:
             number = next(numbers)
             drafts = [_step(f"{number} {at}", 600) for at in range(100)]
             session = store.session(f"s{number}")
-            return seconds(lambda: session.commit(Commit(append=drafts, lease=UNFENCED)))
+            return seconds(lambda: session.commit(Commit(append=drafts)))
 
         def theirs() -> float:
             number = next(numbers)
@@ -292,7 +292,7 @@ def hundred_nodes(quick: bool) -> list[Goal]:
 
 
 def branching(quick: bool) -> list[Goal]:
-    """All of it."""
+    """All measurements."""
     parts = (depth, index_space, tree_search, hundred_nodes, real_sessions)
     return [goal for part in parts for goal in part(quick)]
 

@@ -117,7 +117,7 @@ def _style(used: Sequence[int]) -> str:
 
 
 def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
-    """A name beside the end of each line, moved apart where lines end together."""
+    """A label at the end of each line; labels that would overlap are moved apart."""
     ends = sorted((y.at(line.points[-1][1]), number) for number, line in enumerate(lines))
     places: list[float] = []
     for height, _ in ends:

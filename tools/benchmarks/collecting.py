@@ -1,4 +1,4 @@
-"""Collection: marking against reading, the whole of gc against git's, commits beside it."""
+"""Measures gc: marking against reading, all of gc against git's, concurrent commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from casstore.maintenance import gc
 from casstore.maintenance.progress import Step
 from casstore.store import Store
 
-# How many leaves hang on one object, as files in a directory.
+# How many leaves one object links to, like files in a directory.
 _FAN_OUT = 500
 _LEAF_BYTES = 300
 _BATCH = 5000
@@ -37,7 +37,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(count: int) -> Iterator[_Leaf]:
-    """Short texts, all different; half of them, at random, are garbage."""
+    """Short texts, all different; a random half is garbage."""
     source = random.Random(5)
     text = "".join(texts(200, 4000, seed=11)).encode()
     for number in range(count):
@@ -46,7 +46,7 @@ def _leaves(count: int) -> Iterator[_Leaf]:
 
 
 def _fill(store: Store, count: int) -> list[Digest]:
-    """Store the leaves and what holds them together; the roots of the live half, tagged."""
+    """Store the leaves and their parents; returns the tagged roots of the live half."""
     engine = store.engine
     batch: list[NewObject] = []
     waiting: dict[bool, list[bytes]] = {True: [], False: []}
@@ -81,7 +81,7 @@ def _anonymous_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("this system does not tell a process's own memory")
+    raise RuntimeError("this system does not report the memory of a process")
 
 
 # --- marking ------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def marking(quick: bool) -> list[Goal]:
     """Marking a store, against a loop that reads the rows of the same objects."""
     count = 200_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory() as place, casstore.open(place, "relaxed") as store:
-        # Whatever is imported and set up once is not what marking takes.
+        # Imports and one-time setup are not part of marking.
         gc.plan(store)
         _fill(store, count)
         engine = store.engine
@@ -163,7 +163,7 @@ def whole(quick: bool) -> list[Goal]:
 
 
 def _git_gc(repository: str, count: int, *, loose: bool) -> float:
-    """How long git takes for the same leaves as blobs; the live ones are files of one commit."""
+    """The duration of git's gc with the same leaves as blobs; live ones are files of one commit."""
     quiet = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     subprocess.run(["git", "init", "--quiet", repository], check=True, env=quiet)
     limit = 10 * count if loose else 0
@@ -191,7 +191,7 @@ def _export(out: IO[bytes], count: int) -> None:
     out.write(b"\n")
 
 
-# --- commits beside it --------------------------------------------------------------------
+# --- concurrent commits -------------------------------------------------------------------
 
 _COLLECTOR = """
 import sys, casstore
@@ -204,7 +204,7 @@ with casstore.open(sys.argv[1]) as store:
 """
 
 
-def beside(quick: bool) -> list[Goal]:
+def also(quick: bool) -> list[Goal]:
     """Durable commits while another process collects the store, against commits alone."""
     count = 50_000 if quick else 300_000
     with tempfile.TemporaryDirectory() as place:
@@ -229,7 +229,7 @@ def beside(quick: bool) -> list[Goal]:
                 while not said:
                     during.append(_commit(writer, next(turns)))
                     said = collector.stdout.readline()
-            # What it would be if nobody else wanted the processors either.
+            # The expected value if no other process used the processors.
             after = [_commit(writer, next(turns)) for _ in range(1000)]
     outcome, pause_ms = said.rsplit(maxsplit=1)
     assert outcome == gc.Outcome.SWEPT.value, said
@@ -257,4 +257,4 @@ def _p99(ordered: Sequence[float]) -> float:
     return ordered[len(ordered) * 99 // 100]
 
 
-ALL = {"marking": marking, "whole-gc": whole, "beside-gc": beside}
+ALL = {"marking": marking, "whole-gc": whole, "beside-gc": also}

@@ -1,4 +1,4 @@
-"""A server on one core and its clients on the others; how much of a core each takes."""
+"""Pins a server to one core and its clients to the others, and measures their CPU use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def processor_s(pids: Iterable[int]) -> float:
-    """What these processes have taken of a core so far, all their threads together."""
+    """The CPU time of these processes so far, all threads together."""
     taken_ns = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -28,7 +28,7 @@ def processor_s(pids: Iterable[int]) -> float:
 
 @contextmanager
 def apart(server: int) -> Iterator[str]:
-    """Hold a server to one core, and us with all whom we start to the others; says what was done.
+    """Pin a server to one core, and this process with its children to the others; reports how.
 
     Where there is only one core, or a system does not let us choose, all share what there is.
     """

@@ -1,4 +1,4 @@
-"""The redo log's claims: flushes a commit, tails, several processes, opening for one commit."""
+"""Measures the redo log: flushes per commit, tail latency, several processes, single commits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.measuring import Goal, at_least, at_most, repeated, seconds, sid
 from benchmarks.sessions import Writer, make_turns, times
 from benchmarks.sqlite_turns import SqliteTurns, Turn, create
 from campaigns.strace_log import Call, calls, descriptor, flags
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.data import Checkpoint, Commit, NodeDraft
 
 _CLIENT = Path(__file__).parent / "turn_client.py"
 _TAIL_TURNS = 2500
@@ -32,7 +32,7 @@ _TRACED = (*_FLUSHES, *_WRITES, "openat", "close", "chdir")
 
 
 def flushes(quick: bool) -> list[Goal]:
-    """How often a commit makes the disk flush, closing and work behind the commits included."""
+    """The number of disk flushes per commit, including closing and background work."""
     if shutil.which("strace") is None:
         print("flushes is skipped: strace is not installed", file=sys.stderr)
         return []
@@ -149,7 +149,7 @@ def processes(quick: bool) -> list[Goal]:
 
 
 def _together(kind: str, path: str, each: int) -> float:
-    """How long the processes take from the word to begin until the last is done."""
+    """The time from the start signal until the last process is done."""
     started = [
         subprocess.Popen(
             [sys.executable, str(_CLIENT), kind, path, str(client), str(each)],
@@ -222,7 +222,6 @@ def _commit(turn: Turn, number: int) -> Commit:
     return Commit(
         append=[NodeDraft(message["id"], message) for message in turn],
         checkpoint=Checkpoint(turn_state={"turn_index": number}),
-        lease=UNFENCED,
         turn=f"turn-{number}",
     )
 

@@ -1,4 +1,4 @@
-"""A commit as one would write it by hand with psycopg: the same bytes, in one statement.
+"""A commit written by hand with psycopg: the same bytes, in one statement.
 
 The objects that a turn makes a store write are hashed, compressed and inserted, and its rows
 written over those that are there; no conditions, no links, no receipts to look at, nothing shared.
@@ -41,14 +41,14 @@ _COMMIT = """
 
 
 class Written(NamedTuple):
-    """What one commit writes: the bytes of its objects, and its rows."""
+    """The data of one commit: the bytes of its objects, and its rows."""
 
     objects: list[bytes]
     rows: list[tuple[str, bytes, bytes]]
 
 
 class _Recorder(MemoryEngine):
-    """A memory engine that keeps what each write stored."""
+    """A memory engine that records what each write stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Recorder(MemoryEngine):
 
 
 def written_by(turns: Sequence[Turn], session: str) -> list[Written]:
-    """What committing these turns to a session writes."""
+    """The data that committing these turns to a session writes."""
     engine = _Recorder()
     writer = Writer(Store(engine).session(session))
     engine.written.clear()
@@ -77,18 +77,18 @@ def written_by(turns: Sequence[Turn], session: str) -> list[Written]:
 
 
 class HandWritten:
-    """A connection that commits so."""
+    """A connection that commits this way."""
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True)
         self._compress = zstandard.ZstdCompressor(level=3).compress
 
     def create(self) -> None:
-        """Make the tables, unless they are there."""
+        """Create the tables if they do not exist."""
         self._connection.execute(_TABLES)
 
     def empty(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._connection.execute("TRUNCATE bare.objects, bare.rows")
 
     def commit(self, written: Written) -> None:
@@ -99,5 +99,5 @@ class HandWritten:
         self._connection.execute(_COMMIT, (digests, contents, *columns))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()

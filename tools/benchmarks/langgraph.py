@@ -1,4 +1,4 @@
-"""A LangGraph conversation on CasstoreSaver, beside LangGraph's own savers, in one run."""
+"""Compares CasstoreSaver with LangGraph's own savers on one conversation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Conversation:
         self.times_s: list[float] = []
 
     def turn(self) -> None:
-        """Say something and be answered. Durable when it returns."""
+        """Send a message and get an answer. Durable when it returns."""
         words = self._human()
         started = perf_counter()
         self._graph.invoke(words, _CONFIG, durability="sync")
@@ -97,7 +97,7 @@ def conversation(quick: bool) -> list[Goal]:
             )
             order = random.Random(1)
             for _ in range(turns):
-                # Side by side, so that the machine's moods meet all three.
+                # Interleaved, so that disturbances of the machine affect all three.
                 for each in order.sample((ours, theirs, memory), 3):
                     each.turn()
             single, stock_bytes = _file(ours_place), _size(theirs_place)

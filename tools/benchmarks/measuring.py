@@ -1,4 +1,4 @@
-"""How figures are taken: side by side, in one run, several times, order shuffled.
+"""Takes measurements: both sides in one run, several times, in random order.
 
 Machines are noisy and differ, so a time alone says little. Each claim is a ratio of
 two things done by the same process on the same data, alternating, and the middle of
@@ -26,7 +26,7 @@ class Goal(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Does the measurement keep the bound?"""
+        """Whether the measurement is within the bound."""
         if self.relation == "<=":
             return self.measured <= self.target
         return self.measured >= self.target

@@ -1,8 +1,7 @@
-"""The claims of the engine on PostgreSQL, on a durable server that is started for them.
+"""Measures the claims about the PostgreSQL engine, on a durable server started for it.
 
-Beside it stands what one would write by hand (``hand_written``), on the same server; a link with
-2 ms each way (``servers.delay_proxy``), where only round trips count; and LangGraph's own saver on
-PostgreSQL.
+For comparison: hand-written SQL (``hand_written``) on the same server; a link with 2 ms each way
+(``servers.delay_proxy``), where only round trips count; and LangGraph's own PostgreSQL saver.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _numbers = count(1)
 
 
 def _needs(*modules: str) -> str | None:
-    """The first of these that is not installed."""
+    """The first of these modules that is not installed."""
     from importlib.util import find_spec
 
     for name in modules:
@@ -43,7 +42,7 @@ def _needs(*modules: str) -> str | None:
 
 @contextmanager
 def _server() -> Iterator[Any]:
-    """A server as it comes, but for its size: every commit is on the disk when it is answered."""
+    """A server with its default settings except for its size: every commit is flushed."""
     from servers.postgres import DURABLE, Server
 
     with Server(settings=DURABLE) as server:
@@ -62,7 +61,7 @@ def _skipped(part: str, *modules: str) -> bool:
 
 
 def _schema() -> str:
-    """A name for a store of its own."""
+    """A name for a new store."""
     return f"bench_{next(_numbers)}"
 
 
@@ -115,7 +114,7 @@ def _middle(work: Callable[[Any], object], items: list[Any]) -> float:
 
 
 class _Run(NamedTuple):
-    """How many commits a second, and what each took of a core on either side."""
+    """Commits per second, and the CPU time of each on either side."""
 
     rate: float
     server_s: float
@@ -137,7 +136,7 @@ def _many_clients(server: Any, each: int, repeats: int) -> Goal:
     ours, driven = runs["casstore", _CLIENTS], runs["replay", _CLIENTS]
     return at_least(
         "eight clients committing to eight sessions, each a process, against one: times the rate, "
-        "or 0.95 of the server's own limit: the same calls, spelled beforehand and sent over "
+        "or 0.95 of the server's own limit: the same calls, encoded beforehand and sent over "
         "eight connections by a driver that does nothing else",
         eight / one, min(4.0, 0.95 * limit / one),
         detail=f"{cores}: {eight:,.0f} commits a second, one client {one:,.0f}, the limit "
@@ -154,8 +153,8 @@ def _ms(runs: list[_Run], field: str) -> str:
 
 
 def _run(server: Any, kind: str, url: str, clients: int, each: int) -> _Run:
-    """So many clients at once; those that replay are one process with as many connections."""
-    # Turns are made from a number, and no two clients have the same.
+    """Run clients at the same time; those that replay are one process with several connections."""
+    # Turns are generated from a number, and no two clients share one.
     numbers = [next(_numbers) * 100 for _ in range(clients)]
     if kind == "replay":
         words = [[str(numbers[0]), str(each), str(clients)]]
@@ -202,7 +201,7 @@ def _expect(process: subprocess.Popen[str], word: str) -> None:
 
 
 def trips(quick: bool) -> list[Goal]:
-    """What a commit and a long path cost on a link where only round trips count."""
+    """The cost of a commit and of a long path on a link where only round trips count."""
     if _skipped("postgres-trips"):
         return []
     import casstore
@@ -222,7 +221,7 @@ def trips(quick: bool) -> list[Goal]:
             far = server.url(port=link.port, schema=schema)
             with casstore.open(far) as store:
                 session = store.session("s")
-                # The connection is there; it is not what is measured.
+                # Connecting is not measured.
                 store.engine.now_ms()
                 before, started = link.traffic(), perf_counter()
                 found = len(list(session.nodes()))
@@ -257,7 +256,7 @@ def trips(quick: bool) -> list[Goal]:
 
 
 def conversation(quick: bool) -> list[Goal]:
-    """200 turns of a LangGraph conversation, beside LangGraph's own saver on PostgreSQL."""
+    """200 turns of a LangGraph conversation, compared with LangGraph's PostgreSQL saver."""
     if _skipped("postgres-langgraph", "langgraph", "langgraph.checkpoint.postgres"):
         return []
     from langgraph.checkpoint.postgres import PostgresSaver
@@ -276,7 +275,7 @@ def conversation(quick: bool) -> list[Goal]:
             ours, theirs = Conversation(saver, turns), Conversation(stock, turns)
             order = random.Random(1)
             for _ in range(turns):
-                # Side by side, so that the machine's moods meet both.
+                # Interleaved, so that disturbances of the machine affect both.
                 for each in order.sample((ours, theirs), 2):
                     each.turn()
             ours_bytes, stock_bytes = _size(server, schema), _size(server, "public")
@@ -298,7 +297,7 @@ def conversation(quick: bool) -> list[Goal]:
 
 
 def _size(server: Any, schema: str) -> int:
-    """What the tables of a schema take, with their indexes and all they have put aside."""
+    """The size of the tables of a schema, with indexes and TOAST."""
     import psycopg
 
     with psycopg.connect(server.url()) as connection:

@@ -1,11 +1,11 @@
-"""One of several clients that commit at the same time, each a process of its own.
+"""One of several client processes that commit at the same time.
 
     postgres_client.py (casstore | bare) URL CLIENT COUNT
     postgres_client.py replay URL CLIENT COUNT SESSIONS
 
-Says ``ready``, waits for a line, commits, says ``done``, and waits for another line: whoever
-counts what all have taken needs them alive. The last one sends the calls of several sessions, each
-over a connection of its own (``replaying``).
+Prints ``ready``, waits for a line, commits, prints ``done``, and waits for another line: the parent
+measures the CPU time of the clients while they are alive. ``replay`` sends the calls of several
+sessions, each over its own connection (``replaying``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and benchmarks lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -22,14 +22,14 @@ from benchmarks.hand_written import HandWritten, written_by
 from benchmarks.replaying import Replay
 from benchmarks.sessions import Writer, make_turns
 
-# Not measured: connections are made, statements prepared, caches filled.
+# Not measured: connecting, preparing statements, filling caches.
 WARM_UP = 20
 
 
 def main(argv: list[str]) -> None:
-    """Commit when told to."""
+    """Commit on request."""
     kind, url, client, count, *more = argv
-    # Each time other messages: nothing is stored already.
+    # Different messages each time: none is stored already.
     turns = make_turns(WARM_UP + int(count), seed=int(client))
     if kind == "replay":
         sessions = [
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
             for number in range(int(more[0]))
         ]
         replay = Replay(url, sessions)
-        # And what a session begins with.
+        # Also the first commit of a session.
         replay.begin(WARM_UP + 2)
         _wait("ready")
         replay.run()

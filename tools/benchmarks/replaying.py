@@ -1,10 +1,9 @@
-"""The server's own limit: our calls, spelled beforehand, sent by a driver that does nothing else.
+"""Measures the limit of the server: recorded calls, sent by a driver that does nothing else.
 
-What a server can do is not what its clients can do with it. So the writes of several sessions
-are made once, without any server, and spelled to the byte as the engine would; the driver then
-has only to hand them to libpq, over as many connections as there are clients, each with the next
-call as soon as the last one is answered. The clock stands still, so that what one write leaves is
-what the next expects.
+The throughput of a server is more than its clients can use. So the writes of several sessions are
+recorded once without a server and encoded exactly as the engine would. The driver only passes them
+to libpq, over as many connections as there are clients, each with the next call as soon as the last
+one is answered. The clock is fixed, so that each write leaves what the next one expects.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ Parameters = list[bytes | None]
 
 
 class _Recorder(MemoryEngine):
-    """A memory engine that keeps the writes themselves."""
+    """A memory engine that records the writes."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: _NOW_MS)
         self.writes: list[Write] = []
 
     def write(self, write: Write) -> WriteResult:
-        """Run the write and keep it."""
+        """Run the write and record it."""
         self.writes.append(write)
         return super().write(write)
 
 
 def _writes(turns: Sequence[Turn], session: str) -> list[Write]:
-    """All that committing these turns to a new session asks of an engine."""
+    """All writes for committing these turns to a new session."""
     engine = _Recorder()
     writer = Writer(Store(engine).session(session))
     for turn in turns:
@@ -67,7 +66,7 @@ class Replay:
             client = number.to_bytes(16, "big")
             self._calls.append(
                 [
-                    request.prepare(write, store, compressor).spelled(
+                    request.prepare(write, store, compressor).encoded(
                         client, place, _NOW_MS, lasting=True
                     )
                     for place, write in enumerate(_writes(turns, f"s{number}"), 1)
@@ -79,7 +78,7 @@ class Replay:
             self._connections.append(connection)
 
     def begin(self, each: int) -> None:
-        """Send the first calls, one after the other: sessions begin with the same object."""
+        """Send the first calls one after the other: sessions begin with the same object."""
         for connection, calls in zip(self._connections, self._calls, strict=True):
             for parameters in calls[:each]:
                 connection.pgconn.send_query_prepared(
@@ -89,7 +88,7 @@ class Replay:
             del calls[:each]
 
     def run(self) -> None:
-        """Send all that are left, on every connection one as soon as the last is answered."""
+        """Send the remaining calls, on each connection the next when the last is answered."""
         waiting = {}
         poll = select.poll()
         for connection, calls in zip(self._connections, self._calls, strict=True):
@@ -114,7 +113,7 @@ class Replay:
 
     @staticmethod
     def _take(pgconn: psycopg.pq.abc.PGconn) -> None:
-        """Read an answer; a write that was refused would be cheaper than one that was made."""
+        """Read an answer, and check it: a refused write would be cheaper than a real one."""
         result = pgconn.get_result()
         assert result is not None
         assert result.status == ExecStatus.TUPLES_OK, result.error_message
@@ -124,6 +123,6 @@ class Replay:
         assert pgconn.get_result() is None
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for connection in self._connections:
             connection.close()

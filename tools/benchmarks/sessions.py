@@ -1,4 +1,4 @@
-"""The session runtime's claims: commits, growth, forks, reads, comparisons."""
+"""Measures the claims about the session runtime: commits, growth, forks, reads, comparisons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmarks.store import used_bytes
 from casstore.engine.lmdb.group import Batch, CommitQueue
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, Write, WriteResult
-from casstore.session.data import UNFENCED, Checkpoint, Commit, Lease, NodeDraft
+from casstore.session.data import Checkpoint, Commit, Lease, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 
@@ -70,20 +70,20 @@ class Writer:
 
 
 class Recorder(MemoryEngine):
-    """A memory engine that keeps what each write stored."""
+    """A memory engine that records the objects of each write."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written: list[list[NewObject]] = []
 
     def write(self, write: Write) -> WriteResult:
-        """Run the write and note its objects."""
+        """Run the write and record its objects."""
         self.written.append(list(write.objects))
         return super().write(write)
 
 
 def _objects_of(turns: Sequence[Turn]) -> list[list[bytes]]:
-    """The bytes of the objects that each of these turns makes a store write."""
+    """The bytes of the objects that a store writes for each of these turns."""
     engine = Recorder()
     writer = Writer(Store(engine).session("s"))
     engine.written.clear()
@@ -96,7 +96,7 @@ def _objects_of(turns: Sequence[Turn]) -> list[list[bytes]]:
 
 
 def commits(quick: bool) -> list[Goal]:
-    """A turn committed, against a bare transaction that writes the same objects."""
+    """A committed turn against a bare transaction that writes the same objects."""
     count = 150 if quick else 400
     turns = make_turns(count)
     objects = _objects_of(turns)
@@ -160,7 +160,7 @@ def _commits_at(
 
 
 def times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
-    """How long ``work`` takes for each of the items."""
+    """The duration of ``work`` for each item."""
     taken: list[float] = []
     for item in items:
         started = perf_counter()
@@ -170,7 +170,7 @@ def times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
 
 
 def bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float:
-    """How long a bare transaction takes that writes one of ``rows`` and a head; the median."""
+    """The median duration of a bare transaction that writes one of ``rows`` and a head."""
     env = lmdb.open(
         place,
         map_size=1 << 40,
@@ -196,7 +196,7 @@ def bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float:
 
 
 def threads(quick: bool) -> list[Goal]:
-    """16 threads, each with a session of its own, every commit durable."""
+    """16 threads, each with its own session, every commit durable."""
     number = 16
     each = 60 if quick else 150
     work = [make_turns(each, seed=100 + at) for at in range(number)]
@@ -240,13 +240,13 @@ def threads(quick: bool) -> list[Goal]:
 
 
 def _finished(turns: Sequence[Turn]) -> list[bytes]:
-    """What each of these turns makes a store write, compressed, as one value."""
+    """What a store writes for each of these turns, compressed, as one value."""
     compress = zstandard.ZstdCompressor(level=3).compress
     return [compress(b"".join(objects)) for objects in _objects_of(turns)]
 
 
 def _finished_threads(place: str, work: Sequence[Sequence[bytes]]) -> float:
-    """Threads that share transactions as a store's do, and put one value and a head each."""
+    """Threads that share transactions like a store's, and put one value and a head each."""
     env = lmdb.open(place, map_size=1 << 40, max_dbs=2)
     slabs, heads = env.open_db(b"slabs"), env.open_db(b"heads")
     numbers = iter(range(1, 1 << 30))
@@ -352,14 +352,13 @@ def _grown(entries: Sequence[Any]) -> int:
                 Commit(
                     append=[NodeDraft(f"entry-{at:06}", entry)],
                     checkpoint=Checkpoint(turn_state={"turn_index": at}),
-                    lease=UNFENCED,
                 )
             )
         return used_bytes(store)
 
 
 def _altered(value: Any) -> Any:
-    """A session of the same make with other words in it, so that nothing is shared."""
+    """A session of the same structure with other words, so that nothing is shared."""
     if isinstance(value, str):
         return value[::-1]
     if isinstance(value, list):
@@ -373,7 +372,7 @@ def _altered(value: Any) -> Any:
 
 
 def _session_of(store: Store, name: str, nodes: int) -> Session:
-    """A session of so many nodes, committed in long runs."""
+    """A session with this many nodes, committed in long runs."""
     session = store.session(name)
     for start in range(0, nodes, 1000):
         session.commit(
@@ -382,7 +381,6 @@ def _session_of(store: Store, name: str, nodes: int) -> Session:
                     NodeDraft(f"{name}-{at}", {"role": "user", "content": f"message {at}"})
                     for at in range(start, min(start + 1000, nodes))
                 ],
-                lease=UNFENCED,
             )
         )
     return session
@@ -564,9 +562,7 @@ def comparing(quick: bool) -> list[Goal]:
         for name in ("left", "right"):
             store.fork("long", name)
             for at in range(5):
-                store.session(name).commit(
-                    Commit(append=[NodeDraft(f"{name} {at}", {"n": at})], lease=UNFENCED)
-                )
+                store.session(name).commit(Commit(append=[NodeDraft(f"{name} {at}", {"n": at})]))
         found = store.compare("left", "right")
         _require(len(found.added) + len(found.dropped), 10)
     return [

@@ -1,4 +1,4 @@
-"""The store's own claims: batches, growing lists, maps, threads, streams, start-up."""
+"""Measures the store: batches, growing lists, maps, threads, streams, start-up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 
 
 def used_bytes(store: casstore.Store) -> int:
-    """What a store takes, indexes included, without free pages."""
+    """The size of a store, with indexes, without free pages."""
     engine = store.engine
     assert isinstance(engine, LmdbEngine)
     return engine.used_bytes()
@@ -292,7 +292,7 @@ def durable_threads(quick: bool) -> list[Goal]:
 
 
 def start_up(quick: bool) -> list[Goal]:
-    """What ``import casstore`` costs, against the four packages it stands on."""
+    """The time of ``import casstore``, against the four packages it depends on."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as cache:
         environment["PYTHONPYCACHEPREFIX"] = cache

@@ -1,9 +1,9 @@
-"""A process that commits turns durably, alone or as one of several at the same time.
+"""A process that commits turns durably, alone or concurrently with others.
 
     turn_client.py (casstore | sqlite) PATH CLIENT COUNT
 
-Says ``ready``, waits for a line, commits, says ``done``. It changes to its own directory
-before the first commit that counts: a system call that stands in a trace and nowhere else.
+Prints ``ready``, waits for a line, commits, prints ``done``. It changes to its own directory before
+the first measured commit: that system call marks the start in a trace.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and benchmarks lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
 from benchmarks.sessions import Writer, make_turns
 from benchmarks.sqlite_turns import SqliteTurns
 
-# Not measured: the log is taken into use, tables are read, caches are filled.
+# Not measured: starting the log, reading tables, filling caches.
 WARM_UP = 20
 
 
 def main(argv: list[str]) -> None:
-    """Commit when told to."""
+    """Commit on request."""
     kind, path, client, count = argv
     turns = make_turns(WARM_UP + int(count), seed=int(client))
     session = f"s{client}"

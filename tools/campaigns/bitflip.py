@@ -1,9 +1,9 @@
-"""Flip bits of a closed store's data file: the right bytes or a typed error, never others.
+"""Flips bits of a closed store's data file: reads return the right bytes or a typed error.
 
-Each image is opened twice. With ``verify=True`` the promise is absolute: LMDB must never
-see a file that can hurt it, so a death counts as broken like a wrong byte. Opened plainly,
-LMDB trusts its file and may die of a damaged page, or not find a row that is there; that
-is counted, and the same image must then be refused with a typed error by ``verify=True``.
+Each image is opened twice. With ``verify=True`` the guarantee is absolute: LMDB must never see a
+file that can hurt it, so a crash counts as broken, like a wrong byte. Opened plainly, LMDB trusts
+its file and may crash on a damaged page, or miss a row; that is counted, and ``verify=True`` must
+refuse the same image with a typed error.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class _Flip(NamedTuple):
 
 
 def _flips(engine: int, size: int, count: int, rng: random.Random) -> list[_Flip]:
-    """``count`` places, no byte twice; every byte if ``count`` reaches that far.
+    """``count`` places, no byte twice; all bytes if ``count`` is large enough.
 
-    Where only some are drawn, a third is spent on meta pages and page headers: a hit there
-    reaches furthest, and they are too few bytes to be hit often by chance.
+    If only some are drawn, a third is in meta pages and page headers: damage there has the widest
+    effect, and they are too few bytes to be hit often by chance.
     """
     if count >= size:
         offsets = list(range(size))
@@ -80,7 +80,7 @@ def run(
     parallel: int = MAX_PARALLEL,
     progress: Progress = silent,
 ) -> Report:
-    """Flip ``count`` bits, each in an image of its own, divided among the engines."""
+    """Flip ``count`` bits, each in its own image, divided among the engines."""
     rng = random.Random(seed)
     files = {
         engine: specimen.build(scratch / f"specimen-{engine}", seed, lmdb_version=engine)
@@ -105,7 +105,7 @@ def run(
             for worker in workers:
                 worker.result()
         finally:
-            # Interrupted, the pool waits for its threads: leave them nothing to do.
+            # After an interrupt the pool waits for its threads: leave them nothing to do.
             for _ in waiting:
                 continue
     return tally.report()
@@ -130,10 +130,10 @@ def _try(tally: Tally, examiner: Examiner, flip: _Flip, image: bytes) -> None:
     tally.count(f"engine {flip.engine} {PLAIN}: {plain.label()}")
     tally.count(f"engine {flip.engine} {VERIFY}: {verified.label()}")
     if _hides_a_commit(flip):
-        # The one flip that no rule can see; it is counted above, as what it is.
+        # The one flip that no check can detect; it is counted above.
         return
-    # Damage to LMDB's own pages can kill a plain open, and hide a row from it. Both are
-    # for the verifying one to find.
+    # Damage to LMDB's own pages can crash a plain open or hide a row. The verifying open must find
+    # both.
     hidden = plain.word == WRONG and plain.detail.startswith("absence")
     if plain.word in (WRONG, UNTYPED) and not hidden:
         tally.broke(f"{flip.name()}, {PLAIN}", f"{plain.word} {plain.detail}")
@@ -147,10 +147,10 @@ def _try(tally: Tally, examiner: Examiner, flip: _Flip, image: bytes) -> None:
 
 
 def _hides_a_commit(flip: _Flip) -> bool:
-    """Is this bit 1 of a transaction's number in a meta page, which makes N out of N-2 or back?
+    """True if this is bit 1 of a transaction number in a meta page, which turns N-2 into N or back.
 
-    The two numbers then still follow each other, and LMDB opens the state before the last,
-    in which nothing is wrong.
+    The two numbers are then still consecutive, and LMDB opens the state before the last, in which
+    nothing is wrong.
     """
     at = _TRANSACTION_AT[flip.engine]
     return flip.bit == 1 and flip.offset in (at, _PAGE_BYTES + at)

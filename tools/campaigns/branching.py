@@ -1,8 +1,8 @@
-"""Random trees of sessions against plain dicts: forks, rewinds, adoptions, deletions, vacuums, gc.
+"""Compares random trees of sessions with plain dicts: forks, rewinds, adoptions, deletions, gc.
 
-``Branches`` takes one random step after another in a store and in a model of plain dicts, and
-compares the two. A node of the model has an identity that follows from its content as a digest
-does: id, payload, number and parent. ``run`` is the campaign; the test suite takes a few steps.
+``Branches`` runs random steps on a store and on a model of plain dicts, and compares the two. A
+node of the model has an identity that depends on its content, as a digest does: id, payload, number
+and parent. ``run`` is the campaign; the test suite runs a few steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from campaigns.tally import Progress, Report, Tally, silent
 from casstore.errors import DuplicateNodeError
 from casstore.maintenance import gc, vacuum
 from casstore.maintenance.check import check
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 
 _STEPS = 150
 
@@ -28,12 +28,12 @@ class Item(NamedTuple):
     id: str
     said: int
     seq: int
-    #: The identity of its parent, which has that of its own parent in it.
+    #: The identity of its parent, which includes that of the parent's parent.
     parent: int | None
 
     @property
     def identity(self) -> int:
-        """What stands for its digest."""
+        """The counterpart of a digest."""
         return hash(self)
 
 
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
         return visible[-1] if visible else None
 
     def grown(self, parent: int | None, names: list[tuple[str, int]]) -> Graph:
-        """The graph with nodes behind ``parent``, one behind the other."""
+        """The graph with a chain of new nodes after ``parent``."""
         items = list(self.items)
         for name, said in names:
             seq = items[-1].seq + 1 if items else 0
@@ -73,7 +73,7 @@ class Graph(NamedTuple):
         return Graph(tuple(items), parent)
 
     def without(self, hidden: set[int]) -> Graph:
-        """The graph that a vacuum makes of it."""
+        """The graph after a vacuum."""
         items: list[Item] = []
         became: dict[int, int | None] = {}
         for one in self.items:
@@ -111,7 +111,7 @@ class Model:
 
 
 class Branches:
-    """A store and its model, taken through the same steps."""
+    """A store and its model, changed by the same steps."""
 
     def __init__(self, place: Path, seed: int) -> None:
         self._place = place
@@ -129,7 +129,7 @@ class Branches:
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> str:
-        """Take one random step; what it was."""
+        """Run one random step; returns its description."""
         ways: list[tuple[Callable[[], str], int]] = [
             (self._commit, 6), (self._fork, 5), (self._chain, 1), (self._rewind, 2),
             (self._adopt, 3), (self._hide, 2), (self._vacuum, 2), (self._delete, 2),
@@ -157,7 +157,7 @@ class Branches:
         self._made += 1
         name = f"s{self._made}"
         names = self._names(self.random.choice((1, 5, 40, 150)))
-        self.store.session(name).commit(Commit(append=self._drafts(names), lease=UNFENCED))
+        self.store.session(name).commit(Commit(append=self._drafts(names)))
         self.models[name] = Model(1, Graph().grown(None, names), set())
         return f"begin {name}"
 
@@ -167,7 +167,7 @@ class Branches:
         if graph.items and self.random.random() < 0.15:
             taken = self.random.choice(graph.items).id
             try:
-                session.commit(Commit(append=[NodeDraft(taken, "again")], lease=UNFENCED))
+                session.commit(Commit(append=[NodeDraft(taken, "again")]))
             except DuplicateNodeError:
                 return f"refuse {taken} in {name}"
             raise AssertionError(f"{taken} was appended to {name} twice")
@@ -179,7 +179,7 @@ class Branches:
             chosen = self.random.choice(visible)
             parent = chosen.identity
             drafts[0] = drafts[0]._replace(parent=chosen.id)
-        session.commit(Commit(append=drafts, lease=UNFENCED))
+        session.commit(Commit(append=drafts))
         model.move(graph.grown(parent, names))
         return f"commit {len(names)} to {name}"
 
@@ -204,7 +204,7 @@ class Branches:
         return f"fork {source} at {at}, {node} with {len(names)} to {target}"
 
     def _chain(self) -> str:
-        """Fork a session again and again, with a commit on each; most of them are deleted."""
+        """Fork a session repeatedly, with a commit on each fork; most of them are deleted."""
         name, model = self._any()
         length = self.random.choice((3, 20, 100))
         first = name
@@ -227,7 +227,7 @@ class Branches:
     def _rewind(self) -> str:
         name, model = self._any()
         to = self.random.choice(sorted(model.revisions))
-        self.store.session(name).rewind(to, lease=UNFENCED)
+        self.store.session(name).rewind(to)
         model.move(model.revisions[to])
         return f"rewind {name} to {to}"
 
@@ -236,7 +236,7 @@ class Branches:
         other, theirs = self._any()
         if name == other:
             return "nothing"
-        self.store.session(name).adopt(other, lease=UNFENCED)
+        self.store.session(name).adopt(other)
         model.hidden |= theirs.hidden
         model.move(theirs.graph)
         return f"adopt {other} by {name}"
@@ -279,14 +279,14 @@ class Branches:
     # --- comparing ----------------------------------------------------------------------------
 
     def compare(self, sessions: int = 2) -> None:
-        """Hold some sessions against their models, at their heads and at one revision each."""
+        """Compare some sessions with their models, at their heads and at one other revision."""
         for name in self.random.sample(sorted(self.models), min(sessions, len(self.models))):
             model = self.models[name]
             for at in (None, self.random.choice(sorted(model.revisions))):
                 self._compare(name, model, at)
 
     def compare_all(self) -> None:
-        """Hold everything against its model, and check the store."""
+        """Compare everything with the model, and check the store."""
         for name, model in self.models.items():
             for at in model.revisions:
                 self._compare(name, model, at)
@@ -316,7 +316,7 @@ class Branches:
 
 
 def run(scratch: Path, *, count: int, seed: int, progress: Progress = silent) -> Report:
-    """Take ``count`` stores through random steps each."""
+    """Run random steps on ``count`` stores."""
     tally = Tally("branching", total=count, progress=progress)
     for number in range(count):
         branches = Branches(scratch / f"store-{number}", seed + number)

@@ -1,4 +1,4 @@
-"""The calls of an strace log, turned into disk events.
+"""Converts the calls of an strace log into disk events.
 
 A log that cannot be understood in full is refused with ``TraceError``: a write that was missed
 would make every crash image meaningless. So are ways to change a file that leave no bytes in
@@ -61,7 +61,7 @@ class _Reader:
         self._handlers = self._by_name()
 
     def start_with(self, path: str, size: int) -> None:
-        """Know a file that was there before the first call."""
+        """Register a file that existed before the first call."""
         self._names[path] = path
         self._sizes[path] = size
 
@@ -112,7 +112,8 @@ class _Reader:
 
     def _adopt(self, pid: int, birth: Call | None) -> None:
         table = self._tables.get(birth.pid, {}) if birth else {}
-        # Threads share one table; a forked process has its own, of the same descriptions.
+        # Threads share one descriptor table; a forked process has its own, with the same
+        # descriptions.
         shared = birth is not None and "CLONE_FILES" in birth.arguments
         self._tables[pid] = table if shared else dict(table)
 
@@ -129,7 +130,7 @@ class _Reader:
         return None if posixpath.basename(relative) in self._volatile else relative
 
     def _find(self, call: Call, field: str) -> _Description | None:
-        """Return what a descriptor means, None if it is none of ours."""
+        """The file of a descriptor; None if it is outside the recorded directory."""
         number, path = descriptor(field)
         if number is None or not path.startswith("/") or self._inside(path) is None:
             return None

@@ -1,4 +1,4 @@
-"""Kill agents and keepers: what was acknowledged is there, whoever collects, packs and vacuums."""
+"""Kills agents and maintenance processes: acknowledged calls survive gc, pack and vacuum."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def run(
     kills_per_store: int = 14,
     progress: Progress = silent,
 ) -> Report:
-    """Kill ``count`` times, with two keepers beside the agents."""
+    """Kill ``count`` times, with two maintenance processes next to the agents."""
     return session_kill.run(
         scratch,
         count=count,
         seed=seed,
         kills_per_store=kills_per_store,
         keepers=tuple(session_kill.KEEPERS),
-        # Who collects, packs and rewrites is looked at whole each time.
+        # After maintenance the whole store is checked each time.
         verify_every=1,
         progress=progress,
     )

@@ -1,29 +1,31 @@
-"""A keeper that ``care`` kills: it collects, packs and vacuums a store that agents work on.
+"""A maintenance process that ``care`` kills: it maintains a store in use.
 
     care_workload.py STORE DURABILITY ENGINE TASKS SEED   until killed
 
-TASKS names what it does, again and again, in random order: gc, pack, vacuum.
+TASKS lists what it runs repeatedly, in random order: gc, pack, vacuum, backup.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
 from casstore.errors import BusyError, CorruptionError
-from casstore.maintenance import gc, vacuum
+from casstore.maintenance import backup, gc, vacuum
+from casstore.maintenance.check import check
 
-# Long enough for an agent to put something and commit it.
+# Long enough for an agent to put an object and commit it.
 _GRACE_MS = 1000
-# Short, so that a transaction of the sweep is likely to be struck.
+# Short, so that a kill is likely to hit a transaction of the sweep.
 _BATCH = 16
 
 
@@ -45,10 +47,23 @@ def _vacuum(store: casstore.Store) -> None:
         raise report.problem
 
 
+def _backup(store: casstore.Store) -> None:
+    """Check the last backup, whose writer may have been killed at any moment, and make another."""
+    target = Path(f"{sys.argv[1]}.backup")
+    if target.exists():
+        with casstore.open(target) as copy:
+            report = check(copy, level="connectivity")
+        if not report.sound:
+            raise CorruptionError(f"a backup is damaged: {report.findings}")
+        shutil.rmtree(target)
+    backup.backup(store, target)
+
+
 _TASKS: dict[str, Callable[[casstore.Store], None]] = {
     "gc": _gc,
     "pack": _pack,
     "vacuum": _vacuum,
+    "backup": _backup,
 }
 
 

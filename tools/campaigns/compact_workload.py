@@ -1,10 +1,10 @@
-"""Compacting, interrupted: by SIGKILL before each system call that matters, and by power loss.
+"""Interrupted compaction: by SIGKILL before each relevant system call, and by power loss.
 
-    compact_workload.py compact DIR     compacts, and acknowledges when it has
+    compact_workload.py compact DIR     compacts, and acknowledges the end
     compact_workload.py verify
 
-Whatever happened, the store opens, has every commit, proves itself, goes on, and nothing is
-left of the attempt. ``kill`` has strace deliver the signal on entering the n-th call of a kind;
+In every case the store opens, has every commit, verifies, accepts writes, and nothing is left of
+the attempt. ``kill`` makes strace deliver the signal at the entry of the n-th call of a kind;
 ``power`` draws crash images from the recorded calls.
 """
 
@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -35,8 +35,8 @@ from casstore.engine.protocol import FULL, Write
 from casstore.maintenance.compact import compact
 
 COMMITS = 12
-# Calls that change what a crash would leave. Opening the old store makes none of them but
-# flock and fallocate, so the attempt begins with mkdir.
+# Calls that change the state after a crash. Opening the old store makes only flock and fallocate of
+# these, so the attempt begins with mkdir.
 _CALLS = (
     "mkdir,rename,?renameat,?renameat2,fsync,fdatasync,pwrite64,writev,pwritev,ftruncate,"
     "fallocate,unlink,unlinkat,rmdir,fchmod,fchown"
@@ -46,7 +46,7 @@ _PROGRAM = [sys.executable, "-B", str(Path(__file__).resolve())]
 
 
 def fill(place: Path, version: int) -> None:
-    """Commits to be kept, and as many objects again that were deleted since."""
+    """Commits to be kept, and as many objects that were deleted since."""
     with redirect_stdout(None):
         crash_workload.write(str(place), FULL, COMMITS, version)
     with casstore.open(place) as store:
@@ -55,14 +55,14 @@ def fill(place: Path, version: int) -> None:
         gone = []
         for number in range(40):
             gone.append(store.put_blob(b"%d" % number * 500))
-            # In a transaction of LMDB's own, by whose number the old file is known.
+            # In a separate LMDB transaction, whose number identifies the old file.
             engine.apply_log()
         engine.write(Write(deletes=gone))
 
 
 def check(place: Path, acks: Sequence[str]) -> str:
-    """Judge what an interrupted compaction left."""
-    # A copy is made in a handful of transactions.
+    """Check the store after an interrupted compaction."""
+    # A copy is written in a few transactions.
     new = max(guard.read_extent(str(place / "data.mdb")).transactions) < COMMITS
     answer = crash_workload.check(place, [str(COMMITS)])
     if (place / "compact").exists():
@@ -73,7 +73,7 @@ def check(place: Path, acks: Sequence[str]) -> str:
 
 
 def calls(log: str) -> Iterator[tuple[str, int]]:
-    """Each call of a recorded run from the attempt's beginning on: (name, which of its kind)."""
+    """Each call of a recorded run from the attempt's beginning: (name, index among its kind)."""
     counts: Counter[str] = Counter()
     begun = False
     for line in log.splitlines():
@@ -95,7 +95,7 @@ def run(
     every: int = 1,
     progress: Progress = silent,
 ) -> Report:
-    """Kill at every call (or every so many), then check ``count`` crash images per engine."""
+    """Kill at every call (or every n-th), then check ``count`` crash images per engine."""
     tally = Tally("compact", total=count * len(engines), progress=progress)
     kill(tally, scratch, engines=engines, every=every)
     power(tally, scratch, count=count, seed=seed, engines=engines)
@@ -103,7 +103,7 @@ def run(
 
 
 def kill(tally: Tally, scratch: Path, *, engines: Sequence[int], every: int) -> None:
-    """Kill at every so many calls, each time with a fresh copy of one store."""
+    """Kill at every n-th call, each time with a fresh copy of one store."""
     for engine in engines:
         origin, place = scratch / f"origin-{engine}", scratch / f"killed-{engine}"
         fill(origin, engine)
@@ -147,8 +147,8 @@ def power(tally: Tally, scratch: Path, *, count: int, seed: int, engines: Sequen
         report = replay.replay(
             trace, [*_PROGRAM, "verify"], place, seed=seed, count=count, strict_entries=True
         )
-        # Drawn at random, hardly any image is of the moment that matters most: it has said
-        # that it is done, and the system goes down before writing another byte.
+        # Random images rarely hit the most important moment: the end was acknowledged, and the
+        # system goes down before it writes another byte.
         disk = Disk(trace.initial, strict_entries=True)
         for change, event in enumerate(trace.events):
             disk.apply(change, event)

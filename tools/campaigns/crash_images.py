@@ -1,8 +1,8 @@
-"""Crash images: what a disk may hold after power loss, drawn at random from a trace.
+"""Crash images: possible contents of a disk after a power loss, drawn from a trace.
 
-Which contents are possible at all is the business of ``disk_model``. Here it is decided where
-to crash and which of the unsynced changes landed. Crash points are visited in order, so the
-trace is applied only once however many images are drawn.
+``disk_model`` defines which contents are possible. This module chooses where to crash and which
+unsynced changes landed. Crash points are visited in order, so the trace is applied once for all
+images.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from campaigns.disk_model import Disk, Landed
 
 
 class Image(NamedTuple):
-    """What one crash may leave: complete in itself, it does not change as others are made."""
+    """The state after one crash; immutable."""
 
     contents: Mapping[str, bytes]
     acknowledged: tuple[str, ...]
     story: str
 
     def materialise(self, directory: Path) -> None:
-        """Make ``directory`` hold exactly this image, whatever it held before."""
+        """Make ``directory`` hold exactly this image."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         for path, content in self.contents.items():
@@ -34,7 +34,7 @@ class Image(NamedTuple):
             target.write_bytes(content)
 
     def describe(self) -> str:
-        """Say where the crash was and what of the unsynced changes landed."""
+        """Where the crash was, and which unsynced changes landed."""
         sizes = ", ".join(f"{path} {len(content)}" for path, content in self.contents.items())
         return f"{self.story}; {len(self.acknowledged)} acks; files: {sizes or 'none'}"
 
@@ -101,8 +101,8 @@ _OUTCOMES = (
 def _crash_points(events: list[Event], rng: random.Random, count: int) -> list[int]:
     """Draw, in order, after how many events to crash.
 
-    Three of four come just after a change, where there is something to lose; the rest anywhere,
-    which includes just after a sync and just after an acknowledgement.
+    Three of four crash points are just after a change, where something can be lost; the others are
+    anywhere, for example just after a sync or an acknowledgement.
     """
     settled = (Sync, SyncRange, SyncDirectory, Ack)
     changes = [at for at, event in enumerate(events, 1) if not isinstance(event, settled)]
@@ -146,7 +146,7 @@ def _image(
 
 
 def final_contents(trace: Trace) -> dict[str, bytes]:
-    """Return the files as the writer left them: what the end looks like without a crash."""
+    """The files as the writer left them, without a crash."""
     disk = Disk(trace.initial, strict_entries=False)
     for change, event in enumerate(trace.events):
         disk.apply(change, event)

@@ -1,23 +1,23 @@
-"""Power loss: a store that is written and checked for ``replay`` to crash in between.
+"""The ``replay`` campaign: a writer, and a checker of the states after a power loss.
 
-    crash_workload.py write DIR --durability full --commits 20    prints what is promised
+    crash_workload.py write DIR --durability full --commits 20    prints its promises
     crash_workload.py verify
 
 Each line that the writer prints promises that all commits up to a number survive:
 
     full      after every commit
-    mixed     after every third, which waits for the disk; those before it did not
-    relaxed   after every fifth, when the store was flushed
+    mixed     after every third commit, which waits for the disk; the others do not
+    relaxed   after every fifth commit, when the store was flushed
 
-Whatever the durability, what is there after a power loss is whole and in order, up to the last
-commit that was promised or further. The log is kept short, so that it is applied and goes round.
+With any durability, the state after a power loss is a prefix of the commits that includes all
+promised ones. The log is kept short, so that it is applied and reused.
 
-Negative controls, each without one rule. The campaign must find violations, or it would find none
-anywhere:
+Negative controls remove one rule each. The campaign must find violations then; otherwise it could
+not find any:
 
     flush      the log is not flushed
-    sync       the tables are not flushed before the log's space is used again
-    checksum   whoever opens the store believes every record of the log
+    sync       the tables are not flushed before the log's space is reused
+    checksum   recovery accepts every record of the log
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import lmdb
@@ -48,19 +48,19 @@ MIXED = "mixed"
 DURABILITIES = (FULL, MIXED, RELAXED)
 NO_FLUSH, NO_SYNC, NO_CHECKSUM = CONTROLS = ("flush", "sync", "checksum")
 
-# LMDB maps its lock files, so their writes leave no trace; no crash depends on them.
+# LMDB maps its lock files, so writes to them are not recorded; no crash depends on them.
 _VOLATILE = ("lock.mdb", "data.mdb.new-lock", "reserve")
 _PROGRAM = [sys.executable, str(Path(__file__).resolve())]
-# Images are checked in batches, between which there is progress to tell and time to stop.
+# Images are checked in batches; between them progress is reported, and an interrupt is noticed.
 _BATCH_IMAGES = 100
 _LATEST = RowKey("heads", b"latest")
-# A log that is applied after a few commits, and goes round after some more.
+# A log that is applied after a few commits, and reused after some more.
 _LOG_BYTES = 64 << 10
 _APPLY_BYTES = 16 << 10
 
 
 def item(number: int) -> Any:
-    """What commit ``number`` stores: by turns a small value, a blob, a long blob, a tree."""
+    """The content of commit ``number``: in turn a small value, a blob, a long blob, a tree."""
     rng = random.Random(number)
     return [
         {"commit": number, "text": "some text " * rng.randrange(50)},
@@ -92,7 +92,7 @@ def write(path: str, durability: str, commits: int, engine: int) -> None:
 
 
 def check(directory: Path, promises: Sequence[str]) -> str:
-    """Judge one crash image: what is promised is there, what is there is whole, it goes on."""
+    """Check one crash image: all promises hold, the content is valid, and writing works."""
     try:
         with casstore.open(directory) as store:
             return _check_open(store, int(promises[-1]) if promises else 0)
@@ -124,7 +124,7 @@ def _check_open(store: casstore.Store, promised: int) -> str:
 
 
 def _shorten_log() -> None:
-    """Let a log of a few commits be full."""
+    """Make the log so short that a few commits fill it."""
     _patch(log, "FIRST_LOG_BYTES", _LOG_BYTES)
     _patch(environment, "MAX_LOG_BYTES", 4 * _LOG_BYTES)
     _patch(recent, "APPLY_BYTES", _APPLY_BYTES)
@@ -170,7 +170,7 @@ def run(
     They are divided among the engines.
     """
     plans = [(durability, "") for durability in DURABILITIES]
-    # Records are torn before they are flushed, and are seldom long then at full.
+    # Records are torn before they are flushed; with ``full`` that time is short.
     plans += [(RELAXED if rule == NO_CHECKSUM else FULL, rule) for rule in controls]
     share = -(-count // len(engines))
     control_share = min(share, max(_BATCH_IMAGES, share // 20))

@@ -1,4 +1,4 @@
-"""What a writer did to its files, as an ordered list of events.
+"""The operations of a writer on its files, as an ordered list of events.
 
 Calls of several threads overlap, so one instant per call is not enough. Events stand at the
 moment they may *first* show: a write where its call begins, a sync where its call has returned.
@@ -123,7 +123,7 @@ Event = (
 
 
 class Trace(NamedTuple):
-    """The files as they stood, durably, before the writer began, and what it then did."""
+    """The durable files before the writer began, and the writer's operations."""
 
     initial: Mapping[str, bytes]
     events: Sequence[Event]
@@ -134,7 +134,7 @@ class Trace(NamedTuple):
 
 
 def headline(event: Event) -> str:
-    """Say in a few words what an event is, without its data."""
+    """A short description of an event, without its data."""
     if isinstance(event, Write):
         return f"Write({event.file} {event.offset}+{len(event.data)})"
     if isinstance(event, Ack):

@@ -1,4 +1,4 @@
-"""Files and names on a disk that may lose power: what is durable and what may yet be lost.
+"""A model of files and names on a disk that may lose power: what is durable, what may be lost.
 
 A crash may come after any event. The model is that of a page cache over a disk which writes
 512-byte sectors whole:
@@ -48,12 +48,12 @@ SECTOR_BYTES = 512
 SIZE = -1
 ENTRY = -2
 
-# Did this part (a sector, SIZE or ENTRY) of that change (the index of its event) land?
+# True if this part (a sector, SIZE or ENTRY) of that change (the index of its event) landed.
 Landed = Callable[[int, int], bool]
 
 
 class _Version(NamedTuple):
-    """What an unsynced change would make of one sector."""
+    """One sector after an unsynced change."""
 
     change: int
     done: int
@@ -61,7 +61,7 @@ class _Version(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """What an unsynced change would make of a file's size."""
+    """The size of a file after an unsynced change."""
 
     change: int
     done: int
@@ -69,7 +69,7 @@ class _Size(NamedTuple):
 
 
 class _File:
-    """One file: what is durable, what the writer sees, and the versions in between."""
+    """One file: its durable content, its current content, and the versions in between."""
 
     def __init__(self, content: bytes = b"") -> None:
         self._durable = bytearray(content)  # whole sectors, so it may reach past the size
@@ -92,7 +92,7 @@ class _File:
     def truncate(self, change: int, event: Truncate) -> None:
         old = len(self._live)
         self._resize(change, event.done, event.size)
-        # What was cut off reads as zeros if the file grows again.
+        # Truncated bytes read as zeros if the file grows again.
         self._add_versions(change, event.done, event.size, old)
 
     def allocate(self, change: int, event: Allocate) -> None:
@@ -111,7 +111,7 @@ class _File:
         for sector in _sectors(event.offset, end):
             self._settle(sector, event.begun)
         self._durable_size = max(end, self._durable_size)
-        # A smaller size of before this write would cut it off again.
+        # A smaller size from before this write would truncate it again.
         self._sizes = [size for size in self._sizes if size.size >= end]
 
     def image(self, landed: Landed) -> bytes:
@@ -184,7 +184,7 @@ class _Entries(NamedTuple):
 
 
 class _Names:
-    """The directory entries: what is durable and the changes since."""
+    """The directory entries: the durable ones and the changes since."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._durable: dict[str, str | None] = {path: path for path in paths}
@@ -222,7 +222,7 @@ class _Names:
         decided: dict[str, str | None] = {}
         kept: list[_Entries] = []
         for entries in reversed(self._changes):
-            # An older change of a name that is settled newer can no longer show.
+            # An older change of a name is superseded by a newer durable one.
             names = {path: file for path, file in entries.names.items() if path not in decided}
             if concerned(entries) and entries.done <= begun and entries.done != NEVER:
                 decided |= names

@@ -1,9 +1,9 @@
-"""Run out of room in every way there is: a typed error, nothing half done, and a way back.
+"""Runs out of space in every way: a typed error, no partial write, and recovery.
 
-The ways: a limit on file size (``RLIMIT_FSIZE``), a map that is too small, and small file
-systems that are really full (tmpfs, and ext4 on a loop device; both need the right to
-mount). After each failure everything stored before must read, nothing of the failed write
-may be seen, and once there is room again writing must work and the store verify.
+The ways are a limit on file size (``RLIMIT_FSIZE``), a map that is too small, and small file
+systems that are really full (tmpfs, and ext4 on a loop device; both need the right to mount). After
+each failure everything stored before must be readable, nothing of the failed write visible, and
+once there is space again, writing must work and the store verify.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -40,7 +40,7 @@ DURABILITIES = ("full", "relaxed")
 
 _SMALL_FILE_SYSTEM_BYTES = 4 << 20
 _SHORT_WRITE = ("Input/output error", "MDB_SHORT_WRITE")
-# Large enough that the small writes fit however long a reader keeps pages from reuse.
+# Large enough for the small writes, however long a reader keeps pages from being reused.
 _GROUP_MAP_BYTES = 16 << 20
 _LARGE_WRITES = 4
 _UNLIMITED = resource.RLIM_INFINITY
@@ -48,7 +48,7 @@ _TRIAL_LIMIT_S = 120
 
 
 class Broken(Exception):
-    """A promise was broken."""
+    """A guarantee was broken."""
 
 
 def _require(holds: bool, what: str) -> None:
@@ -57,7 +57,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 class _Ledger:
-    """What a store must hold, and the writes that fill it: objects and a row that names them."""
+    """The expected content of a store, and the writes that fill it: objects and a row for them."""
 
     def __init__(self, store: casstore.Store, rng: random.Random) -> None:
         self._store = store
@@ -67,17 +67,17 @@ class _Ledger:
         self.short_writes = 0
 
     def on(self, store: casstore.Store) -> _Ledger:
-        """The same ledger for the same store, opened anew."""
+        """The same ledger for the reopened store."""
         other = _Ledger(store, self._rng)
         other._held, other._number = self._held, self._number
         return other
 
     def a_digest(self) -> bytes:
-        """The name of something that is stored."""
+        """The digest of a stored object."""
         return digest_of(Kind.BLOB, next(iter(self._held.values()))[0])
 
     def write(self, size_bytes: int) -> None:
-        """One write of a row and two blobs of together about this size, all or nothing."""
+        """One atomic write of a row and two blobs of about this total size."""
         self._number += 1
         contents = [self._rng.randbytes(max(1, size_bytes // 2)) for _ in range(2)]
         objects = [NewObject(digest_of(Kind.BLOB, it), Kind.BLOB, it, ()) for it in contents]
@@ -95,7 +95,7 @@ class _Ledger:
         self._held[place] = contents
 
     def check(self, store: casstore.Store | None = None) -> None:
-        """Everything that was acknowledged reads back, and the engine finds no fault."""
+        """Everything acknowledged is readable, and the engine finds no fault."""
         store = store or self._store
         rows = store.engine.get_rows(list(self._held))
         for (place, contents), names in zip(self._held.items(), rows, strict=True):
@@ -108,13 +108,13 @@ class _Ledger:
         specimen.verify(store)
 
     def fill(self, rng: random.Random, *, largest_bytes: int, tries: int = 10_000) -> int:
-        """Write until it fails, with the right error; how many writes went well."""
+        """Write until it fails with the right error; returns the number of successful writes."""
         for done in range(tries):
             try:
                 self.write(rng.randrange(1, largest_bytes))
             except StorageError as exc:
-                # Where the system wrote a part before it ran out of room, LMDB sees a short
-                # write; the 0.9 engine calls that an input/output error.
+                # If the system wrote a part before it ran out of space, LMDB sees a short write;
+                # the 0.9 engine reports an input/output error.
                 _require(
                     isinstance(exc, StorageFullError)
                     or any(words in str(exc) for words in _SHORT_WRITE),
@@ -126,7 +126,7 @@ class _Ledger:
 
 
 class _Trial(NamedTuple):
-    """The conditions of one run."""
+    """The parameters of one trial."""
 
     directory: Path
     rng: random.Random
@@ -139,7 +139,7 @@ class _Trial(NamedTuple):
         )
 
 
-# --- the ways to run out of room --------------------------------------------------------
+# --- the ways to run out of space -------------------------------------------------------
 
 
 def _limit_file_size(size_bytes: int) -> None:
@@ -164,7 +164,7 @@ def _run_rlimit(trial: _Trial) -> str:
 
 
 def _run_create(trial: _Trial) -> str:
-    """A store that has no room to be created is refused, and can be created later."""
+    """Creating a store without enough space fails, and succeeds later."""
     for limit in (0, 100, 4096, 8192, 20_000, 60_000, 100_000):
         _limit_file_size(limit)
         try:
@@ -186,7 +186,7 @@ def _run_map(trial: _Trial) -> str:
         ledger = _Ledger(store, trial.rng)
         ledger.fill(trial.rng, largest_bytes=30_000)
         ledger.check()
-        # It is full for the large, not for good: every write is refused or done.
+        # Only large writes fail; every write is refused or done.
         for _ in range(20):
             try:
                 ledger.write(100)
@@ -205,7 +205,7 @@ def _run_map(trial: _Trial) -> str:
 
 
 def _run_group(trial: _Trial) -> str:
-    """Eight threads write small things while one writes what no map of this size can hold."""
+    """Eight threads write small objects while one writes objects larger than the map."""
     with trial.open(map_bytes=_GROUP_MAP_BYTES) as store:
         start = threading.Barrier(9)
         failures: list[str] = []
@@ -271,22 +271,22 @@ def _run_file_system(trial: _Trial) -> str:
 
 
 def _fill(filler: Path) -> None:
-    """Let the file take everything that is left."""
+    """Fill the remaining space with this file."""
     with filler.open("ab", buffering=0) as file:
         for size in (65_536, 4096, 512, 1):
             try:
                 while True:
                     file.write(bytes(size))
             except OSError:
-                # Full for blocks of this size; the next smaller take the rest.
+                # Full for blocks of this size; smaller ones fill the rest.
                 continue
 
 
 def _look_in_another_process(trial: _Trial, ledger: _Ledger, filler: Path) -> None:
-    """With no byte free, opening works or is refused, also by the first process that looks.
+    """Without a free byte, opening succeeds or raises, also in the first process that opens.
 
-    LMDB maps its lock file. Where that file has a hole and the disk no room to fill it,
-    the first touch is a SIGBUS.
+    LMDB maps its lock file. If that file is sparse and the disk is full, the first access raises
+    SIGBUS.
     """
     store = trial.directory / "store"
     digest = ledger.a_digest().hex()
@@ -316,7 +316,7 @@ def _ask(words: list[str], how: str) -> None:
 
 
 def _read(path: str, how: str, durability: str, digest: bytes) -> str:
-    """Open on a full disk, to read ("1") or write ("0"), or a store that is not there ("new")."""
+    """Open on a full disk, to read ("1") or write ("0"), or a store that does not exist ("new")."""
     answers: list[str] = []
 
     def read(store: casstore.Store) -> None:
@@ -343,7 +343,7 @@ def _read(path: str, how: str, durability: str, digest: bytes) -> str:
 
 @contextmanager
 def mounted(kind: str, scratch: Path) -> Iterator[Path | None]:
-    """A small file system of this kind, or None where this user may not mount one."""
+    """A small file system of this kind, or None if this user cannot mount one."""
     place = scratch / f"mount-{kind}"
     place.mkdir(parents=True)
     if kind == TMPFS:
@@ -384,7 +384,7 @@ _WAYS: dict[str, Callable[[_Trial], str]] = {
 
 
 def run(scratch: Path, *, count: int, seed: int, progress: Progress = silent) -> Report:
-    """Run out of room ``count`` times in every way that this system and user allow."""
+    """Run out of space ``count`` times in every way that this system and user allow."""
     rng = random.Random(seed)
     tally = Tally("diskfull", total=count * len(_WAYS), progress=progress)
     possible = list(_WAYS)
@@ -398,8 +398,8 @@ def run(scratch: Path, *, count: int, seed: int, progress: Progress = silent) ->
     for number in range(count):
         for way in possible:
             words = [
-                DURABILITIES[number % 3],
-                specimen.ENGINES[number // 3 % 2],
+                DURABILITIES[number % 2],
+                specimen.ENGINES[number // 2 % 2],
                 rng.randrange(1 << 30),
             ]
             place = scratch / f"{way}-{number}"
@@ -444,6 +444,6 @@ if __name__ == "__main__":
     print(
         json.dumps(_WAYS[name](_Trial(Path(where), random.Random(int(drawn)), how, int(version))))
     )
-    # Threads of the engine must not keep a process alive whose work is done.
+    # Threads of the engine must not keep the process alive.
     sys.stdout.flush()
     os._exit(0)

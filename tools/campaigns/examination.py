@@ -1,15 +1,15 @@
-"""Read everything a damaged specimen has to give, in a process that may die of it.
+"""Reads everything from a damaged specimen, in a process that may die of it.
 
-As a program it serves ``replay``'s verifier protocol; the list that is acknowledgements
-there is here the way to open (``plain`` or ``verify``) and the seed of the specimen.
-The verdict on an image is one of
+As a program it serves ``replay``'s verifier protocol; instead of acknowledgements it gets the way
+to open the store (``plain`` or ``verify``) and the seed of the specimen. The verdict on an image is
+one of
 
-    right              everything was read and right, and a write went well
-    refused <Error>: … something was refused with this class of error; the rest was right
+    right              everything was read and right, and a write succeeded
+    refused <Error>: … something raised this class of error; the rest was right
     wrong <what>: …    a read returned other bytes than were written (P1 is broken): an
-                       object, a row, the absence of a row that is there, a scan of rows
-    untyped …          an exception that is no CasstoreError
-    died <signal>      and for lack of an answer: hung
+                       object, a row, the absence of an existing row, a scan of rows
+    untyped …          an exception that is not a CasstoreError
+    died <signal>      or, without an answer: hung
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -38,7 +38,7 @@ RIGHT, REFUSED, WRONG, UNTYPED, DIED, HUNG = (
     "right", "refused", "wrong", "untyped", "died", "hung",
 )  # fmt: skip
 
-# No image justifies more; a process that asks for it gets a MemoryError, which is untyped.
+# No image needs more memory; a process that allocates more gets a MemoryError, which is untyped.
 _DATA_LIMIT_BYTES = 1 << 30
 _NEW_ROW = PutRow("records", b"written after the damage", b"new")
 
@@ -48,7 +48,7 @@ class _WrongBytes(Exception):
 
 
 class _Reading:
-    """One pass over a store; remembers the first refusal and goes on."""
+    """One pass over a store; records the first refusal and continues."""
 
     def __init__(self, expected: Contents) -> None:
         self._expected = expected
@@ -65,7 +65,7 @@ class _Reading:
     def objects(self, store: casstore.Store) -> None:
         digests = list(self._expected.items)
         if not self.attempt(lambda: self._compare(store, digests)):
-            # One damaged object must not hide a wrong one behind it.
+            # A damaged object must not hide a wrong one after it.
             for digest in digests:
                 self.attempt(functools.partial(self._compare, store, [digest]))
 
@@ -98,19 +98,19 @@ class _Reading:
 
 
 def _spelling(value: Any) -> str:
-    """Tells 1 from 1.0 and True, which == does not; a map comes back in the order of its keys."""
+    """A text that distinguishes 1, 1.0 and True, unlike ==; maps are in key order."""
     return repr(sorted(value.items()) if isinstance(value, dict) else value)
 
 
 def examine(directory: Path, mode: str, expected: Contents) -> str:
-    """The verdict on a store that may be damaged in any way; reads, writes, reopens, reads."""
+    """The verdict on a store with any damage; reads, writes, reopens, reads."""
     reading = _Reading(expected)
     try:
         for verify in (mode == VERIFY, False):
             if not reading.attempt(functools.partial(_pass, reading, directory, verify=verify)):
                 break
     except _WrongBytes as exc:
-        # Both passes count: a write into a damaged file must not make others wrong.
+        # Both passes count: a write into a damaged file must not corrupt other data.
         return f"{WRONG} {exc}"
     except Exception as exc:
         return f"{UNTYPED} {type(exc).__name__}: {exc}{_raised_at(exc.__traceback__)}"
@@ -134,7 +134,7 @@ def _write(store: casstore.Store) -> None:
 
 
 def _raised_at(trace: TracebackType | None) -> str:
-    """Where in casstore an exception came from."""
+    """Where in casstore an exception was raised."""
     place = ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -145,20 +145,20 @@ def _raised_at(trace: TracebackType | None) -> str:
 
 
 class Verdict(NamedTuple):
-    """What became of an image: one of the words above, and the details."""
+    """The verdict on an image: one of the words above, and details."""
 
     word: str
     detail: str
 
     def label(self) -> str:
-        """The word, with the class or signal that is worth counting on its own."""
+        """The word, with the class or signal if that is counted separately."""
         if self.word in (WRONG, UNTYPED, REFUSED, DIED):
             return f"{self.word} {self.detail.split(':')[0]}"
         return self.word
 
 
 class Examiner:
-    """Asks an examining process about one image after another; starts a new one when it dies."""
+    """Gives one image after another to an examining process, and restarts it when it dies."""
 
     def __init__(self, scratch: Path, seed: int, *, timeout_s: float = 20) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -178,10 +178,10 @@ class Examiner:
         self._worker.__exit__(None, None, None)
 
     def examine(self, data: bytes | None, mode: str) -> Verdict:
-        """The verdict on a store with this data file; None: there is no file.
+        """The verdict on a store with this data file; None: without a data file.
 
-        A bad verdict is asked for again from a fresh process, because a damaged map may
-        have damaged the old one's memory; the second verdict counts.
+        A bad verdict is checked again in a new process, because a damaged map may have corrupted
+        the memory of the old one; the second verdict counts.
         """
         verdict = self._ask(data, mode)
         if verdict.word in (RIGHT, REFUSED):
@@ -206,7 +206,7 @@ def _parse(answer: str) -> Verdict:
     said = answer.removeprefix("ok ").removeprefix("violated: ")
     word, _, detail = said.partition(" ")
     if word not in (RIGHT, REFUSED, WRONG, UNTYPED):
-        # It ended without a signal: something called exit, or failed to start.
+        # It ended without a signal: it called exit, or failed to start.
         return Verdict(DIED, answer.split(":")[0])
     return Verdict(word, detail)
 
@@ -226,6 +226,6 @@ def _check(directory: Path, words: Sequence[str]) -> str:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA_LIMIT_BYTES, _DATA_LIMIT_BYTES))
-    # A core of every death would fill the disk.
+    # A core dump of every death would fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(_check)

@@ -1,10 +1,10 @@
-"""Kill the primary of a replicated PostgreSQL under agent runtimes: nothing acknowledged is lost.
+"""Kills the primary of a replicated PostgreSQL under agent runtimes: acknowledged calls survive.
 
-Three nodes, of which the primary waits for any one of two standbys. Workers, each a process of its
-own, live on the same few sessions. Answers are lost on the way now and then: the server did what it
-was asked, and the worker was not told. Then the primary is killed with all its processes, in the
-middle of what the workers do; a standby is promoted, the workers find it by themselves and go on;
-at the end they are killed, and the store is compared with what their journals say.
+There are three nodes; the primary waits for one of two standbys. Worker processes share a few
+sessions. Sometimes an answer is lost: the server did what was requested, but the worker does not
+learn it. Then the primary is killed with all its processes while the workers are busy. A standby is
+promoted, the workers find it and continue. At the end they are killed, and the store is compared
+with their journals.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WORKERS = 3
 _WORKER = Path(__file__).with_name("failover_workload.py")
 _FAILOVERS_PER_STORE = 5
-# How much a worker writes into its journal before something happens to it.
+# How much a worker writes into its journal before the next event.
 _BYTES = (1_500, 12_000)
 _START_LIMIT_S = 120.0
 _LOST_ANSWERS = 6
@@ -52,7 +52,7 @@ class _Workers:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Let all of them live."""
+        """Start all workers."""
         for number in range(WORKERS):
             worker = f"w{number}"
             words = [str(self.journals), worker, str(self._lives(worker)), self._seed]
@@ -62,7 +62,7 @@ class _Workers:
                 )
 
     def wait_for(self, written: int) -> str | None:
-        """Return when all have done so much more; what is wrong, if that does not come."""
+        """Return when all workers have written this much more; returns the fault if they do not."""
         wanted = {worker: self._written(worker) + written for worker in self._running}
         deadline = time.monotonic() + _START_LIMIT_S
         while any(self._written(worker) < size for worker, size in wanted.items()):
@@ -70,12 +70,14 @@ class _Workers:
                 if process.poll() is not None:
                     return f"{worker} ended with {process.returncode}: {self._words(worker)}"
             if time.monotonic() > deadline:
-                return f"the workers stand still: {[self._words(name) for name in self._running]}"
+                return (
+                    f"the workers make no progress: {[self._words(name) for name in self._running]}"
+                )
             time.sleep(_LOOK_S)
         return None
 
     def kill(self) -> None:
-        """Kill everybody."""
+        """Kill all workers."""
         for process in self._running.values():
             process.send_signal(signal.SIGKILL)
         for process in self._running.values():
@@ -83,7 +85,7 @@ class _Workers:
         self._running.clear()
 
     def outages(self) -> int:
-        """How often a worker was left without an answer by the server."""
+        """How often a worker got no answer from the server."""
         return sum(
             line.startswith(GAVE_UP)
             for number in range(WORKERS)
@@ -109,7 +111,7 @@ def run(
     failovers_per_store: int = _FAILOVERS_PER_STORE,
     progress: Progress = silent,
 ) -> Report:
-    """Kill the primary ``count`` times; now and then begin a new store."""
+    """Kill the primary ``count`` times; sometimes begin a new store."""
     rng = random.Random(seed)
     tally = Tally("failover", total=count, progress=progress)
     pauses_s: list[float] = []
@@ -128,7 +130,7 @@ def run(
         tally.note(f"not run to its end: {exc}")
     if pauses_s:
         tally.note(
-            f"from the kill until all workers had gone on: {median(pauses_s):.1f} s in the middle, "
+            f"from the kill until all workers continued: median {median(pauses_s):.1f} s, "
             f"{max(pauses_s):.1f} s at most"
         )
     return tally.report()
@@ -137,9 +139,9 @@ def run(
 def _use_up(
     tally: Tally, cluster: Cluster, workers: _Workers, rng: random.Random, name: str, kills: int
 ) -> list[float]:
-    """Lose the primary so often under the workers of one store, or until a promise is broken.
+    """Kill the primary repeatedly under the workers of one store, until a guarantee is broken.
 
-    How long it took each time until all workers had gone on.
+    Returns how long it took each time until all workers continued.
     """
     pauses_s: list[float] = []
     figures: Counter[str] | None = None
@@ -156,11 +158,11 @@ def _use_up(
             break
         figures = _examine(tally, cluster, workers, trial, whole=number == kills - 1)
         if figures is None:
-            # What is broken stays so, and would only be found again.
+            # A broken store stays broken; the same fault would only be found again.
             break
         cluster.replace_lost()
         _wait_for_standbys(cluster)
-    tally.count("times that a worker was left without an answer", workers.outages())
+    tally.count("calls without an answer", workers.outages())
     for label, figure in (figures or {}).items():
         tally.count(label.replace("_", " "), figure)
     return pauses_s
@@ -173,7 +175,7 @@ def _round(
     rng: random.Random,
     pauses_s: list[float],
 ) -> str | None:
-    """Lose answers, then the primary; what is wrong with the workers, if something is."""
+    """Lose answers, then the primary; returns a fault of the workers, if there is one."""
     for _ in range(rng.randrange(_LOST_ANSWERS)):
         if wrong := workers.wait_for(rng.randrange(*_BYTES) // 4):
             return wrong
@@ -185,7 +187,7 @@ def _round(
     began = time.monotonic()
     cluster.fail_over()
     tally.count("primaries killed")
-    # All workers have found the new primary and go on.
+    # All workers have found the new primary and continue.
     wrong = workers.wait_for(rng.randrange(*_BYTES) // 4)
     pauses_s.append(time.monotonic() - began)
     return wrong
@@ -195,7 +197,7 @@ def _wait_for_standbys(cluster: Cluster) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
     while cluster.standbys_in_step() < 2:
         if time.monotonic() > deadline:
-            raise NoPostgres("a new standby does not come into step")
+            raise NoPostgres("a new standby does not catch up")
         time.sleep(_LOOK_S)
 
 

@@ -1,10 +1,10 @@
-"""A worker of ``failover``: an agent runtime's life on a server that goes away now and then.
+"""A worker of the ``failover`` campaign: an agent runtime on a server that fails over.
 
     failover_workload.py URL JOURNALS WORKER LIFE SEED   until killed
 
-It lives as the workers of ``sessions`` do. When the server is gone in the middle of a call, nobody
-knows what became of the call: the worker begins another life, in the same process, and asks first
-after everything that it was not told.
+It works like the workers of ``sessions``. If the server fails during a call, the outcome of the
+call is unknown: the worker begins another life in the same process, and first resolves every call
+without an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -24,15 +24,15 @@ from campaigns.session_journal import Journal, path_of, read
 from campaigns.session_workload import Worker
 from casstore.errors import StorageError
 
-#: What a line of stderr begins with when a life ended without an answer.
+#: The beginning of a line on stderr when a life ended without an answer.
 GAVE_UP = "end of life"
 _PAUSE_S = 0.02
 
 
 def live(url: str, journals: Path, name: str, life: int, seed: str) -> None:
-    """Live one life: until the server is gone."""
+    """Work until the server is gone."""
     past = read(journals, name)
-    # Made anew by each life, so that journals count the outages that a worker saw.
+    # Opened again in each life, so that the journals count the outages.
     journal = Journal(path_of(journals, name, life), tell_nothing=(StorageError,))
     rng = random.Random(f"{seed} {name} {life}")
     with journal.call("open", {}, lambda: casstore.open(url)) as store:
@@ -40,7 +40,7 @@ def live(url: str, journals: Path, name: str, life: int, seed: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Live until killed."""
+    """Work until killed."""
     url, journals, name, life, seed = argv
     number = int(life)
     while True:

@@ -1,9 +1,9 @@
-"""Hand the engine slabs, dictionaries and index rows that no casstore wrote.
+"""Puts slabs, dictionaries and index rows into stores that casstore did not write.
 
-Each hostile row is put into a closed, otherwise sound store, and the store is then asked
-for the object and to verify itself. Verifying must raise a typed error; getting must too,
-unless the object is right in spite of all; both in little memory, because what a row claims
-must never be believed before it is compared with what is there (P7).
+Each hostile row is put into a closed, otherwise valid store. Then the object is read and the store
+is verified. Verifying must raise a typed error; reading must too, unless the object is right
+nevertheless. Both must take little memory: a size that a row claims must be checked before it is
+used (P7).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import lmdb
@@ -39,13 +39,13 @@ MAX_GROWTH_BYTES = 64 << 20
 _HUGE_BYTES = 512 << 20
 _CONTENT = b"a hundred bytes of content that compresses well " * 2 + b"1234"
 _DIGEST = plain_hash(_CONTENT)
-# The hostile slab holds this one object, under the first id of an empty store.
+# The hostile slab holds this one object, with the first id of an empty store.
 _ID = 1
 _WIDTHS_AT, _COUNT_AT, _DICTIONARY_AT = 2, 4, 8
 
 
 class Case(NamedTuple):
-    """Rows to put, by database; and whether ``verify`` must refuse the store for them."""
+    """Rows to put, by database; and whether ``verify`` must refuse the store because of them."""
 
     name: str
     rows: Sequence[tuple[bytes, bytes, bytes]]
@@ -70,7 +70,7 @@ def _slab(
     digest: bytes = _DIGEST,
     first_id: int = _ID,
 ) -> bytes:
-    """A slab of one object whose directory is well made, whatever it says."""
+    """A slab of one object with a well-formed directory of any content."""
     columns = slabs.Columns()
     columns.add_new(first_id, NewObject(digest, kind, b"", ()), children)
     columns._lengths = [length]
@@ -78,7 +78,7 @@ def _slab(
 
 
 def _resealed(value: bytes, at: int, patch: bytes, *, key: bytes = slabs.slab_key(_ID)) -> bytes:
-    """The slab with some bytes changed and its checksum made right again."""
+    """The slab with some bytes changed and a recomputed checksum."""
     changed = bytearray(value)
     changed[at : at + len(patch)] = patch
     directory_end = slabs.read_directory(slabs.slab_key(_ID), value).payload_at
@@ -91,7 +91,7 @@ def _resealed(value: bytes, at: int, patch: bytes, *, key: bytes = slabs.slab_ke
 def _alone(
     name: str, value: bytes, *, index: bytes | None = None, key: bytes | None = None
 ) -> Case:
-    """The slab, and a row of the index for its object; ``index``: what stands for the id there."""
+    """The slab, and an index row for its object; ``index`` replaces the id in that row."""
     row = index_key(_DIGEST, _ID) if index is None else _DIGEST[:PREFIX_BYTES] + index
     slab_row = slabs.slab_key(_ID) if key is None else key
     return Case(name, [(b"slabs", slab_row, value), (b"index", row, b"")])
@@ -99,7 +99,7 @@ def _alone(
 
 @functools.cache
 def _zeros_frame(size_bytes: int, *, declared: bool = True) -> bytes:
-    """Few bytes that inflate to so many zeros. Built from run-length blocks, not compressed."""
+    """A few bytes that inflate to ``size_bytes`` zeros: run-length blocks, not compressed."""
     # Magic, a single-segment descriptor with eight bytes of content size; or a window
     # descriptor and no size.
     head = b"\x28\xb5\x2f\xfd" + (
@@ -115,7 +115,7 @@ def _zeros_frame(size_bytes: int, *, declared: bool = True) -> bytes:
 
 
 def _packed(columns: bytes, payload: bytes) -> bytes:
-    """A slab of layout 2: ``columns`` is what stands behind the digest, its checksum is right."""
+    """A slab of layout 2: ``columns`` follow the digest, and the checksum is right."""
     header = bytearray(_slab(payload)[: slabs.HEADER_BYTES - 8])
     header[0] = slabs.PACKED_LAYOUT
     directory = _DIGEST + columns
@@ -153,7 +153,7 @@ def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
     yield _alone("raw bytes fewer than the directory says", _slab(_CONTENT[:-1], codec=0))
     yield _alone("raw bytes more than the directory says", _slab(_CONTENT + b"x", codec=0))
     yield _alone("an empty payload", _slab(b""))
-    yield _alone("a payload that is no frame", _slab(b"\xff" * 60))
+    yield _alone("a payload that is not a frame", _slab(b"\xff" * 60))
     yield _alone("two frames", _slab(_zstd(_CONTENT) * 2, length=2 * size))
     yield _alone("other content than the digest names", _slab(_zstd(b"x" * size)))
 
@@ -173,9 +173,7 @@ def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
             f"a sealed length of {length}, raw", _resealed(raw, length_at, bytes([length]))
         )
     yield _alone("an absurd sealed length", _slab(_CONTENT, codec=0, length=(1 << 64) - 1))
-    yield _alone(
-        "255 children where there is room for none", _resealed(good, length_at + 1, b"\xff")
-    )
+    yield _alone("255 children without space for any", _resealed(good, length_at + 1, b"\xff"))
 
     for child, what in ((-5, "before the first id"), (-(1 << 40), "far before"), (0, "id 0")):
         value = _slab(_zstd(b"\0" + _CONTENT), kind=Kind.VALUE, children=[child])
@@ -211,7 +209,7 @@ def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
 
 
 def _packed_cases(good: bytes, truncations: int, rng: random.Random) -> Iterator[Case]:
-    """Slabs of layout 2, whose columns are a frame of their own that may claim anything, too."""
+    """Slabs of layout 2, whose columns are a frame that may claim anything too."""
     payload_at = slabs.read_directory(slabs.slab_key(_ID), good).payload_at
     columns = good[slabs.HEADER_BYTES + len(_DIGEST) : payload_at]
     payload = good[payload_at:]
@@ -238,12 +236,12 @@ def _packed_cases(good: bytes, truncations: int, rng: random.Random) -> Iterator
         "of a dead object": _framed(_zstd(bytes([slabs.DEAD]) + columns[1:])),
         "of another length": _framed(_zstd(columns[:1] + b"\x01" + columns[2:])),
     }
-    # The first frame is right, and nothing is taken from behind it.
+    # The first frame is right, and the bytes after it are ignored.
     doubled = _packed(_framed(_zstd(columns) * 2), payload)
     yield _alone("packed columns in two frames", doubled)._replace(verify_fails=False)
     for how, changed in hostile.items():
         yield _alone(f"packed columns {how}", _packed(changed, payload))
-    # Behind its magic number a frame has a byte of which zstd leaves this one bit unused.
+    # After its magic number a frame has a byte in which zstd does not use this bit.
     unused_at = len(sound) - len(payload) + 4
     for at in sorted(rng.sample(range(len(sound)), min(truncations, len(sound)))):
         flipped = bytearray(sound)
@@ -279,7 +277,7 @@ def _dictionary_cases() -> Iterator[Case]:
         )
     good = _alone("", _slab(_zstd(_CONTENT)))
     for number in (b"", b"x", b"-1", b"99999999999999999999", b"\xff", b"9" * 5000):
-        # The store is sound but for what it says of its next slab; it may open or refuse.
+        # The store is valid except for the number of its newest dictionary; it may open or refuse.
         yield good._replace(
             name=f"a current dictionary of {number[:24]!r}",
             rows=[*good.rows, (b"meta", b"current_dictionary", number)],
@@ -297,7 +295,7 @@ def _index_cases(good: bytes) -> Iterator[Case]:
         "is very long": b"\xff" * 400,
     }.items():
         yield _alone(f"an index row that {name}", good, index=row)
-    # Right when read as a number, but too long: it is not a row that was written.
+    # The right number, but too long: casstore does not write such a row.
     yield _alone("an index row of eight bytes that are the id", good, index=slabs.slab_key(_ID))
 
 
@@ -324,7 +322,7 @@ def run(
     engines: Sequence[int] = specimen.ENGINES,
     progress: Progress = silent,
 ) -> Report:
-    """Try every case, and a good slab cut at up to ``count`` places, on each engine."""
+    """Try every case, and a valid slab truncated at up to ``count`` places, on each engine."""
     drawn = list(cases(count, random.Random(seed)))
     tally = Tally("frames", total=len(drawn) * len(engines), progress=progress)
     argv = [sys.executable, str(Path(__file__).resolve())]
@@ -396,7 +394,7 @@ def _outcome(directory: Path, ask: Callable[[casstore.Store], object]) -> str:
 
 
 def _reset_peak_bytes() -> int:
-    """Forget the peak of this process so far; what it holds now."""
+    """Reset this process's peak memory; returns its current memory."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak_bytes()
 
@@ -405,7 +403,7 @@ def _peak_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    raise AssertionError("this system does not tell a process its peak")
+    raise AssertionError("this system does not report the peak memory of a process")
 
 
 if __name__ == "__main__":

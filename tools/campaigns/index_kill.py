@@ -20,14 +20,14 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.format.node_index import RUN_NODES
 from casstore.maintenance.check import check
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 
 _SESSION = "s"
 _ROUNDS_PER_STORE = 10
@@ -116,12 +116,12 @@ def write(place: str, seed: int) -> None:
             more = size - count % size + chance.choice((0, 0, 1))
             nodes = [NodeDraft(f"n{at}", at) for at in range(count, count + more)]
             way = chance.random()
-            if way < 0.7:
-                session.commit(Commit(append=nodes, lease=UNFENCED))
+            if way < 0.7 or not count:
+                session.commit(Commit(append=nodes))
             else:
                 twin = f"twin {os.getpid()} {count}"
                 store.fork(_SESSION, twin, append=nodes)
-                session.adopt(twin, lease=UNFENCED)
+                session.adopt(twin)
                 store.delete_session(twin)
             count += more
             # One short write to a pipe is whole or absent.

@@ -24,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
 from campaigns.tally import Progress, Report, Tally, silent
-from casstore import UNFENCED, Commit, NodeDraft, Usage
+from casstore import Commit, NodeDraft, Usage
 from casstore.maintenance import check
 from casstore.records.log import NewMessage, SessionLog, Tokens
 
@@ -69,7 +69,7 @@ class Worker:
         """Append a node to a session, and add one token of usage."""
         node = NodeDraft(f"{self.name}-{number}", {"text": f"{self.name} {number}"})
         used = Usage("agent", "model", input=1)
-        self._store.session(self.name).commit(Commit(append=[node], usage=[used], lease=UNFENCED))
+        self._store.session(self.name).commit(Commit(append=[node], usage=[used]))
 
     def put(self, number: int) -> None:
         """Put a blob and pin it."""
@@ -96,7 +96,7 @@ class Worker:
         }
 
     def broken(self) -> list[str]:
-        """Say what is not as this thread was told."""
+        """The differences between the results of this thread's calls and the stored content."""
         found: list[str] = []
         for kind, stored in self.stored().items():
             done, unknown = set(self.done[kind]), set(self.unknown[kind])
@@ -117,9 +117,9 @@ _CALLS: dict[str, Callable[[Worker, int], None]] = {
 
 
 def child(path: str, durability: str, count: int, seed: int) -> dict[str, object]:
-    """Interrupt this process's main thread ``count`` times; what came of it."""
+    """Interrupt this process's main thread ``count`` times; returns the results."""
     rng = random.Random(seed)
-    # An interrupt that hits a callback of Python's own collector is swallowed there.
+    # Python discards an interrupt that hits a callback of its garbage collector.
     gc.disable()
     store = casstore.open(path, durability)
     workers = [Worker(store, name) for name in ("main", "second", "third")]
@@ -196,7 +196,7 @@ def run(
     durabilities: Sequence[str] = DURABILITIES,
     progress: Progress = silent,
 ) -> Report:
-    """Interrupt ``count`` times, in processes that each have a store of their own."""
+    """Interrupt ``count`` times, in processes that each have their own store."""
     tally = Tally("interrupts", total=count, progress=progress)
     left, number = count, 0
     while left > 0:

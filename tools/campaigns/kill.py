@@ -1,10 +1,10 @@
-"""Kill writers at random moments: nothing acknowledged is lost, nothing is left half done.
+"""Kills writers at random moments: acknowledged writes survive, no write is half done.
 
-SIGKILL loses nothing on any durability, because what was written is in the system's cache.
-One or two writer processes with several threads each work on one store until they are
-killed; then the store is opened, everything acknowledged is read back, and the next
-writers go on with it. Every other kill strikes while the store is opened or created. After every
-other one, up to three more processes are killed while they recover the store.
+SIGKILL loses nothing with any durability, because written bytes are in the system's cache. One or
+two writer processes with several threads work on one store until they are killed. Then the store is
+opened and everything acknowledged is read back, and the next writers continue with it. Half of the
+kills happen while the store is opened or created. After half of them, up to three more processes
+are killed while they recover the store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _START_LIMIT_S = 60.0
 
 
 class _Store(NamedTuple):
-    """The store that several rounds work on, and how all of them open it."""
+    """The store of several rounds, and how all of them open it."""
 
     path: Path
     durability: str
@@ -39,15 +39,15 @@ class _Store(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What one kill is made of, all drawn from the seed."""
+    """The parameters of one kill, drawn from the seed."""
 
     writers: int
     threads: int
-    # Strike so long after the first writer says that it opens the store, or …
+    # Kill this long after the first writer begins to open the store, or …
     after_opening_s: float | None
-    # … once so many acknowledgements have come.
+    # … after this many acknowledgements.
     after_acks: int
-    # Then kill as many who open the store again, each after so long.
+    # Then kill processes that recover the store, each after this time.
     recoveries_s: tuple[float, ...]
 
 
@@ -71,7 +71,7 @@ def run(
     rounds_per_store: int = 8,
     progress: Progress = silent,
 ) -> Report:
-    """Kill ``count`` times; now and then begin a new store, of another durability and engine."""
+    """Kill ``count`` times; sometimes begin a new store with another durability and engine."""
     rng = random.Random(seed)
     tally = Tally("kill", total=count, progress=progress)
     checker = Verifier(
@@ -105,7 +105,7 @@ def _kill_once(tally: Tally, checker: Verifier, store: _Store, number: int, plan
         words = writer.stderr.read().decode(errors="replace").strip()
         writer.stderr.close()
         if writer.wait() != -signal.SIGKILL:
-            # A writer that ended on its own met an error that nobody had caused.
+            # A writer that ended by itself met an unexpected error.
             tally.broke(trial, f"a writer ended with {writer.returncode}: {words[:4000]}")
     answer = checker.ask(store.path, [str(log), durability])
     moment = "opening" if plan.after_opening_s is not None else "writing"
@@ -122,7 +122,7 @@ def _kill_once(tally: Tally, checker: Verifier, store: _Store, number: int, plan
 def _kill(
     store: _Store, names: Sequence[str], plan: _Round, log: Path
 ) -> list[subprocess.Popen[bytes]]:
-    """Start writers and kill them when the plan says so."""
+    """Start writers and kill them as planned."""
     writers = [
         subprocess.Popen(
             [sys.executable, str(_PROGRAM), "write", str(store.path), store.durability,
@@ -141,20 +141,20 @@ def _kill(
 
 
 def _wait_for_moment(writers: Sequence[subprocess.Popen[bytes]], plan: _Round, log: Path) -> None:
-    """Return when the plan says to strike. Lines that come meanwhile go to the log."""
+    """Return at the planned moment; lines that arrive before go to the log."""
     pipes = [writer.stdout for writer in writers if writer.stdout is not None]
     deadline = time.monotonic() + _START_LIMIT_S
     seen = 0
     while time.monotonic() < deadline:
         ready, _, _ = select.select(pipes, [], [], 1.0)
         for pipe in ready:
-            # What the buffer holds would be lost to select, so it is read past the buffer.
+            # select does not see bytes in a Python buffer, so read unbuffered.
             part = os.read(pipe.fileno(), 1 << 16)
             if not part:
                 return
             seen += _record(part, log, pipe.fileno())
             if plan.after_opening_s is not None and b"opening" in part:
-                # The moment itself is the experiment; nothing waits for anything here.
+                # The random moment is the experiment; nothing is synchronised here.
                 select.select([], [], [], plan.after_opening_s)
                 return
         if plan.after_opening_s is None and seen >= plan.after_acks:
@@ -162,7 +162,7 @@ def _wait_for_moment(writers: Sequence[subprocess.Popen[bytes]], plan: _Round, l
 
 
 def _drain(writer: subprocess.Popen[bytes], log: Path) -> int:
-    """Record what a dead writer had said before it died; count all its acknowledgements."""
+    """Log what a killed writer had printed; returns the number of its acknowledgements."""
     assert writer.stdout is not None
     while part := os.read(writer.stdout.fileno(), 1 << 16):
         _record(part, log, writer.stdout.fileno())
@@ -171,7 +171,7 @@ def _drain(writer: subprocess.Popen[bytes], log: Path) -> int:
     return acks
 
 
-# By pipe: the part of a line that has come without its end, and whole lines so far.
+# By pipe: the beginning of an incomplete line, and the number of complete lines.
 _halves: dict[int, tuple[bytes, int]] = {}
 
 

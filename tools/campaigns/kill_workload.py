@@ -1,12 +1,12 @@
-"""The writer that ``kill`` kills, and the checker that reads what it left.
+"""The writer that ``kill`` kills, and the checker of the store it leaves.
 
     kill_workload.py write STORE DURABILITY ENGINE NAME THREADS   until killed
     kill_workload.py check                                        serves ``replay``'s protocol
 
-After each call that returned, the writer prints one line of JSON, an acknowledgement:
-what was stored can be made again from it. A counter row is raised by compare-and-swap,
-in one write with a row of the thread's own that counts its share, so that the two agree
-at every moment or a write was torn.
+After each call that returned, the writer prints an acknowledgement, a line of JSON from which the
+stored content can be generated again. A counter row is incremented by compare-and-swap, in one
+write with the thread's own row that counts its share. If counter and shares disagree, a write was
+torn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -37,7 +37,7 @@ _PARTNER = b"partner/"
 
 
 def item(kind: str, name: str, number: int) -> Any:
-    """The item that a writer's thread stores at this step; the same whenever it is asked for."""
+    """The item of a writer's thread at this step; deterministic."""
     rng = random.Random(f"{kind} {name} {number}")
     if kind == "blob":
         return rng.randbytes(rng.choice((10, 600, 5_000, 90_000)))
@@ -51,7 +51,7 @@ def item(kind: str, name: str, number: int) -> Any:
 
 
 def _ack(line: dict[str, Any]) -> None:
-    # One short write to a pipe is whole or absent, also from several threads at once.
+    # One short write to a pipe is atomic, also from several threads.
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
@@ -89,7 +89,7 @@ def _work(store: casstore.Store, name: str) -> None:
 
 
 def _put_partners(store: casstore.Store, name: str, number: int) -> None:
-    """Write two rows that are equal at every moment, unless a write is torn."""
+    """Write two rows that are always equal, unless a write is torn."""
     value = b"%s %d" % (name.encode(), number)
     keys = [_PARTNER + side + name.encode() for side in (b"a/", b"b/")]
     store.engine.write(Write(rows=[PutRow("records", key, value) for key in keys]))
@@ -131,7 +131,7 @@ def write(path: str, durability: str, engine: int, name: str, threads: int) -> N
 
 
 def check(directory: Path, words: Sequence[str]) -> str:
-    """Open what is left; everything acknowledged is there, and what is there is whole."""
+    """Open the store; everything acknowledged is stored, and the content is valid."""
     log, durability = words
     acks = [json.loads(line) for line in Path(log).read_text().splitlines()]
     try:
@@ -170,7 +170,7 @@ def _check_rows(store: casstore.Store, acks: list[dict[str, Any]]) -> None:
         raise Violation(f"the counter is {counter}, its shares make {sum(shares.values())}")
     acked: Counter[str] = Counter(ack["name"] for ack in acks if ack["kind"] == "counter")
     for name, number in acked.items():
-        # One more may have been written and not yet acknowledged when the kill came.
+        # One more write may have happened without an acknowledgement before the kill.
         if shares.get(_SHARE + name.encode(), 0) - number not in (0, 1):
             raise Violation(f"{name} had {number} acknowledged, {shares} are stored")
     partners = {ack["name"]: ack["number"] for ack in acks if ack["kind"] == "partners"}

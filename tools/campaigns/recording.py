@@ -1,4 +1,4 @@
-"""Run a writer under strace and return its trace."""
+"""Runs a writer under strace and returns its trace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from campaigns.crash_images import final_contents
 from campaigns.disk_events import Trace
 from campaigns.strace_log import TraceError
 
-# A name with "?" may be missing on an architecture. Beyond the calls that write or sync, the
-# list has what is needed to know which file a descriptor means (dup, fcntl, clone), and what
-# must be refused when it touches the directory (mmap, sendfile, io_uring).
+# A name with "?" may be missing on an architecture. In addition to the calls that write or sync,
+# the list has calls that identify descriptors (dup, fcntl, clone), and calls that are refused on
+# the directory (mmap, sendfile, io_uring).
 TRACED = (
     "?open,openat,?openat2,?creat,close,?close_range,dup,?dup2,dup3,fcntl,?fork,?vfork,clone,"
     "?clone3,write,pwrite64,writev,pwritev,pwritev2,lseek,truncate,ftruncate,fallocate,fsync,"
@@ -34,9 +34,9 @@ def record(
 ) -> Trace:
     """Run a writer to its end and return what it did inside ``directory``.
 
-    Its standard output goes to a file beside ``trace_file``; each line there is an
-    acknowledgement. A writer that fails raises ``TraceError``: it proves nothing. So does a
-    trace that does not lead to the very bytes the writer left: something was not recorded.
+    Its standard output goes to a file next to ``trace_file``; each line there is an
+    acknowledgement. TraceError if the writer fails, or if the trace does not reproduce the exact
+    bytes that the writer left: then something was not recorded.
     """
     root = directory.resolve()
     initial = _contents(root, volatile)
@@ -73,4 +73,4 @@ def _contents(root: Path, volatile: Collection[str]) -> dict[str, bytes]:
 def _compare(replayed: Mapping[str, bytes], actual: Mapping[str, bytes]) -> None:
     for path in sorted({*replayed, *actual}):
         if replayed.get(path) != actual.get(path):
-            raise TraceError(f"{path} is not what the recorded calls make of it")
+            raise TraceError(f"{path} differs from the result of the recorded calls")

@@ -1,17 +1,17 @@
-"""Prove crash consistency: record a writer, then check what power loss could have left.
+"""Proves crash consistency: records a writer, then checks the possible states after a power loss.
 
-``run`` records a workload once and hands thousands of crash images to verifiers. A verifier is
-a process of its own, because a damaged store may kill it (a read past the end of a shortened
-file is a SIGBUS), and it lives through many images, because starting one costs more than
-checking an image does.
+``run`` records a workload once and gives thousands of crash images to verifiers. A verifier is a
+separate process, because a damaged store may kill it (reading past the end of a truncated file
+raises SIGBUS). It checks many images, because starting a process takes longer than checking an
+image.
 
 The verifier's protocol, one line each way, fields separated by tabs:
 
     in:   number of acknowledgements, directory, the acknowledgements as a JSON list
-    out:  ``ok``, or ``ok`` and a note to be counted, or else the reason why it is not sound
+    out:  ``ok``, or ``ok`` and a note to be counted, or the reason why it is invalid
 
-``serve`` speaks the verifier's side. A verifier that dies or does not answer in time fails the
-image it was given, and the next image gets a new one.
+``serve`` is the verifier's side. If a verifier dies or times out, its image fails, and the next
+image gets a new verifier.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ KEPT_FAILURES = 5
 
 
 class Violation(Exception):
-    """Raised by a check: the image is not sound, or an acknowledged commit is not in it."""
+    """Raised by a check: the image is invalid, or lacks an acknowledged commit."""
 
 
 class Failure(NamedTuple):
-    """One image that did not pass, and where a copy of it is."""
+    """An image that failed, and the path of a copy of it."""
 
     image: str
     reason: str
@@ -66,7 +66,7 @@ class Failure(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a campaign found."""
+    """The result of a campaign."""
 
     events: int
     acknowledged: int
@@ -76,7 +76,7 @@ class Report(NamedTuple):
     notes: Mapping[str, int]
 
     def sound(self) -> bool:
-        """Say whether there was something to check, and all of it passed."""
+        """True if there was something to check, and all of it passed."""
         return self.images > 0 and self.acknowledged > 0 and self.failures == 0
 
 
@@ -96,7 +96,7 @@ def serve(check: Callable[[Path, Sequence[str]], str]) -> None:
 
 
 class Verifier:
-    """A verifier process, started when first needed and again after it died."""
+    """A verifier process, started on demand and restarted after it died."""
 
     def __init__(self, argv: Sequence[str], errors: Path, *, timeout_s: float) -> None:
         self._argv = argv
@@ -117,7 +117,7 @@ class Verifier:
             self._stop(self._process)
 
     def ask(self, directory: Path, acknowledged: Sequence[str]) -> str:
-        """Return the answer on a directory, or how the verifier ended instead of answering."""
+        """The answer for a directory, or how the verifier ended without an answer."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -131,7 +131,7 @@ class Verifier:
             self._stop(process)
             return f"the verifier gave no answer in {self._timeout_s} s"
         answer = process.stdout.readline().decode()
-        # No line end: it died, perhaps in the middle of an answer, which then is none.
+        # Without a line end the verifier died, perhaps while answering.
         return answer.rstrip() if answer.endswith("\n") else f"the verifier {self._stop(process)}"
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -146,13 +146,13 @@ class Verifier:
         return self._process
 
     def _stop(self, process: subprocess.Popen[bytes]) -> str:
-        """End the process unless it has ended; say how, and its last words."""
+        """End the process if it runs; returns how it ended, and its last output."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = None
         process.stdin.close()
         try:
-            # The end of its input is what a healthy verifier ends on.
+            # A healthy verifier ends at the end of its input.
             status = process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -164,7 +164,7 @@ class Verifier:
 
 
 class _Tally:
-    """The images still to check and what was found, shared by the threads."""
+    """The images still to check and the results, shared by the threads."""
 
     def __init__(self, source: Iterator[Image], keep: Path) -> None:
         self._lock = threading.Lock()
@@ -189,7 +189,7 @@ class _Tally:
             self.failure_count += 1
             if len(self.failures) < KEPT_FAILURES:
                 kept = self._keep / f"failure-{len(self.failures)}"
-                # Written anew: the verifier may have changed the directory it looked at.
+                # Written again: the verifier may have changed its directory.
                 image.materialise(kept)
                 self.failures.append(Failure(image.describe(), answer, kept))
 
@@ -213,8 +213,8 @@ def replay(
 ) -> Report:
     """Check ``count`` crash images of a trace, at most two at a time.
 
-    Images, the verifiers' stderr and copies of the first failures go below ``scratch``, which
-    is best on a memory file system.
+    Images, the verifiers' stderr and copies of the first failures go to ``scratch``, best on a
+    memory file system.
     """
     if not 1 <= parallel <= MAX_PARALLEL:
         raise ValueError(f"parallel must be 1 to {MAX_PARALLEL}, not {parallel}")
@@ -252,7 +252,7 @@ def run(
 ) -> Report:
     """Record a workload in an empty directory below ``scratch`` and check its crash images.
 
-    ``{dir}`` in ``workload_argv`` stands for that directory.
+    ``{dir}`` in ``workload_argv`` is replaced by that directory.
     """
     directory = scratch.resolve() / "recorded"
     directory.mkdir(parents=True)

@@ -1,11 +1,10 @@
-"""Overwrite one page in a hundred of a store and salvage it: what survives must come back.
+"""Overwrites one page in a hundred of a store and salvages it: what survived must be found.
 
-What must come back is worked out without the code under test: while the store is built, a
-model in plain Python keeps what every revision of every session holds; from the undamaged
-file py-lmdb's own verifier says on which pages each row and slab lies, and the engine which
-objects a revision is made of. A revision whose row and objects lie on pages that were not
-overwritten must be there after salvage, and every revision that is there must hold what the
-model says.
+The expected result is computed without the code under test. While the store is built, a model in
+plain Python records the content of every revision. From the undamaged file, py-lmdb's verifier
+gives the pages of each row and slab, and the engine gives the objects of each revision. A revision
+whose row and objects are on undamaged pages must be salvaged, and every salvaged revision must have
+the content of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import casstore
 from campaigns.tally import Progress, Report, Tally, silent
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore import Checkpoint, Commit, NodeDraft
 from casstore.errors import CasstoreError
 from casstore.maintenance import gc
 from casstore.maintenance.salvage import salvage
@@ -30,10 +29,10 @@ PAGE_BYTES = 4096
 SHARE = 0.01
 _SESSIONS = 24
 _TURNS = 260
-# How many times one store is damaged before another one is built.
+# How many times one store is damaged before another is built.
 _ROUNDS_A_STORE = 8
 _TOO_LONG = 1500
-# What agents say again and again: more of it than one slab has.
+# Repetitive texts of agents, more than fit in one slab.
 _SAYINGS = tuple(
     f"{call} of src/module_{number}.py: {what}, see line {number * 7} of its log."
     for number in range(40)
@@ -46,7 +45,7 @@ _SAYINGS = tuple(
 
 
 class Content(NamedTuple):
-    """What one revision holds: its nodes in order, and the state beside them."""
+    """The content of one revision: its nodes in order, and its components."""
 
     nodes: tuple[tuple[str, str | None, Any], ...]
     tool_state: Any
@@ -54,7 +53,7 @@ class Content(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """What a revision is made of: pages that hold its row, and pages that hold its objects."""
+    """The pages of a revision's row, and the pages of its objects."""
 
     content: Content
     row_pages: frozenset[int]
@@ -62,7 +61,7 @@ class Revision(NamedTuple):
 
 
 class Specimen(NamedTuple):
-    """A store to be damaged, and what is known of it."""
+    """A store to be damaged, and its expected content."""
 
     data: bytes
     sessions: Mapping[str, Mapping[int, Revision]]
@@ -72,7 +71,7 @@ class Specimen(NamedTuple):
     dictionary_users: int
 
 
-# --- building, with a model beside -----------------------------------------------------------
+# --- building, with a model ------------------------------------------------------------------
 
 
 class _Builder:
@@ -91,7 +90,7 @@ class _Builder:
                 self._store.train_dictionary()
         self._delete()
         gc.collect(self._store, grace_ms=0)
-        # Some content that was neither collected nor packed.
+        # Some content that is neither collected nor packed.
         for turn in range(_TURNS, _TURNS + 40):
             self._turn(turn)
 
@@ -109,7 +108,7 @@ class _Builder:
         before = revisions[max(revisions)] if revisions else Content((), None, None)
         if len(revisions) > 3 and rng.random() < 0.05:
             target = rng.choice(sorted(revisions))
-            result = self._store.session(name).rewind(target, lease=UNFENCED)
+            result = self._store.session(name).rewind(target)
             revisions[result.revision] = revisions[target]
             return
         nodes = list(before.nodes)
@@ -122,16 +121,16 @@ class _Builder:
             nodes.append((node, parent, payload))
             parent = node
         tools = {"cwd": f"/{turn}", "files": [f"file {n} {rng.random()}" for n in range(turn)]}
-        beside = Checkpoint(turn_state={"turn": turn}, tool_state=tools)
+        also = Checkpoint(turn_state={"turn": turn}, tool_state=tools)
         result = self._store.session(name).commit(
-            Commit(append=drafts, checkpoint=beside, lease=UNFENCED, turn=f"turn-{turn}")
+            Commit(append=drafts, checkpoint=also, turn=f"turn-{turn}")
         )
         revisions[result.revision] = Content(tuple(nodes), tools, {"turn": turn})
 
     def _payload(self) -> dict[str, Any]:
         rng = self._rng
         if rng.random() < 0.6:
-            # As agents talk: short, and much alike. A dictionary gains on these.
+            # Like agents' messages: short and similar, so that a dictionary saves space.
             said = " ".join(rng.choices(_SAYINGS, k=rng.randrange(3, 12)))
             return {"role": rng.choice(("user", "assistant", "tool")), "text": said}
         size = rng.choice((20, 300, 3000, 12_000))
@@ -152,7 +151,7 @@ class _Builder:
 
 
 def build(path: Path, seed: int, engine: int) -> Specimen:
-    """Make a store, and work out on which pages each revision lies."""
+    """Build a store, and compute the pages of each revision."""
     rng = random.Random(seed)
     with casstore.open(path, lmdb_version=engine, durability="relaxed") as store:
         builder = _Builder(store, rng)
@@ -176,7 +175,7 @@ _Place = tuple[str, bytes]
 
 
 def _closures(store: casstore.Store) -> dict[tuple[str, int], tuple[_Place, frozenset[int]]]:
-    """Of each revision: where its row is, and the ids of all objects that it is made of."""
+    """For each revision: the place of its row, and the ids of all its objects."""
     infos = {info.id: info for info in store.engine.scan_objects(limit=1 << 30)}
     ids = {info.digest: info.id for info in infos.values()}
     found: dict[tuple[str, int], tuple[_Place, frozenset[int]]] = {}
@@ -202,7 +201,7 @@ def _closures(store: casstore.Store) -> dict[tuple[str, int], tuple[_Place, froz
 
 
 class _Map(NamedTuple):
-    """Where each entry lies: the pages of its value if that lies apart, else its leaf."""
+    """The pages of each entry: those of its value if it is in overflow pages, else its leaf."""
 
     pages: dict[_Place, frozenset[int]]
     #: The number of the dictionary that each slab names, by its key.
@@ -232,7 +231,7 @@ def _map(path: Path) -> _Map:
                      want_bytes: bool) -> Any:  # fmt: skip
             first = int.from_bytes(buf[doff : doff + 8], "little")
             run = range(first, first + (self.hdrsz - 1 + dsize) // self.psize + 1)
-            # Long slabs and dictionaries must be found without the leaf that leads to them.
+            # Long slabs and dictionaries must be found without the leaf that refers to them.
             alone = self._table in ("slabs", "dictionaries")
             self._extent = frozenset(run if alone else (pgno, *run))
             self._start = self._read_at(first * self.psize + self.hdrsz, 12)  # type: ignore[no-untyped-call]
@@ -248,12 +247,12 @@ def _map(path: Path) -> _Map:
 
 
 def _is_hex(text: str) -> bool:
-    """Format 1 ends names in a zero byte, and the verifier then prints them as digits."""
+    """Format 1 ends names in a zero byte; the verifier prints such names in hexadecimal."""
     return len(text) % 2 == 0 and all(digit in "0123456789abcdef" for digit in text)
 
 
 def _object_pages(found: _Map) -> dict[int, frozenset[int]]:
-    """The pages that each object needs, by id: those of its slab, and of the slab's dictionary."""
+    """The pages that each object needs, by id: those of its slab and of the slab's dictionary."""
     needed: dict[int, frozenset[int]] = {}
     above = 0
     for key, number in sorted(found.dictionaries.items()):
@@ -270,7 +269,7 @@ def _object_pages(found: _Map) -> dict[int, frozenset[int]]:
 
 
 def damage(data: bytes, rng: random.Random, share: float) -> tuple[bytes, frozenset[int]]:
-    """Overwrite a share of the pages, with noise, zeros or another page; and which."""
+    """Overwrite a share of the pages with noise, zeros or another page; returns which."""
     count = len(data) // PAGE_BYTES
     hit = frozenset(rng.sample(range(count), max(1, round(count * share))))
     damaged = bytearray(data)
@@ -291,7 +290,7 @@ def run(
     share: float = SHARE,
     progress: Progress = silent,
 ) -> Report:
-    """Damage and salvage ``count`` times, with stores of both of LMDB's formats in turn."""
+    """Damage and salvage ``count`` times, with stores of both LMDB formats in turn."""
     tally = Tally("salvage", total=count, progress=progress)
     specimen: Specimen | None = None
     for number in range(count):
@@ -383,7 +382,7 @@ def _compare_report(
     saved: set[int],
     told: Mapping[str, Any],
 ) -> None:
-    """The report must not call more saved than there is, nor keep silent about what it saw lost."""
+    """The report must not claim more than was saved, nor omit a loss that salvage noticed."""
     said = told.get(name)
     if said is None:
         if saved:

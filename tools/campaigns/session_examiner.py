@@ -1,10 +1,10 @@
-"""Compares a store that workers were killed on with what their journals say.
+"""Compares a store whose workers were killed with the journals of the workers.
 
     session_examiner.py    serves ``replay``'s protocol
 
-For every session that a worker ever named: its revisions follow one another, each holds
-what the turns before it make of it, every turn that was acknowledged is in it and its
-receipt says so, and one whose fate nobody knows is there with everything or not at all.
+For every session in a journal: its revisions are consecutive; each holds the result of the turns
+before it; every acknowledged turn is in it and has its receipt; a turn with an unknown outcome is
+there completely or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -28,18 +28,18 @@ from campaigns.session_story import NOTHING, Fate, Moment, Story
 from campaigns.session_turns import SHARED
 from campaigns.session_workload import MAX_TTL_MS
 from casstore import Entry
-from casstore.errors import CasstoreError, LeaseLostError
+from casstore.errors import CasstoreError
 from casstore.maintenance.check import check as check_store
 from casstore.maintenance.findings import ERROR
 from casstore.session.session import Session
 
 PLAIN, VERIFY = "plain", "verify"
-# Every revision is loaded; of so many, the newest and as many others, also every payload.
+# Every revision is loaded. For the newest, and as many others, every payload is compared too.
 _READ_WHOLE = 12
 
 
 def check(directory: Path, words: Sequence[str]) -> str:
-    """Open what is left and compare; the figures as ``name=number``, or a Violation."""
+    """Open the store and compare; returns ``name=number`` figures, or raises Violation."""
     journals, durability, mode = words
     try:
         with casstore.open(directory, durability, verify=mode == VERIFY) as store:
@@ -50,7 +50,7 @@ def check(directory: Path, words: Sequence[str]) -> str:
 
 
 def examine(store: casstore.Store, journals: Path, *, whole: bool) -> Mapping[str, int]:
-    """Compare a store with journals; the figures, or a Violation."""
+    """Compare a store with journals; returns figures, or raises Violation."""
     examination = _Examination(store, Story(read(journals)))
     examination.sessions()
     if whole:
@@ -66,33 +66,33 @@ class _Examination:
         self._forks: dict[str, list[Call]] = {}
         for call in story.of("fork"):
             self._forks.setdefault(call.asked["target"], []).append(call)
-        # By session: what its revisions hold. A fork needs its source's.
+        # By session: the content of its revisions. A fork needs those of its source.
         self._moments: dict[str, dict[int, Moment]] = {}
         self._rng = random.Random(len(story.calls))
         self.figures: Counter[str] = Counter()
 
     def sessions(self) -> None:
-        """Examine all of them, and that there are no others."""
+        """Examine all sessions, and that there are no others."""
         names = [*SHARED, *self._forks]
         for name in names:
             self._session(name)
         there = {name for name in names if self._moments[name]}
         for info in self._store.sessions():
             if info.head is not None and info.meta.session not in there:
-                raise Violation(f"list: nobody made the session {info.meta.session}")
+                raise Violation(f"list: no worker created the session {info.meta.session}")
             there.discard(info.meta.session)
         if there:
             raise Violation(f"list: sessions are not in it: {sorted(there)}")
 
     def whole_store(self) -> None:
-        """Everything else in the store fits together, too."""
+        """Check the rest of the store."""
         report = check_store(self._store, level="full")
         for finding in report.findings:
             if finding.severity == ERROR:
                 raise Violation(f"check: {finding}")
 
     def leases(self) -> None:
-        """The leases of the dead run out, and the next one has a higher number than all before."""
+        """Leases of killed workers expire; the next fencing token is higher than all before."""
         for name in SHARED:
             session = self._store.session(name)
             deadline = time.monotonic() + 4 * MAX_TTL_MS / 1000
@@ -145,7 +145,7 @@ class _Examination:
     # --- the revisions ------------------------------------------------------------------------
 
     def _attempt(self, session: Session, entry: Entry) -> Call:
-        """The attempt that a commit of the history is, by the node that it ends in."""
+        """The attempt that made a commit of the history, by the last node of the commit."""
         fate = self._story.fates.get((session.id, entry.turn or ""))
         state = session.load(entry, hydrate=False)
         attempt = fate and state and fate.attempt_of(state.head.leaf)
@@ -154,7 +154,7 @@ class _Examination:
         return attempt
 
     def _forked(self, session: Session, entry: Entry) -> Moment:
-        """What a fork starts with: what its source held there."""
+        """The initial content of a fork: that of its source at that revision."""
         head = session.head()
         calls = self._forks.get(session.id, ())
         origin = head and head.origin
@@ -227,12 +227,11 @@ class _Examination:
             raise Violation(f"lost: {acknowledged}")
         if entry is not None and acknowledged is None and not fate.unknown:
             raise Violation(f"refused: and yet it is there: {entry}, {fate.calls[-1]}")
-        try:
-            result = session.commit(fate.turn.commit(attempt=0))
-        except LeaseLostError:
+        if session.find_turn(fate.turn.id) is None:
             if entry is not None:
-                raise Violation(f"receipt: none for {entry}, {fate.calls}") from None
+                raise Violation(f"receipt: none for {entry}, {fate.calls}")
         else:
+            result = session.commit(fate.turn.commit(attempt=0))
             told = [result.revision, str(result.manifest), result.leaf, list(result.nodes)]
             if entry is None or not result.replayed or result.revision != entry.revision:
                 raise Violation(f"receipt: {result} for {entry}, {fate.calls}")
@@ -286,7 +285,7 @@ class _Examination:
             if (entry and entry.revision) not in revisions:
                 raise Violation(f"label: {label} is on {entry}, not on one of {revisions}")
         if there:
-            raise Violation(f"label: nobody asked for {there}")
+            raise Violation(f"label: no worker asked for {there}")
 
     def _queue(self, session: Session, attempts: Sequence[Call]) -> None:
         queued = {batch.id: batch for batch in session.queue.batches()}
@@ -310,7 +309,7 @@ class _Examination:
                 raise Violation(f"queue: {batch_id} was completed by {turns}; queued {queued}")
         for batch in queued.values():
             if batch.id not in asked or batch.items != session_turns.items(batch.source_key or ""):
-                raise Violation(f"queue: nobody queued {batch}")
+                raise Violation(f"queue: no worker queued {batch}")
         self.figures["batches_queued"] += len(queued)
         self.figures["batches_completed"] += len(completed)
 

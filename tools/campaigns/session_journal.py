@@ -1,9 +1,8 @@
-"""What a worker of the ``sessions`` campaign was about to do, and what it was told.
+"""The journal of a worker of the ``sessions`` campaign: its calls and their answers.
 
-Each worker process has a journal of its own: a line of JSON before each call, and a line
-after it with the answer or the refusal. A line is in the system's cache before the call
-begins, so it outlives the process. A line that a kill cut short was never written: the
-call before which it stood was not made, or the answer is not known.
+Each worker process has its own journal: a line of JSON before each call, and a line after it with
+the answer or the error. A line is in the system's cache before the call begins, so it survives the
+process. A truncated line counts as not written: the call was not made, or its answer is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Call(NamedTuple):
-    """One call of a worker. Neither an answer nor a refusal: nobody knows what became of it."""
+    """One call of a worker. Without an answer and an error its outcome is unknown."""
 
     worker: str
     op: str
@@ -34,19 +33,19 @@ class Call(NamedTuple):
 
     @property
     def unknown(self) -> bool:
-        """Was the worker killed before it was told?"""
+        """True if the worker was killed before it got an answer."""
         return self.answered_at_ns is None
 
     @property
     def done(self) -> bool:
-        """Was it acknowledged?"""
+        """True if the call was acknowledged."""
         return self.answered_at_ns is not None and self.refused is None
 
 
 class Journal:
-    """Writes down the calls of one process.
+    """Writes the calls of one process to its journal.
 
-    ``tell_nothing`` are errors that leave open what became of a call: the server has gone.
+    ``tell_nothing`` are errors after which the outcome is unknown: the server is gone.
     """
 
     def __init__(self, path: Path, tell_nothing: tuple[type[CasstoreError], ...] = ()) -> None:
@@ -61,7 +60,7 @@ class Journal:
         do: Callable[[], Answer],
         tell: Callable[[Answer], Any] = lambda answer: None,
     ) -> Answer:
-        """Do it, between two lines; ``tell`` says what of the answer is written down."""
+        """Make a call between two lines; ``tell`` extracts the recorded part of the answer."""
         self._number += 1
         number = self._number
         self._write({"call": number, "op": op, **asked})
@@ -76,18 +75,18 @@ class Journal:
         return answer
 
     def _write(self, line: dict[str, Any]) -> None:
-        # The clock is the same for all processes.
+        # All processes share this clock.
         text = json.dumps({"ns": time.monotonic_ns(), **line}) + "\n"
         os.write(self._file, text.encode())
 
 
 def path_of(directory: Path, worker: str, life: int) -> Path:
-    """The journal of a worker's process; a killed worker lives again with the next number."""
+    """The journal of a worker process; a restarted worker has the next ``life``."""
     return directory / f"{worker}.{life:05}.journal"
 
 
 def read(directory: Path, worker: str = "*") -> list[Call]:
-    """All calls of a worker, or of all: by worker, each in order."""
+    """All calls of one worker or all workers: by worker, each in order."""
     return [
         call
         for path in sorted(directory.glob(f"{worker}.*.journal"))
@@ -97,7 +96,7 @@ def read(directory: Path, worker: str = "*") -> list[Call]:
 
 def _calls(worker: str, written: bytes) -> list[Call]:
     calls: dict[int, Call] = {}
-    # What follows the last line end is a line cut short, or nothing.
+    # The text after the last line end is a truncated line, or empty.
     for text in written.split(b"\n")[:-1]:
         line: dict[str, Any] = json.loads(text)
         at_ns = line.pop("ns")

@@ -1,12 +1,12 @@
-"""Kill agent runtimes at random moments: what a session was told happened, once and wholly.
+"""Kills agent runtimes at random moments: every acknowledged call happened exactly once.
 
-One to three workers share a store and live on the same few sessions. Again and again one of
-them is killed and lives on as a new process, beside the others, which wait for its lease to
-run out; then all are killed, and the store is compared with what their journals say. The
-next workers go on with the same store, and begin with what the dead were not told.
+One to three workers share a store and a few sessions. Repeatedly one of them is killed and
+restarted as a new process, while the others wait for its lease to expire. Then all are killed, and
+the store is compared with their journals. The next workers continue with the same store, and first
+resolve the calls whose outcome their predecessors did not learn.
 
-``care`` is the same with keepers beside the workers, two processes that collect, pack and
-vacuum the store all the time, and are killed as often.
+The campaign ``care`` adds two maintenance processes that collect, pack and vacuum the store all the
+time, and are killed as often.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DURABILITIES = ("full", "relaxed")
 MAX_WORKERS = 3
 _WORKER = Path(__file__).with_name("session_workload.py")
 _KEEPER = Path(__file__).with_name("care_workload.py")
-# What each keeper does.
-KEEPERS = {"k0": "gc", "k1": "pack,vacuum"}
+# The operations of each maintenance process.
+KEEPERS = {"k0": "gc,backup", "k1": "pack,vacuum"}
 _EXAMINER = Path(__file__).with_name("session_examiner.py")
 _START_LIMIT_S = 60.0
-# Rare calls need not come; then the kill strikes whatever is going on.
+# A rare call may not come in this time; then the kill happens anyway.
 _PATIENCE_S = 0.5
 _TAIL_BYTES = 1000
 _VERIFY_EVERY = 3
@@ -43,19 +43,19 @@ _CALLS = (*["turn"] * 6, "enqueue", "fork", "rewind", "label", "pack", "lease", 
 
 
 class _Strike(NamedTuple):
-    """What one kill is made of, all drawn from the seed."""
+    """The parameters of one kill, drawn from the seed."""
 
     victim: int
-    # Strike when the victim has written so much into its journal, …
+    # Kill when the victim has written this much into its journal, …
     after_bytes: int
-    # … has just begun such a call, if one is named, …
+    # … has just begun a call of this kind, if one is given, …
     during: str | None
-    # … and so much time has passed since.
+    # … and this much time has passed since.
     delay_s: float
 
 
 class _Round(NamedTuple):
-    """Kills of single workers; the last one takes the others with it."""
+    """Kills of single workers; the last one kills all."""
 
     workers: int
     strikes: list[_Strike]
@@ -92,7 +92,7 @@ class _Group:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, worker: str) -> None:
-        """Let a worker live, once more."""
+        """Start a worker, or restart it."""
         life = self._lives[worker]
         self._lives[worker] += 1
         place = [str(self.store), self.durability, str(self.engine)]
@@ -106,7 +106,7 @@ class _Group:
             self._running[worker] = subprocess.Popen(command, stderr=errors)
 
     def wait_for(self, worker: str, strike: _Strike) -> bool:
-        """Return at the moment to strike; False if it does not come."""
+        """Return at the moment to kill; False if it does not come."""
         journal = path_of(self.journals, worker, self._lives[worker] - 1)
         deadline = time.monotonic() + _START_LIMIT_S
         while not journal.exists() or journal.stat().st_size < strike.after_bytes:
@@ -117,11 +117,11 @@ class _Group:
             _watch(journal, strike.during)
         moment = time.monotonic() + strike.delay_s
         while time.monotonic() < moment:
-            pass  # sleeping would take longer than the call does
+            pass  # busy wait: sleeping would take longer than the call
         return True
 
     def kill(self, worker: str) -> str | None:
-        """Kill a worker; how it ended, if it had ended by itself."""
+        """Kill a worker; returns how it ended, if it had ended by itself."""
         process = self._running.pop(worker)
         process.send_signal(signal.SIGKILL)
         if process.wait() == -signal.SIGKILL:
@@ -131,7 +131,7 @@ class _Group:
         return f"{worker} ended with {process.returncode}: {words[-4000:]}"
 
     def kill_all(self) -> list[str]:
-        """Kill everybody who is left, at once as far as that can be."""
+        """Kill all remaining processes, as nearly simultaneously as possible."""
         for process in self._running.values():
             process.send_signal(signal.SIGKILL)
         ends = [self.kill(worker) for worker in list(self._running)]
@@ -139,7 +139,7 @@ class _Group:
 
 
 def _watch(journal: Path, op: str) -> None:
-    """Return when the last line speaks of such a call that has begun, or after a while."""
+    """Return when the last line is the beginning of a call of this kind, or on timeout."""
     wanted = f'"op": "{op}"'.encode()
     deadline = time.monotonic() + _PATIENCE_S
     with journal.open("rb", buffering=0) as file:
@@ -159,7 +159,7 @@ def run(
     verify_every: int = _VERIFY_EVERY,
     progress: Progress = silent,
 ) -> Report:
-    """Kill ``count`` times; now and then begin a new store, of another durability and engine."""
+    """Kill ``count`` times; sometimes begin a new store with another durability and engine."""
     rng = random.Random(seed)
     tally = Tally("care" if keepers else "sessions", total=count, progress=progress)
     examiner = Verifier(
@@ -181,7 +181,7 @@ def run(
 def _use_up(
     tally: Tally, examiner: Verifier, group: _Group, rng: random.Random, number: int, kills: int
 ) -> int:
-    """Kill the workers of one store so often, or until a promise is broken; how often."""
+    """Kill the workers of one store repeatedly, until a guarantee is broken; returns how often."""
     tally.count(f"{group.durability}: stores")
     figures: dict[str, int] = {}
     done = 0
@@ -195,7 +195,7 @@ def _use_up(
         done += len(plan.strikes)
         found = _examine(tally, examiner, group, trial, last=done == kills)
         if found is None:
-            # What is broken stays so, and would only be found again.
+            # A broken store stays broken; the same fault would only be found again.
             break
         figures = found
     for name, figure in figures.items():
@@ -227,7 +227,7 @@ def _live_and_die(tally: Tally, group: _Group, plan: _Round, trial: str) -> None
     tally.count(f"{group.durability}: processes killed", plan.workers + len(plan.strikes) - 1)
     tally.count(f"{group.durability}: keepers killed", len(group.keepers))
     for words in ended:
-        # A worker that ended on its own met an error that nobody had caused.
+        # A worker that ended by itself met an unexpected error.
         tally.broke(trial, f"worker: {words}")
 
 

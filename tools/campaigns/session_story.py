@@ -1,6 +1,6 @@
-"""What the journals of the ``sessions`` campaign say must be there, may be there, or must not.
+"""The expected content of a store, from the journals of the ``sessions`` campaign.
 
-No store is opened here: the examiner compares a store with this.
+This module opens no store; the examiner compares a store with the story.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from casstore import Usage
 
 
 class Fate(NamedTuple):
-    """A turn and what its workers were told of it, in order."""
+    """A turn and the answers that its workers got, in order."""
 
     turn: Turn
     calls: list[Call]
 
     @property
     def acknowledged(self) -> Call | None:
-        """The first time that the workers were told that it happened."""
+        """The first call that was acknowledged."""
         return next((call for call in self.calls if call.done), None)
 
     @property
     def unknown(self) -> bool:
-        """Were they told neither that it happened nor that it did not?"""
+        """True if the workers learned neither that the turn happened nor that it did not."""
         return self.acknowledged is None and self.calls[-1].unknown
 
     def attempt_of(self, leaf: str | None) -> Call | None:
-        """The attempt that made this leaf, which is the last node of the turn."""
+        """The attempt that created this leaf, the last node of the turn."""
         for call in self.calls:
             if self.turn.node_ids(call.asked["attempt"])[-1] == leaf:
                 return call
@@ -40,7 +40,7 @@ class Fate(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What a revision must hold."""
+    """The expected content of a revision."""
 
     graph: tuple[str, ...]
     path: tuple[str, ...]
@@ -53,23 +53,23 @@ NOTHING = Moment((), (), {}, None)
 
 
 class Made(NamedTuple):
-    """Where a node comes from."""
+    """The origin of a node."""
 
     parent: str | None
     payload: dict[str, Any]
 
 
 class Story:
-    """All journals of a store, put together."""
+    """All journals of a store, combined."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
         #: By session and id.
         self.fates: dict[tuple[str, str], Fate] = {}
         for call in self.of("turn"):
-            turn = Turn.told(call.asked)
+            turn = Turn.from_journal(call.asked)
             self.fates.setdefault((turn.session, turn.id), Fate(turn, [])).calls.append(call)
-        #: Filled as turns are found in a history; node ids are given once in all sessions.
+        #: Filled as turns are found in a history; node ids are unique across sessions.
         self.made: dict[str, Made] = {}
         self._check_answers()
         self._check_fencing()
@@ -84,12 +84,12 @@ class Story:
         ]
 
     def fates_of(self, session: str) -> list[Fate]:
-        """The turns of a session, there or not."""
+        """The turns of a session, committed or not."""
         return [fate for fate in self.fates.values() if fate.turn.session == session]
 
     def after(self, before: Moment, attempt: Call) -> Moment:
-        """What a revision holds after a turn."""
-        turn = Turn.told(attempt.asked)
+        """The expected content of a revision after a turn."""
+        turn = Turn.from_journal(attempt.asked)
         nodes = turn.node_ids(attempt.asked["attempt"])
         parent = attempt.asked["parent"]
         path = before.path if parent is None else self.path_to(parent)
@@ -119,7 +119,7 @@ class Story:
         for (session, name), fate in self.fates.items():
             told = [call for call in fate.calls if call.done]
             if len({str(call.answer[:4]) for call in told}) > 1:
-                raise Violation(f"told otherwise: turn {name} of {session}: {told}")
+                raise Violation(f"contradiction: turn {name} of {session}: {told}")
             if sum(not call.answer[4] for call in told) > 1:
                 raise Violation(f"done twice: turn {name} of {session}: {told}")
             for call, later in zip(fate.calls, fate.calls[1:], strict=False):
@@ -130,7 +130,7 @@ class Story:
                     raise Violation(f"late: a lease was over and {call} was done")
 
     def _check_fencing(self) -> None:
-        """A claim has a higher number than every claim that had been answered before it began."""
+        """A claim's fencing token is higher than all that were answered before it began."""
         granted = [call for call in self.of("lease") if call.done and call.answer is not None]
         events = [(call.asked_at_ns, 0, at) for at, call in enumerate(granted)]
         events += [(call.answered_at_ns or 0, 1, at) for at, call in enumerate(granted)]

@@ -1,8 +1,8 @@
-"""What the workers of the ``sessions`` campaign commit: all of it follows from a few names.
+"""The content that the workers of the ``sessions`` campaign commit, derived from names.
 
-A turn's nodes, usage and checkpoint are drawn from its id, a batch's items from its source
-key. So whoever knows the names can make the same content again: a worker to repeat a turn
-whose fate it does not know, the examiner to say what must be there.
+A turn's nodes, usage and checkpoint are derived from its id, a batch's items from its source key.
+So the same content can be generated again: by a worker that repeats a turn with an unknown outcome,
+and by the examiner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILES = 60
 
 
 class Turn(NamedTuple):
-    """One turn of a session, by the names that its content follows from."""
+    """One turn of a session: the names from which its content is derived."""
 
     session: str
     id: str
@@ -29,8 +29,8 @@ class Turn(NamedTuple):
     label: str | None
 
     @classmethod
-    def told(cls, asked: Mapping[str, Any]) -> Turn:
-        """The turn that a line of a journal speaks of."""
+    def from_journal(cls, asked: Mapping[str, Any]) -> Turn:
+        """The turn in a line of a journal."""
         return cls(
             asked["session"],
             asked["turn"],
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
         )
 
     def node_ids(self, attempt: int) -> list[str]:
-        """The ids of its nodes. A repeated turn makes them anew, and gets the first ones back."""
+        """The ids of its nodes. A repeated turn generates new ids; its result has the first."""
         return [f"{self.id}.{attempt}.{at}" for at in range(len(payloads(self)))]
 
     def commit(
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
         lease: Lease | None = None,
         release: bool = False,
     ) -> Commit:
-        """The commit of this turn. Without a lease only its receipt can answer."""
+        """The commit of this turn. Without a lease only a replay can succeed."""
         if claim is None and self.batches:
             claim = Claim("", self.session, 0, tuple([_named(self, name) for name in self.batches]))
         drafts = [
@@ -75,13 +75,13 @@ class Turn(NamedTuple):
 
 
 def _named(turn: Turn, name: str) -> Batch:
-    """A batch of which nothing is known but the name, which is all that a receipt compares."""
+    """A batch with only a name, which is all that a receipt compares."""
     return Batch(name, turn.session, 0, (), None, "", "", None, 0, 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=4096)
 def payloads(turn: Turn) -> list[dict[str, Any]]:
-    """What the nodes of a turn hold."""
+    """The payloads of a turn's nodes."""
     rng = random.Random(f"payloads {turn.id}")
     made: list[dict[str, Any]] = []
     for at in range(rng.choice((1, 1, 2, 3))):
@@ -94,7 +94,7 @@ def payloads(turn: Turn) -> list[dict[str, Any]]:
 
 
 def usage(turn: str) -> list[Usage]:
-    """What a turn used."""
+    """The usage of a turn."""
     rng = random.Random(f"usage {turn}")
     return [
         Usage("agent", f"model-{model}", *[rng.randrange(1, 1000) for _ in range(4)])
@@ -103,7 +103,7 @@ def usage(turn: str) -> list[Usage]:
 
 
 def add_usage(ledger: Mapping[tuple[str, str], Usage], turn: str) -> dict[tuple[str, str], Usage]:
-    """A ledger, by source and model, with what a turn used."""
+    """A ledger by source and model, with the usage of a turn added."""
     added = dict(ledger)
     for entry in usage(turn):
         place = entry.source, entry.model
@@ -115,7 +115,7 @@ def add_usage(ledger: Mapping[tuple[str, str], Usage], turn: str) -> dict[tuple[
 
 @functools.lru_cache(maxsize=4096)
 def checkpoint(turn: str) -> Checkpoint:
-    """The state after a turn: that of every other turn, but for a few lines."""
+    """The checkpoint after a turn: it differs from those of other turns in a few lines."""
     rng = random.Random(f"checkpoint {turn}")
     files: dict[str, Any] = dict(_files())
     for _ in range(3):
@@ -134,7 +134,7 @@ def _files() -> dict[str, str]:
 
 
 def items(source_key: str) -> tuple[dict[str, Any], ...]:
-    """What a queued batch holds."""
+    """The items of a queued batch."""
     rng = random.Random(f"items {source_key}")
     return tuple([{"from": source_key, "text": _text(rng, 20)} for _ in range(rng.choice((1, 2)))])
 

@@ -1,11 +1,11 @@
-"""The worker that ``sessions`` kills: an agent runtime's life on a few shared sessions.
+"""The worker that the ``sessions`` campaign kills: an agent runtime on a few shared sessions.
 
     session_workload.py STORE DURABILITY ENGINE JOURNALS WORKER LIFE SEED   until killed
 
-It first asks after everything that its former lives were not told the outcome of, as a
-runtime does: it commits the turn again, queues the work again, forks again. Then it goes
-on: claims a lease and queued work, commits turns, queues more, forks, rewinds, labels and
-packs. Now and then it sleeps until its lease is over and commits nevertheless.
+First it resolves every call of its earlier lives whose outcome is unknown, as a runtime does: it
+commits the turn again, queues the work again, forks again. Then it works: it claims leases and
+queued work, commits turns, queues more, forks, rewinds, labels and packs. Sometimes it sleeps until
+its lease has expired and commits nevertheless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a program its own folder is the import path; casstore and campaigns lie above.
+    # When run as a program, only its own folder is on the import path.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import casstore
@@ -29,7 +29,7 @@ from casstore.errors import ClaimLostError, LeaseLostError, SessionExistsError
 from casstore.session.data import Claim, Head, Lease
 from casstore.session.session import Session
 
-# The longest that the lease of a killed owner is in the way.
+# The longest time that the lease of a killed owner blocks others.
 MAX_TTL_MS = 250
 _TTLS_MS = (40, 100, MAX_TTL_MS)
 _LATE_TTL_MS = 5
@@ -48,7 +48,7 @@ class Worker:
         self._ids = (f"{name}-{life}-{number}" for number in range(sys.maxsize))
 
     def live(self, past: list[Call]) -> None:
-        """Settle what the past has left open, then work for ever."""
+        """Resolve the open calls of earlier lives, then work until killed."""
         self._forks += [call.asked["target"] for call in past if call.op == "fork" and call.done]
         for call in _open_ends(past):
             _SETTLE[call.op](self, call)
@@ -58,7 +58,7 @@ class Worker:
             try:
                 step(self, self._pick())
             except (LeaseLostError, ClaimLostError):
-                # Too slow: the work is queued for whoever comes next.
+                # Too slow: the work stays queued for another worker.
                 continue
 
     def _pick(self) -> str:
@@ -66,17 +66,15 @@ class Worker:
             return self._rng.choice(self._forks[-3:])
         return self._rng.choice(SHARED)
 
-    # --- settling what is not known -----------------------------------------------------------
+    # --- resolving unknown outcomes -----------------------------------------------------------
 
     def settle_turn(self, call: Call) -> None:
-        """Commit a turn again: as it was, and if it is not there, with new leases and claims."""
-        turn, attempt = Turn.told(call.asked), call.asked["attempt"]
+        """Commit a turn again: unchanged, and if it did not happen, with new leases and claims."""
+        turn, attempt = Turn.from_journal(call.asked), call.asked["attempt"]
         session = self._store.session(turn.session)
-        try:
+        if session.find_turn(turn.id) is not None:
             self._calls.commit(turn, attempt + 1)
             return
-        except LeaseLostError:
-            pass  # it is not there
         lease = self._lease(turn.session, patience_s=4 * MAX_TTL_MS / 1000)
         if lease is None:
             return
@@ -87,16 +85,16 @@ class Worker:
             if claim is not None or not turn.batches:
                 self._calls.commit(turn, attempt + 2, claim=claim, lease=lease, release=True)
         except (LeaseLostError, ClaimLostError):
-            pass  # too slow once more: the work is queued for whoever comes next
+            pass  # too slow again: the work stays queued for another worker
         session.release_lease(lease)
 
     def settle_enqueue(self, call: Call) -> None:
-        """Queue work again. If it is queued, that one is returned."""
+        """Queue work again; returns the queued batch if it exists."""
         asked = call.asked
         self._calls.enqueue(asked["session"], asked["source_key"], asked["attempt"] + 1)
 
     def settle_fork(self, call: Call) -> None:
-        """Fork again. If it is there already, that is an answer too."""
+        """Fork again; an existing fork is a valid result."""
         asked = call.asked
         try:
             self._fork(asked["source"], asked["target"], asked["revision"], asked["node"])
@@ -118,7 +116,7 @@ class Worker:
             release = left == 0 and rng.random() < 0.5
             self._calls.commit(turn, 1, parent=parent, claim=claim, lease=lease, release=release)
             if rng.random() < 0.1:
-                # As if the answer had been lost on the way.
+                # As if the answer had been lost.
                 self._calls.commit(
                     turn, 2, claim=claim, lease=lease if rng.random() < 0.5 else None
                 )
@@ -126,26 +124,26 @@ class Worker:
                 self.enqueue(self._pick())
             if left and rng.random() < 0.3:
                 lease = session.renew_lease(lease, rng.choice(_TTLS_MS))
-        # A lease that nobody gives back runs out.
+        # A lease that is not released expires.
         if rng.random() < 0.9:
             session.release_lease(lease)
 
     def late(self, name: str) -> None:
-        """Commit with a lease whose time is up; nobody else need have claimed it."""
+        """Commit with an expired lease, whether or not another worker has claimed it."""
         lease = self._calls.lease(name, _LATE_TTL_MS, patience_s=0.001)
         if lease is not None:
             time.sleep(2 * _LATE_TTL_MS / 1000)
             self._calls.commit(self._turn(name, None), 1, lease=lease, late=True)
 
     def enqueue(self, name: str) -> None:
-        """Queue work for somebody."""
+        """Queue work for any worker."""
         source_key = next(self._ids)
         self._calls.enqueue(name, source_key, 1)
         if self._rng.random() < 0.1:
             self._calls.enqueue(name, source_key, 2)
 
     def fork(self, name: str) -> None:
-        """Fork a session, where it stands or stood, whole or up to a node."""
+        """Fork a session at any revision, whole or up to a node."""
         rng, session = self._rng, self._store.session(name)
         head = session.head()
         if head is None:
@@ -157,7 +155,7 @@ class Worker:
         self._fork(name, next(self._ids), revision, node)
 
     def rewind(self, name: str) -> None:
-        """Go back a little."""
+        """Rewind a few revisions."""
         session = self._store.session(name)
         head = session.head()
         lease = None if head is None else self._lease(name, patience_s=0.001)
@@ -175,7 +173,7 @@ class Worker:
             self._calls.label(name, self._rng.randint(_first(head), head.revision))
 
     def pack(self, name: str) -> None:
-        """Join small slabs, beside everybody, where there are slabs."""
+        """Merge small slabs, concurrently with the other workers, if the engine has slabs."""
         if isinstance(self._store.engine, Packing):
             self._calls.pack()
 
@@ -224,12 +222,12 @@ _SETTLE: dict[str, Callable[[Worker, Call], None]] = {
     "enqueue": Worker.settle_enqueue,
     "fork": Worker.settle_fork,
 }
-# What tells two of the same kind apart.
+# The arguments that identify a call of each kind.
 _NAMES = {"turn": "turn", "enqueue": "source_key", "fork": "target"}
 
 
 def _open_ends(past: list[Call]) -> Iterator[Call]:
-    """The last call on each thing that may be repeated, if nobody knows what became of it."""
+    """The last call on each thing that may be repeated, if its outcome is unknown."""
     last = {(call.op, call.asked[_NAMES[call.op]]): call for call in past if call.op in _NAMES}
     return (call for call in last.values() if call.unknown)
 
@@ -240,7 +238,7 @@ def _first(head: Head) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Live until killed."""
+    """Work until killed."""
     path, durability, engine, journals, name, life, seed = argv
     past = read(Path(journals), name)
     journal = Journal(path_of(Path(journals), name, int(life)))

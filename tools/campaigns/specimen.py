@@ -27,7 +27,7 @@ _PACKED_AFTER = 1
 
 
 class Contents(NamedTuple):
-    """What a sound specimen holds, and nothing else."""
+    """The complete content of a valid specimen."""
 
     items: Mapping[Digest, Any]
     rows: Mapping[RowKey, bytes]
@@ -70,7 +70,7 @@ def _row_changes() -> list[list[PutRow | DeleteRow]]:
 
 
 def contents(seed: int) -> Contents:
-    """What a specimen of this seed holds, by the reference engine's account."""
+    """The content of a specimen of this seed, according to the reference engine."""
     store = casstore.Store(MemoryEngine())
     items: dict[Digest, Any] = {}
     for batch in _batches(seed):

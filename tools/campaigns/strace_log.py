@@ -1,4 +1,4 @@
-"""The text of an strace log, read into calls.
+"""Parses an strace log into calls.
 
 strace stops a thread at the entry and at the exit of each call until it has printed the line,
 so a call whose entry line stands after another call's exit line did happen after it. Everything
@@ -26,7 +26,7 @@ QUOTED = re.compile(r'"([^"]*)"')
 
 
 class TraceError(RuntimeError):
-    """The log does not tell everything that happened to the files."""
+    """The log does not record everything that happened to the files."""
 
 
 class Call(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a fault campaign counts, and what it found: one report for all of them."""
+"""The counts and findings of a fault campaign: one report format for all campaigns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 KEPT_PER_KIND = 5
 
-# Told how many trials of how many are done, now and then.
+# Called occasionally with the number of finished trials and the total.
 Progress = Callable[[int, int], None]
 
 
@@ -18,14 +18,14 @@ def silent(done: int, total: int) -> None:
 
 
 class Finding(NamedTuple):
-    """One broken promise: the trial that shows it, by which it can be repeated, and what it did."""
+    """A broken guarantee: the trial, which can be repeated, and what happened."""
 
     trial: str
     what: str
 
 
 class Report(NamedTuple):
-    """The outcome of one campaign. ``broken_count`` counts also findings that were not kept."""
+    """The outcome of a campaign. ``broken_count`` includes findings that were not recorded."""
 
     campaign: str
     trials: int
@@ -35,15 +35,15 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
     def kept(self) -> bool:
-        """Say whether something was tried and no promise was broken."""
+        """True if there was a trial and no guarantee was broken."""
         return self.trials > 0 and self.broken_count == 0
 
     def total(self, word: str) -> int:
-        """Add up all counts whose label has ``word`` in it."""
+        """The sum of all counts whose label contains ``word``."""
         return sum(number for label, number in self.counts.items() if word in label)
 
     def as_json(self) -> dict[str, object]:
-        """The same for a machine to read."""
+        """The report as JSON data."""
         return {
             **self._asdict(),
             "counts": dict(sorted(self.counts.items())),
@@ -80,17 +80,17 @@ class Tally:
             self._counts[label] += number
 
     def broke(self, trial: str, what: str) -> None:
-        """Record a broken promise."""
+        """Record a broken guarantee."""
         kind = what.split(":")[0]
         with self._lock:
             self._broken_count += 1
-            # A frequent kind must not crowd out a rare one.
+            # A frequent kind must not displace a rare one.
             self._kinds[kind] += 1
             if self._kinds[kind] <= KEPT_PER_KIND:
                 self._findings.append(Finding(trial, what))
 
     def note(self, text: str) -> None:
-        """Record something the reader of the report must know, such as what could not run."""
+        """Record a fact for the reader of the report, such as a part that could not run."""
         with self._lock:
             self._notes.append(text)
 

@@ -1,9 +1,9 @@
-"""Cut a store's data file short: the right bytes or a typed error, and the process lives.
+"""Truncates a store's data file: reads return the right bytes or a typed error, never SIGBUS.
 
-LMDB's 0.9 engine dies of SIGBUS when it reads a page past the end of its file, so a plain
-open must notice first. But not every short file is damaged: LMDB does not write pages that
-it took and gave back within one transaction, so a killed writer may leave a file that ends
-before its meta page says. Those must open, with everything in them.
+LMDB's 0.9 engine dies of SIGBUS when it reads a page past the end of its file, so a plain open must
+notice the truncation first. But not every short file is damaged: LMDB does not write pages that a
+transaction allocated and freed, so a killed writer may leave a file shorter than its meta page
+says. Such a file must open, with everything in it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from campaigns.examination import (
 from campaigns.tally import Progress, Report, Tally, silent
 
 _PAGE_BYTES = 4096
-# A value of so many pages comes and goes at the end of a specimen, and so many are cut off.
+# A value of this many pages is added and deleted at the end of a specimen, and its pages are cut
+# off.
 _FREE_PAGES = 40
 _FREE_PAGES_CUT = 30
 
-# Commits until the file is shorter than its meta page says, then ends as a kill would,
-# before the engine covers the gap. Prints what it stored as it goes.
+# Commits until the file is shorter than its meta page says, then exits like a killed process,
+# before the engine extends the file. Prints what it stored.
 _SHORT_WRITER = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
@@ -70,7 +71,7 @@ def run(
     engines: Sequence[int] = specimen.ENGINES,
     progress: Progress = silent,
 ) -> Report:
-    """Try ``count`` lengths per engine: page boundaries first (evenly drawn), odd ones besides."""
+    """Try ``count`` lengths per engine: page boundaries first (evenly spaced), then others."""
     rng = random.Random(seed)
     files = {
         engine: specimen.build(scratch / f"specimen-{engine}", seed, lmdb_version=engine)
@@ -112,7 +113,7 @@ def _try(tally: Tally, examiner: Examiner, engine: int, image: bytes, size: int)
 
 
 def _try_free_end(tally: Tally, examiner: Examiner, engine: int, data: bytes) -> None:
-    """Put free pages at the end of a specimen and cut them off again: it must open, all there."""
+    """Put free pages at the end of a specimen and cut them off: it must open, complete."""
     import lmdb
 
     place = examiner.scratch / f"free-end-{engine}"
@@ -166,7 +167,7 @@ def _try_killed_writer(tally: Tally, engine: int, place: Path) -> None:
         tally.broke(trial, f"ended with {found.returncode}: {found.stderr[-300:]}")
 
 
-# The file is short when this starts, or nothing was proved.
+# The file must be short when this starts; otherwise nothing is proved.
 _SHORT_READER = """
 import sys
 sys.path[:0] = sys.argv[2:]

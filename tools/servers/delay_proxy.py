@@ -1,10 +1,9 @@
-"""A link with delay: passes bytes on some milliseconds later, and counts round trips.
+"""A proxy with delay: forwards bytes some milliseconds later, and counts round trips.
 
-A round trip begins when a client sends something after it was given an answer, or for the first
-time on a connection. What a client sends before the answer to what it sent earlier has reached it
-belongs to the same trip: that is what sending several things at once is for. Both are judged where
-the client stands, so the delay itself is part of the truth: an answer still on its way has reached
-nobody.
+A round trip begins when a client sends its first bytes on a connection, or its first bytes after it
+received an answer. Bytes sent before that belong to the same round trip: the client has pipelined
+them. Both are measured at the client's end, after the delay, so an answer in transit does not count
+as received.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 _CHUNK = 1 << 16
-# How much may be under way in one direction before the sender has to wait.
+# How many bytes may be in transit in one direction before the sender has to wait.
 _WINDOW_BYTES = 8 << 20
 
 
 class Traffic(NamedTuple):
-    """What went over a link."""
+    """The traffic of a proxy."""
 
     connections: int
     round_trips: int
@@ -31,15 +30,15 @@ class Traffic(NamedTuple):
     bytes_down: int
 
     def since(self, earlier: Traffic) -> Traffic:
-        """What has come to it since."""
+        """The difference to an earlier measurement."""
         return Traffic(*[now - then for now, then in zip(self, earlier, strict=True)])
 
 
 class DelayProxy:
-    """Listens on a TCP port of this machine and passes everything on to ``target``, later.
+    """Listens on a local TCP port and forwards everything to ``target`` with a delay.
 
-    ``target`` is the path of a unix socket, or a host and a port. A context that listens until it
-    is left; then every connection is cut.
+    ``target`` is the path of a unix socket, or a host and a port. A context manager; leaving it
+    cuts every connection.
     """
 
     def __init__(self, target: str | tuple[str, int], *, delay_s: float = 0.0) -> None:
@@ -48,7 +47,7 @@ class DelayProxy:
         self._lock = threading.Lock()
         self._traffic = Traffic(0, 0, 0, 0)
         self._links: set[_Link] = set()
-        # How many answers are given before one is lost; None: all.
+        # How many answers are forwarded before one is lost; None: all.
         self._given_before_loss: int | None = None
         self._lost = threading.Event()
         self._closed = False
@@ -58,15 +57,15 @@ class DelayProxy:
         self._thread.start()
 
     def traffic(self) -> Traffic:
-        """What went over it so far."""
+        """The traffic so far."""
         with self._lock:
             return self._traffic
 
     def lose_next_answer(self, *, after: int = 0) -> threading.Event:
-        """Cut the connection that is the next to get an answer, instead of giving it the answer.
+        """Cut the connection that gets the next answer, instead of forwarding the answer.
 
-        The server has done what it was asked by then, and the client does not know. ``after`` so
-        many answers that are given. The event is set when it has happened.
+        The server has done what was requested, and the client does not learn it. ``after``: how
+        many answers are forwarded first. The event is set when the answer was lost.
         """
         with self._lock:
             self._lost = threading.Event()
@@ -74,16 +73,16 @@ class DelayProxy:
             return self._lost
 
     def lose_nothing(self) -> None:
-        """Lose no answer after all, if none was lost yet."""
+        """Cancel ``lose_next_answer`` if no answer was lost yet."""
         with self._lock:
             self._given_before_loss = None
 
     def lead_to(self, target: str | tuple[str, int]) -> None:
-        """Lead connections that come from now on elsewhere."""
+        """Forward new connections to another target."""
         self._target = target
 
     def cut_all(self) -> None:
-        """Cut every connection; new ones are taken."""
+        """Cut every connection; new ones are accepted."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -94,7 +93,7 @@ class DelayProxy:
         if self._closed:
             return
         self._closed = True
-        # Closing a socket does not wake who waits on it; shutting it down does.
+        # Closing a socket does not wake a thread that waits on it; shutting it down does.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -111,7 +110,7 @@ class DelayProxy:
     ) -> None:
         self.close()
 
-    # --- told by links ----------------------------------------------------------------------
+    # --- called by links --------------------------------------------------------------------
 
     def _listen(self) -> None:
         while True:
@@ -122,7 +121,7 @@ class DelayProxy:
             try:
                 server = self._connect()
             except OSError:
-                # As a real link would tell it: the connection is there and then it is not.
+                # As on a real link: the connection is established and then breaks.
                 client.close()
                 continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -180,7 +179,7 @@ class _Link:
         self._client = client
         self._server = server
         self._state = threading.Lock()
-        # Has the client been given something since it last began to send?
+        # True if the client received something since it last began to send.
         self._answered = True
         self._directions = 2
 
@@ -197,7 +196,7 @@ class _Link:
             try:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
-                # It was cut already, from the other end.
+                # The other end has already cut it.
                 pass
 
     def _write(self, line: _DelayLine) -> None:
@@ -226,10 +225,10 @@ class _Link:
 
 
 class _DelayLine:
-    """Bytes from one socket to another, each chunk as late as it is told.
+    """Forwards bytes from one socket to another, each chunk with its delay.
 
-    ``arrived`` hears of what was read, and ``leaves`` of what is about to be written; if that says
-    False, it is thrown away, and the line ends.
+    ``arrived`` is called for chunks read, ``leaves`` for chunks about to be written; if it returns
+    False, the chunk is dropped and the line ends.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ class _DelayLine:
         self._stopped = False
 
     def read(self) -> None:
-        """Take in what the source sends until it ends."""
+        """Read from the source until it ends."""
         while True:
             try:
                 chunk = self._source.recv(_CHUNK)
@@ -270,7 +269,7 @@ class _DelayLine:
                     return
 
     def write(self) -> None:
-        """Give out what was taken in, each when it is due, until the end of it."""
+        """Write each chunk when it is due, until the end."""
         try:
             while chunk := self._next():
                 if not self._leaves(len(chunk)):
@@ -278,7 +277,7 @@ class _DelayLine:
                 self._target.sendall(chunk)
             self._target.shutdown(socket.SHUT_WR)
         except OSError:
-            # The target has gone. Its sender will find out by the connection's end.
+            # The target has closed; the sender notices the end of its connection.
             self._shut_source()
         finally:
             with self._changed:

@@ -1,8 +1,8 @@
-"""Run one server for as long as somebody holds the other end of our standard input.
+"""Runs one server until its parent closes our standard input or dies.
 
-A program of its own, started by ``servers.keeping``: a test run that is killed cannot tidy up
-after itself, but the kernel closes its pipes, and that this process sees. It stands in a session of
-its own, where no Ctrl-C reaches it.
+A separate program, started by ``servers.keeping``. A killed test run cannot clean up, but the
+kernel closes its pipes, and this process notices that. It has its own session, so Ctrl-C does not
+reach it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import signal
 import subprocess
 import sys
 
-# How long a server may take to go before it is killed.
+# How long a server may take to stop before it is killed.
 _PATIENCE_S = 20.0
 _LOOK_S = 0.2
 
 
 def main() -> int:
-    """Run what the first line of the input orders; the answer is the server's exit code."""
-    # Unbuffered: what follows the order is looked for with select.
+    """Run the command in the first line of the input; returns the server's exit code."""
+    # Unbuffered: select must see the input after the first line.
     with os.fdopen(0, "rb", buffering=0, closefd=False) as orders:
         order = json.loads(orders.readline())
     with open(order["log"], "ab") as log:
@@ -36,7 +36,7 @@ def main() -> int:
     while server.poll() is None:
         if told is None and select.select([0], [], [], _LOOK_S)[0]:
             told = os.read(0, 1)
-            # A byte is an order to end in good order; the end of the input is a parent that died.
+            # A byte requests a clean shutdown; the end of the input means that the parent died.
             server.send_signal(signal.Signals(order["stop" if told else "abandon"]))
         elif told is not None:
             try:
@@ -44,7 +44,7 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 server.kill()
     if told is None:
-        # The server went by itself. What it left belongs to the parent, if there still is one.
+        # The server ended by itself. Its files belong to the parent, if it still runs.
         told = os.read(0, 1)
     if not told:
         shutil.rmtree(order["remove"], ignore_errors=True)

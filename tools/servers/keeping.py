@@ -1,4 +1,4 @@
-"""Start a server that cannot outlive us, and end it: in good order, or as a power cut would."""
+"""Starts a server that cannot outlive this process, and stops it cleanly or kills it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-# How long a kept server may take to end; its keeper has killed it long before.
+# How long a server may take to end; the keeper kills it long before.
 _END_S = 60.0
 
 
 class Order(NamedTuple):
-    """What to run, and how to end it."""
+    """The command to run, and how to stop it."""
 
     argv: Sequence[str]
     log: Path
     cwd: Path
-    # Removed by the keeper if we die without a word.
+    # Removed by the keeper if this process dies.
     remove: Path
     env: Mapping[str, str]
     user: str | None = None
@@ -38,7 +38,7 @@ class Kept:
             [sys.executable, "-I", "-S", str(_KEEPER)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0,
         )  # fmt: skip
-        spelled = {
+        encoded = {
             **order._asdict(),
             "argv": list(order.argv),
             "log": str(order.log),
@@ -50,7 +50,7 @@ class Kept:
         }
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
-        self._keeper.stdin.write(json.dumps(spelled).encode() + b"\n")
+        self._keeper.stdin.write(json.dumps(encoded).encode() + b"\n")
         answer = self._keeper.stdout.readline()
         if not answer:
             raise RuntimeError(f"{order.argv[0]} could not be started as user {order.user}")
@@ -58,14 +58,14 @@ class Kept:
 
     @property
     def running(self) -> bool:
-        """Whether the server is there; false as soon as it has ended."""
+        """True while the server runs."""
         return Path(f"/proc/{self.pid}").exists() and not _is_zombie(self.pid)
 
     def stop(self) -> None:
-        """End the server in good order, or what is left of it; nothing if that was done."""
+        """Shut the server down cleanly; do nothing if it was stopped before."""
         if self._keeper.stdin is None or self._keeper.stdin.closed:
             return
-        # The keeper may be gone already, if the machine was short of something.
+        # The keeper may have died, for example for lack of memory.
         try:
             self._keeper.stdin.write(b".")
         except BrokenPipeError:
@@ -76,8 +76,8 @@ class Kept:
         self._keeper.stdout.close()
 
     def kill(self) -> None:
-        """End the server and all its processes at once, as if its machine had gone."""
-        # Held first, so that it starts no process that we have not seen.
+        """Kill the server and all its processes at once, as in a power loss."""
+        # Stopped first, so that it starts no further processes.
         os.kill(self.pid, signal.SIGSTOP)
         for pid in [*_children(self.pid), self.pid]:
             try:

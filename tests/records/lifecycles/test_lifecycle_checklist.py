@@ -74,7 +74,7 @@ def test_promote__only_named_keys_nothing_for_an_empty_list_all_for_none(life: L
     assert promoted(["missing", "plan"]) == {"plan": "PLAN"}
     assert promoted(["missing"]) == {}
     assert promoted(name for name in ("plan",)) == {"plan": "PLAN"}
-    with pytest.raises(InvalidInputError, match="a list of one"):
+    with pytest.raises(InvalidInputError, match="must be a list"):
         promoted("plan")
     # What was promoted is as it was then.
     mutable = ["first"]

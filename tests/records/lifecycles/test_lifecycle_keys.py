@@ -153,7 +153,7 @@ def test_a_missing_key_is_told_apart_from_a_destroyed_one(
             other.users.put("anna", "y", SMALL)
     [name] = names(tmp_path / "keys")
     keys.destroy(name.removesuffix(".key"))
-    with pytest.raises(KeyDestroyedError, match="backups included"):
+    with pytest.raises(KeyDestroyedError, match="in backups too"):
         locked.users.get("anna", "x")
     with pytest.raises(KeyDestroyedError):
         locked.users.put("anna", "y", 1)
@@ -179,7 +179,7 @@ def test_a_row_that_is_moved_does_not_open(locked: Lifecycles) -> None:
 def test_every_changed_byte_is_noticed(keys: FileKeys) -> None:
     key = "aa.bb"
     keys.create(key)
-    place = encryption.Place(key, "user", "name")
+    place = encryption.BoundTo(key, "user", "name")
     sealed = encryption.seal(keys, place, {"a": 1})
     assert encryption.open_sealed(keys, place, sealed) == {"a": 1}
     for at in range(len(sealed)):
@@ -195,7 +195,7 @@ def test_what_was_encrypted_once_opens_for_ever(tmp_path: Path) -> None:
     keys = FileKeys(tmp_path / "keys")
     (tmp_path / "keys" / "aa.bb.key").write_text("07" * 32 + "\n")
     (tmp_path / "keys" / "aa.bb.key").chmod(0o600)
-    place = encryption.Place("aa.bb", "aa", "name")
+    place = encryption.BoundTo("aa.bb", "aa", "name")
     assert encryption.open_sealed(keys, place, bytes.fromhex(GOLDEN)) == {"text": "golden", "n": 1}
     # And a name is hashed as it was.
     assert subject_hash(b"", b"anna").hex() == GOLDEN_ANNA

@@ -51,7 +51,7 @@ def test_classes_have_ages_and_those_without_keep(either: Lifecycles, clock: Clo
     assert sweep(life, {"learned_context": DAY_MS}).swept == 1
     # A swept value is counted out: erasing finds nothing more.
     assert life.users.erase("anna").deleted == 0
-    with pytest.raises(InvalidInputError, match="a class is one of"):
+    with pytest.raises(InvalidInputError, match="a class in max_age_ms must be one of"):
         sweep(life, {"other": 1})
     with pytest.raises(InvalidInputError):
         sweep(life, {"process": -1})

@@ -39,6 +39,7 @@ from casstore.engine.protocol import TABLES
 from casstore.errors import (
     FormatError,
     InvalidInputError,
+    LeaseHeldError,
     LeaseLostError,
     NotALogError,
     PendingCallsError,
@@ -51,7 +52,7 @@ from casstore.errors import (
 from casstore.maintenance import check, gc, vacuum
 from casstore.maintenance.condemned import list_condemned
 from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
-from casstore.session.data import UNFENCED, Commit, Lease, NodeDraft
+from casstore.session.data import Commit, Lease, NodeDraft
 from casstore.store import Store
 from tests.records.one_transaction import assert_one_transaction
 
@@ -206,7 +207,7 @@ def test_unknown_session__a_session_of_something_else_is_not_taken_for_a_log(
     log: SessionLog,
 ) -> None:
     other = log.store.session("other")
-    other.commit(Commit(append=[NodeDraft("n1", "hello")], lease=UNFENCED))
+    other.commit(Commit(append=[NodeDraft("n1", "hello")]))
     with pytest.raises(NotALogError):
         log.append("other", user("hello"))
     with pytest.raises(SessionExistsError):
@@ -503,12 +504,12 @@ def test_a_leaf_that_others_move_back_is_told_with_what_to_do(log: SessionLog) -
     at_three = next(iter(session.history()))
     fill(log, "s", 2)
     for leaf in ("3", None):
-        session.commit(Commit(leaf=leaf, lease=UNFENCED))
+        session.commit(Commit(leaf=leaf))
         for again in (log, SessionLog(log.store)):
             with pytest.raises(NotALogError, match=r"moved back.*rewind"):
                 again.append("s", user("four"))
         assert not check.check(log.store).sound
-    session.rewind(at_three, lease=UNFENCED)
+    session.rewind(at_three)
     assert log.append("s", user("four")) == 4
     assert check.check(log.store).sound
     assert [message.number for message in log.messages("s")] == [1, 2, 3, 4]
@@ -562,7 +563,7 @@ def test_a_fork_is_adopted_with_its_messages(log: SessionLog) -> None:
         log.adopt("fork")
     with pytest.raises(SessionNotFoundError):
         log.adopt("nowhere")
-    log.store.session("other").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    log.store.session("other").commit(Commit(append=[NodeDraft("n", 1)]))
     with pytest.raises(NotALogError):
         log.adopt("other")
     assert log.close("s") == 2
@@ -985,7 +986,7 @@ def test_structured_content__the_rest_of_the_checkpoint_stays_the_runtimes(
     own = session.checkpoint()._replace(
         tool_state={"cwd": "/repo"}, config={"k": 1}, frames=["f"], plugin_revision=3
     )
-    session.commit(Commit(checkpoint=own, lease=UNFENCED))
+    session.commit(Commit(checkpoint=own))
     log.fold("s", [1, 2], "note")
     log.send("s", user("more"))
     found = session.checkpoint(hydrate=True)
@@ -1002,7 +1003,7 @@ def test_structured_content__a_rewind_takes_folds_and_calls_back_too(log: Sessio
     before = log.active("s"), log.pending("s"), log.counters("s")
     log.abort("s")
     log.fold("s", [1, 2], "note")
-    session.rewind(head.revision, lease=UNFENCED)
+    session.rewind(head.revision)
     assert (log.active("s"), log.pending("s"), log.counters("s")) == before
     assert log.folds("s") == []
     assert log.append("s", result("c1")) == 3
@@ -1225,7 +1226,7 @@ def test_lease_inbox__a_lease_is_taken_over_only_when_it_has_expired(
     first = claimed(log, "s", "one")
     assert log.claim_lease("s", "two", 1000) is None
     assert log.append("s", user("with it"), lease=first) == 1
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseHeldError):
         log.append("s", user("without it"))
     clock.move(1000)
     second = claimed(log, "s", "two")

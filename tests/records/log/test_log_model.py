@@ -65,7 +65,7 @@ class Model:
         return numbers, note
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_STEPS)
 def test_reload_is_the_history_in_memory_same_members_same_order(steps: list[Any]) -> None:
     store = Store(MemoryEngine())

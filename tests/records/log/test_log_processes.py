@@ -13,7 +13,6 @@ import pytest
 
 import casstore
 from casstore.records.log import NewMessage, SessionLog, UsageTotals
-from casstore.session.data import UNFENCED
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -200,4 +199,4 @@ def test_persistence__another_process_goes_on_where_one_was_killed(tmp_path: Pat
         assert [call["arguments"] for call in pending.calls] == [{"at": 1}, {"at": 2}]
         assert log.resume("s", lambda call: f"done {call['arguments']['at']}") == [4, 5]
         assert log.totals("s") == UsageTotals(1, 1, 2, 3)
-        assert log.append("s", NewMessage("assistant", "all done"), lease=UNFENCED) == 6
+        assert log.append("s", NewMessage("assistant", "all done")) == 6

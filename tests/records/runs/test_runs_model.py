@@ -19,7 +19,7 @@ from casstore.errors import (
 )
 from casstore.maintenance import gc
 from casstore.records.runs import TERMINAL, WAITING, Runs, SessionCheckpoint, steps
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 
 THREADS = st.sampled_from(["t", "u"])
@@ -44,7 +44,7 @@ class RunsMachine(RuleBasedStateMachine):
         self.store = Store(engine)
         self.session = self.store.session("s")
         for node in ("1", "2"):
-            self.session.commit(Commit(append=[NodeDraft(node, node)], lease=UNFENCED))
+            self.session.commit(Commit(append=[NodeDraft(node, node)]))
         self.runs = Runs(self.store)
         self.runs.create_thread("never deleted", "agent")
         # Thread → its runs in order of beginning; and those changed last, last.

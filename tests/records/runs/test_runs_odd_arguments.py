@@ -9,7 +9,7 @@ import pytest
 
 from casstore.engine.protocol import Write
 from casstore.records.runs import COMMITTED, Runs, steps
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from tests.records.refusals import CountingEngine, assert_refused
 
@@ -36,7 +36,7 @@ def runs(store: Store) -> Runs:
 
 
 def _commit(expected: Any) -> Commit:
-    return Commit(append=[NodeDraft("n", 1)], expected=expected, lease=UNFENCED)
+    return Commit(append=[NodeDraft("n", 1)], expected=expected)
 
 
 CALLS: dict[str, Callable[[Runs], object]] = {
@@ -105,9 +105,7 @@ BESIDE: dict[str, Write] = {
 }
 
 
-@pytest.mark.parametrize("beside", BESIDE)
-def test_nothing_odd_goes_beside_a_commit(
-    engine: CountingEngine, store: Store, beside: str
-) -> None:
-    change = Commit(append=[NodeDraft("n", 1)], lease=UNFENCED, beside=BESIDE[beside])
+@pytest.mark.parametrize("also", BESIDE)
+def test_nothing_odd_goes_beside_a_commit(engine: CountingEngine, store: Store, also: str) -> None:
+    change = Commit(append=[NodeDraft("n", 1)], also=BESIDE[also])
     assert_refused(engine, lambda: store.session("s").commit(change))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from casstore.records.runs import COMMITTED, RUNNING, WAITING, Runs, SessionCheckpoint, steps
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.one_transaction import assert_one_transaction
 
 
 def growth(node: str, **fields: Any) -> Commit:
-    return Commit(append=[NodeDraft(node, {"role": "user"})], lease=UNFENCED, **fields)
+    return Commit(append=[NodeDraft(node, {"role": "user"})], **fields)
 
 
 def prepare(store: Store) -> Runs:

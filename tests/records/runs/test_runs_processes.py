@@ -16,7 +16,7 @@ import pytest
 import casstore
 from casstore.errors import ApprovalResolvedError, ConflictError, RecordConflictError
 from casstore.records.runs import RUNNING, WAITING, Runs, SessionCheckpoint, steps
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 
 _SPAWN = multiprocessing.get_context("spawn")
 _PROCESSES = 3
@@ -199,19 +199,17 @@ def test_deleting_beside_others_leaves_nothing_half(crew: Crew, path: Path) -> N
             assert runs.delete_thread("t")
         rows = store.engine.scan_rows("records", start=b"runs.", stop=b"runs/")
         assert [key for key, _ in rows] == [
-            b"runs.counter\0next\0", b"runs.schema\0family\0", b"runs.schema\0version\0",
+            b"runs.counter\0next\0", b"runs.schema\0runs\0",
         ]  # fmt: skip
 
 
 def _commit(runs: Runs, number: int) -> list[int]:
-    store = runs._ground.store
+    store = runs._tables.store
     made: list[int] = []
     while len(made) < 8:
         head = store.session("s").head()
         expected = 0 if head is None else head.revision
-        change = Commit(
-            append=[NodeDraft(f"{number} {len(made)}", 1)], lease=UNFENCED, expected=expected
-        )
+        change = Commit(append=[NodeDraft(f"{number} {len(made)}", 1)], expected=expected)
         event = steps.AppendEvent("r", expected + 1, expected + 1)
         try:
             made.append(runs.commit("s", change, "t", event).result.revision)
@@ -249,7 +247,7 @@ def test_a_process_killed_between_decision_and_resume_leaves_the_intent(path: Pa
     prepared(path)
     with casstore.open(path, "relaxed") as store:
         session = store.session("s")
-        session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+        session.commit(Commit(append=[NodeDraft("n", 1)]))
         Runs(store).set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 1))
     killed = os.spawnve(
         os.P_WAIT,

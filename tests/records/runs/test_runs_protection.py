@@ -23,7 +23,7 @@ from casstore.maintenance.policy import Policy
 from casstore.maintenance.retention_plan import Plan
 from casstore.records.runs import COMMITTED, TERMINAL, WAITING, Runs, SessionCheckpoint, steps
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from tests.records.one_transaction import contents
@@ -32,7 +32,7 @@ from tests.records.one_transaction import contents
 def grow(session: Session, *nodes: str, **fields: Any) -> None:
     for node in nodes:
         text = f"what {node} says " * 100
-        session.commit(Commit(append=[NodeDraft(node, {"text": text})], lease=UNFENCED, **fields))
+        session.commit(Commit(append=[NodeDraft(node, {"text": text})], **fields))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_deleting_the_thread_releases_it(busy: Runs, store: Store, session: Sess
 def test_what_is_not_there_cannot_be_a_checkpoint(
     busy: Runs, store: Store, session: Session
 ) -> None:
-    store.session("gone").commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
+    store.session("gone").commit(Commit(append=[NodeDraft("x", 1)]))
     store.delete_session("gone")
     before = contents(store)
     for name, revision, error in (
@@ -197,7 +197,7 @@ def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
 
 @pytest.mark.leaves_damage
 def test_lost_protections_are_given_again(busy: Runs, store: Store, session: Session) -> None:
-    store.session("gone").commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
+    store.session("gone").commit(Commit(append=[NodeDraft("x", 1)]))
     places = (("ended", 1, "s"), ("waits", 2, "s"), ("homeless", 1, "gone"))
     for run, revision, name in places:
         busy.create_run("t", run, "agent", "graph")
@@ -218,7 +218,7 @@ def test_lost_protections_are_given_again(busy: Runs, store: Store, session: Ses
 
 
 def step(node: str, **fields: Any) -> Commit:
-    return Commit(append=[NodeDraft(node, {"n": node})], lease=UNFENCED, **fields)
+    return Commit(append=[NodeDraft(node, {"n": node})], **fields)
 
 
 def test_the_revision_that_a_commit_makes_is_the_checkpoint_of_the_same_write(
@@ -256,8 +256,8 @@ def test_a_commit_that_is_refused_takes_no_steps_and_the_other_way_round(
         busy.commit("s", step("e"), "t", steps.SetState("r", WAITING, COMMITTED))
     with pytest.raises(InvalidInputError, match="COMMITTED"):
         busy.set_state("t", "r", WAITING, checkpoint=COMMITTED)
-    with pytest.raises(InvalidInputError, match="beside"):
-        busy.commit("s", step("e", beside=Write()), "t", steps.SetState("r", WAITING))
+    with pytest.raises(InvalidInputError, match="also"):
+        busy.commit("s", step("e", also=Write()), "t", steps.SetState("r", WAITING))
     assert contents(store) == before
 
 

@@ -55,12 +55,12 @@ EMPTY: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
 
 
 def test_scope_key__hash_of_canonical_json_with_all_dimensions_and_a_version() -> None:
-    spelled = (
+    encoded = (
         '{"actor_id":"ann","actor_type":"user","binding_identity":"binding-1","bot_id":"bot-1",'
         '"runner_id":"plugin:me/agent/default","scope":"actor","version":2,'
         '"workspace_id":"space-1"}'
     )
-    assert scope_key(HERE, "actor") == f"actor:v2:{hashlib.sha256(spelled.encode()).hexdigest()}"
+    assert scope_key(HERE, "actor") == f"actor:v2:{hashlib.sha256(encoded.encode()).hexdigest()}"
     for scope in SCOPES:
         key = scope_key(HERE, scope)
         assert key is not None

@@ -12,7 +12,7 @@ from casstore.errors import (
     StateRefusedError,
 )
 from casstore.records.scoped import SCOPES, Generation, ScopedState
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.conftest import Clock
@@ -179,16 +179,16 @@ def test_a_reset_moves_nothing_however_much_there_is(store: Store) -> None:
 def test_a_reset_happens_with_a_commit_or_not_at_all(store: Store) -> None:
     states = ScopedState(store)
     session = store.session("s")
-    session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("a", 1)]))
     generation, write = states.prepare_reset(**TALK, note={"revision": 2})
     assert states.generation(**TALK) is None
-    session.commit(Commit(append=[NodeDraft("b", "/new")], lease=UNFENCED, beside=write))
+    session.commit(Commit(append=[NodeDraft("b", "/new")], also=write))
     assert states.generation(**TALK) == generation == Generation(1, *generation[1:])
     stale = states.prepare_reset(**TALK)[1]
     states.reset(**TALK)
     before = contents(store)
     with pytest.raises(ConditionFailedError):
-        session.commit(Commit(append=[NodeDraft("c", 1)], lease=UNFENCED, beside=stale))
+        session.commit(Commit(append=[NodeDraft("c", 1)], also=stale))
     assert contents(store) == before
 
 

@@ -14,6 +14,7 @@ from casstore.errors import InvalidInputError, RunFrozenError, StateRefusedError
 from casstore.maintenance.expiring import expire_rows
 from casstore.records.scoped import Context, Policy, Quota, Reason, RunState, ScopedState
 from casstore.store import Store
+from casstore.testing.engine_fixtures import all_rows
 from tests.records.conftest import Clock
 from tests.records.one_transaction import contents
 from tests.records.scoped.contexts import ALL, HERE, TALK
@@ -229,8 +230,8 @@ def test_a_run_whose_time_is_up_has_ended(store: Store, clock: Clock) -> None:
     assert refusal(lambda: states.run("r", caller=ME)) == Reason.WRONG_CALLER
     assert expire_rows(store).records == 0
     clock.move(10)
-    # The run, and what led to it from its actor.
-    assert expire_rows(store).records == 2
+    assert expire_rows(store).records == 1
+    assert not [row for row in all_rows(store.engine, "records") if b"run" in row.key]
     assert not states.end_run("r")
 
 

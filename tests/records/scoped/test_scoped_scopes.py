@@ -24,7 +24,7 @@ from casstore.errors import (
 from casstore.maintenance import expiring, gc
 from casstore.maintenance.expiring import expire_rows
 from casstore.records.scoped import Entry, Policy, Quota, Reason, Scope, ScopedState, changes
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import Commit, NodeDraft
 from casstore.session.records import Record, Table
 from casstore.store import Store
 from tests.records.conftest import Clock
@@ -553,8 +553,7 @@ def test_a_value_may_change_with_a_turn_or_not_at_all(store: Store) -> None:
     session.commit(
         Commit(
             append=[NodeDraft("a", "hello")],
-            lease=UNFENCED,
-            beside=scope.prepare_put("covers_until", "a"),
+            also=scope.prepare_put("covers_until", "a"),
         )
     )
     assert found(scope, "covers_until").value == "a"
@@ -562,7 +561,7 @@ def test_a_value_may_change_with_a_turn_or_not_at_all(store: Store) -> None:
     scope.put("covers_until", "c")
     before = contents(store)
     with pytest.raises(ConditionFailedError):
-        session.commit(Commit(append=[NodeDraft("b", 1)], lease=UNFENCED, beside=late))
+        session.commit(Commit(append=[NodeDraft("b", 1)], also=late))
     assert contents(store) == before
 
 

@@ -1,1 +1,1 @@
-"""Other ways to keep an agent's sessions, each behind the same few verbs, for comparison."""
+"""Other session stores behind one interface, for comparison."""

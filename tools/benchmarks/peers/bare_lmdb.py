@@ -1,4 +1,4 @@
-"""LMDB with nothing around it: a row a message with its parent, a row a head.
+"""Plain LMDB: one row for each message with its parent, and one for each head.
 
 Messages are packed and compressed one by one, as an afternoon's work would do it. Nothing is
 checked on reading, and nothing stops two writers from overwriting each other's head.

@@ -8,7 +8,7 @@ from typing import Any
 
 import casstore
 from benchmarks.peers.peer import Flush, Peer, Turn
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore import Checkpoint, Commit, NodeDraft
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.maintenance.compact import compact
@@ -42,7 +42,6 @@ class Casstore(Peer):
             Commit(
                 append=[NodeDraft(message["id"], message) for message in turn],
                 checkpoint=Checkpoint(turn_state={"turn_index": number}),
-                lease=UNFENCED,
                 turn=f"turn-{number}",
             )
         )
@@ -64,7 +63,7 @@ class Casstore(Peer):
         else:
             digest = self._store.edit(last, Set((key,), state[key]))
         checkpoint = Checkpoint(tool_state=casstore.Link(digest))
-        self._store.session(session).commit(Commit(checkpoint=checkpoint, lease=UNFENCED))
+        self._store.session(session).commit(Commit(checkpoint=checkpoint))
         self._states[session] = digest
 
     def fork(self, source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Run every peer through every workload, in shuffled order, several times."""
+"""Runs every peer through every workload, in shuffled order, several times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from benchmarks.peers.workloads import SCENARIOS, Point, Sizes, figures, long_se
 
 T = TypeVar("T")
 
-# As they stand in the table: first those that flush each turn, then the others.
+# In the order of the table: first those that flush each turn, then the others.
 PEERS: tuple[type[Peer], ...] = (
     Casstore,
     BareLmdb,
@@ -54,7 +54,7 @@ _PACKAGES = (
 
 
 class Spread(NamedTuple):
-    """Median and ends of several measurements."""
+    """Median, lowest and highest of several measurements."""
 
     median: float
     low: float
@@ -62,12 +62,12 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """The spread of at least one value."""
     return Spread(median(values), min(values), max(values))
 
 
 class Column(NamedTuple):
-    """What came of one peer. Figures that are absent it does not do."""
+    """The results of one peer. A figure is absent if the peer does not support the operation."""
 
     name: str
     flush: str
@@ -76,14 +76,14 @@ class Column(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What came of all of them; ``skipped`` says who was not there, and why."""
+    """The results of all peers; ``skipped`` lists the missing ones with the reasons."""
 
     repeats: int
     sizes: Sizes
     columns: list[Column]
     skipped: dict[str, str]
     versions: dict[str, str]
-    # One small write and its flush, taken between the repeats: what the disk was like.
+    # One small write and its flush, measured between the repeats, to show the state of the disk.
     flush: Spread
 
 
@@ -93,7 +93,7 @@ def compare(
     peers: Sequence[type[Peer]] = PEERS,
     tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Iterator[Results]:
-    """Measure ``peers`` side by side; gives what there is after each repeat."""
+    """Measure ``peers``; yields the results so far after each repeat."""
     skipped = {peer.name: lack for peer in peers if (lack := missing(peer)) is not None}
     for name, lack in skipped.items():
         tell(f"{name} is skipped: {lack} is not installed")
@@ -110,7 +110,7 @@ def compare(
                 for key, value in _alone(peer, scenario, sizes).items():
                     found[peer.name][key].append(value)
         if number == 0:
-            # Once: sizes come out the same, and each time is a median of twenty turns already.
+            # Once only: sizes are deterministic, and each time is already a median of twenty turns.
             tell("peers, long_session …")
             for peer in order.sample(present, len(present)):
                 grown[peer.name] = _alone(peer, _growth, sizes)
@@ -132,7 +132,7 @@ def _growth(peer: Peer, place: Path, sizes: Sizes) -> list[Point]:
 
 
 def _alone(peer: type[Peer], work: Callable[[Peer, Path, Sizes], T], sizes: Sizes) -> T:
-    """Give a new peer an empty directory."""
+    """Run a workload with a new peer in an empty directory."""
     with tempfile.TemporaryDirectory() as place:
         one = peer()
         one.start(Path(place))
@@ -145,7 +145,7 @@ def _alone(peer: type[Peer], work: Callable[[Peer, Path, Sizes], T], sizes: Size
 def _require_all(
     peers: Sequence[type[Peer]], found: dict[str, dict[str, list[float]]], sizes: Sizes
 ) -> None:
-    """A figure that is absent must be one that the peer does not do."""
+    """A figure may be absent only if the peer does not support its operation."""
     for peer in peers:
         for figure in figures(sizes):
             if does(peer, figure.verb) != (figure.key in found[peer.name]):

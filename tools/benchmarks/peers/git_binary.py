@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers.peer import Flush, Peer, Turn
 
-# Files of one directory, so that a commit does not write a list of all messages anew.
+# Files of one directory, so that a commit does not rewrite a list of all messages.
 _DIRECTORY = 64
 _QUIET = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 

@@ -29,7 +29,7 @@ def _config(thread: str, checkpoint: str | None = None) -> dict[str, Any]:
 
 
 class _Saver(Peer):
-    """What the savers share."""
+    """The common base of the savers."""
 
     saver: Any
 

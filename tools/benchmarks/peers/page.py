@@ -1,4 +1,4 @@
-"""The comparison as Markdown tables and charts, and their place in a page."""
+"""The comparison as Markdown tables and charts, inserted into a page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BEGIN = "<!-- peers: written by tools/bench.py --write-docs; changes here are lo
 END = "<!-- peers: end -->"
 
 _DOES_NOT = "does not do this"
-# Within so much of each other two figures are the same, as the noise of a run goes.
+# Figures within this ratio count as equal, given the noise of a run.
 _EVEN = 1.1
-# Of those that differ only in when they flush, one.
+# One of each group of peers that differ only in when they flush.
 _SIZES = (
     "casstore",
     "LangGraph SqliteSaver",
@@ -28,7 +28,7 @@ _SIZES = (
     "power-loop",
     "git",
 )
-# A peer looks the same in every picture, flushing or not.
+# A peer has the same colour in every chart.
 _STYLES = {name: at for at, name in enumerate(_SIZES)} | {
     "casstore, `relaxed`": 0,
     "LangGraph InMemorySaver": 1,
@@ -83,7 +83,7 @@ def _table(rows: Sequence[Figure], columns: Sequence[Column]) -> list[str]:
 
 
 def behind(rows: Sequence[Figure], ours: Column, others: Sequence[Column]) -> list[str]:
-    """Where the first of the columns is not the best, and who is, by how much."""
+    """The rows in which ``ours`` is not the best, with the better columns and ratios."""
     told: list[str] = []
     for row in rows:
         if row.key not in ours.figures:
@@ -105,7 +105,7 @@ def behind(rows: Sequence[Figure], ours: Column, others: Sequence[Column]) -> li
 
 
 def markdown(results: Results) -> str:
-    """What stands between the markers."""
+    """The text between the markers."""
     rows = figures(results.sizes)
     there = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     parts = [
@@ -135,7 +135,7 @@ def markdown(results: Results) -> str:
         for column in ours:
             others = [other for other in columns if other not in ours]
             if column.name == CasstoreSaver.name:
-                # It has LangGraph's interface, so it is LangGraph's savers that it stands beside.
+                # It has LangGraph's interface, so it is compared with LangGraph's savers.
                 others = [other for other in others if other.name.startswith("LangGraph")]
             told += behind(rows, column, others)
         if told:
@@ -146,7 +146,7 @@ def markdown(results: Results) -> str:
         f"the peer took more than {bytes_text(results.sizes.long_bytes)} or "
         f"{results.sizes.long_s:.0f} seconds for the session. Run once; a time is the "
         "median of the last twenty turns.",
-        *(f"![{title}](img/{name})" for name, title in CHARTS.items()),
+        *(f"![{title}](../img/{name})" for name, title in CHARTS.items()),
     ]
     return "\n\n".join(parts)
 
@@ -160,7 +160,7 @@ CHARTS = {
 
 
 def charts(results: Results) -> dict[str, str]:
-    """The pictures by file name."""
+    """The charts by file name."""
     by_name = {column.name: column for column in results.columns}
     sizes = [by_name[name] for name in _SIZES if name in by_name]
     flushed = [column for column in results.columns if column.flush == Flush.EACH.value]
@@ -197,7 +197,7 @@ def _line(column: Column, points: list[tuple[float, float]]) -> Line:
 
 
 def put_between(page: str, body: str) -> str:
-    """The page with ``body`` between the markers, and everything else as it was."""
+    """The page with ``body`` between the markers, otherwise unchanged."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise ValueError(f"the page must have one line {BEGIN!r} and, after it, one {END!r}")
     before, rest = page.split(BEGIN)
@@ -206,8 +206,8 @@ def put_between(page: str, body: str) -> str:
 
 
 def write(results: Results, documents: Path) -> None:
-    """Into ``benchmarks.md`` and ``img/`` of a directory of documents."""
-    page = documents / "benchmarks.md"
+    """Write ``reference/benchmarks.md`` and ``img/`` below a directory of documents."""
+    page = documents / "reference" / "benchmarks.md"
     text = put_between(page.read_text(), markdown(results))
     images = documents / "img"
     images.mkdir(exist_ok=True)

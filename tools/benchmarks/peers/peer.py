@@ -1,7 +1,7 @@
-"""What every way of keeping sessions is asked to do, and how its size is taken.
+"""The interface of the compared session stores, and how their sizes are measured.
 
-A peer overrides the verbs it has; ``does`` says whether it has one. What a library has no
-call for is not made up around it, so a missing verb is an answer and not a gap.
+A peer implements the operations that it supports; ``does`` tells which. Operations that a library
+lacks are not emulated: the table then says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Turn = Sequence[Message]
 
 
 class Flush(Enum):
-    """What a returned write survives. Only peers of one kind are compared in time."""
+    """What a returned write survives. Times are compared only between peers of one kind."""
 
     EACH = "flushed to disk"
     LATER = "not flushed"
@@ -26,11 +26,11 @@ class Flush(Enum):
 
 
 class Peer:
-    """A way to keep sessions. Each measurement gets one of its own and an empty directory."""
+    """A session store. Each measurement gets a new one and an empty directory."""
 
     name: str
     flush: Flush
-    # Modules, or programs with a leading "!", without which it is skipped.
+    # Modules, or programs with a leading "!", without which the peer is skipped.
     needs: tuple[str, ...] = ()
 
     def start(self, place: Path) -> None:
@@ -42,24 +42,24 @@ class Peer:
         raise NotImplementedError
 
     def reopen(self, place: Path) -> None:
-        """Forget what is in memory, as a new process would."""
+        """Discard the state in memory, as a new process would."""
         self.stop()
         self.start(place)
 
     def settle(self, place: Path) -> None:
-        """Bring logs home, so that a size is that of the data."""
+        """Checkpoint logs, so that the size is that of the data."""
 
     def size_bytes(self, place: Path) -> int:
-        """What the files take on the disk, in whole blocks."""
+        """The allocated size of the files, in whole blocks."""
         self.settle(place)
         return sum(file.stat().st_blocks * 512 for file in place.rglob("*") if file.is_file())
 
     def commit(self, session: str, turn: Turn) -> None:
-        """Add a turn; whatever ``flush`` promises holds when this returns."""
+        """Append a turn; on return it survives what ``flush`` says."""
         raise NotImplementedError
 
     def bulk(self, sessions: Mapping[str, Sequence[Turn]]) -> None:
-        """Add many new sessions in the fewest calls there are for it."""
+        """Add many new sessions in as few calls as possible."""
         raise NotImplementedError
 
     def path(self, session: str) -> Sequence[Any]:
@@ -67,37 +67,37 @@ class Peer:
         raise NotImplementedError
 
     def edit(self, session: str, state: Mapping[str, Any], key: str) -> None:
-        """Keep ``state``, of which only ``key`` is new; earlier states stay readable."""
+        """Store ``state``, in which only ``key`` changed; earlier states stay readable."""
         raise NotImplementedError
 
     def fork(self, source: str, target: str) -> None:
-        """Make a session that stands where another does and goes its own way."""
+        """Create a session with the state of another one, independent afterwards."""
         raise NotImplementedError
 
     def branch(self, source: str, target: str, turn: Turn) -> None:
-        """Fork and add a turn."""
+        """Fork and append a turn."""
         raise NotImplementedError
 
     def diff(self, left: str, right: str) -> int:
-        """How many messages are in one of two sessions only."""
+        """The number of messages that are in only one of two sessions."""
         raise NotImplementedError
 
     def collect(self, gone: Sequence[str]) -> None:
-        """Delete sessions and make their room usable again, keeping what others share."""
+        """Delete sessions and make their space reusable; shared content stays."""
         raise NotImplementedError
 
     def pack(self) -> None:
-        """Make what is kept smaller."""
+        """Reduce the stored size."""
         raise NotImplementedError
 
 
 def does(peer: type[Peer], verb: str) -> bool:
-    """Has this peer the verb?"""
+    """True if the peer has this operation."""
     return getattr(peer, verb) is not getattr(Peer, verb)
 
 
 def missing(peer: type[Peer]) -> str | None:
-    """What the peer needs and is not installed."""
+    """A requirement of the peer that is not installed."""
     for name in peer.needs:
         if name.startswith("!"):
             if shutil.which(name[1:]) is None:

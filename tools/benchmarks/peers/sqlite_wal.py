@@ -1,4 +1,4 @@
-"""SQLite with nothing around it: a row a message with its parent, a row a head, JSON text.
+"""Plain SQLite: one row for each message with its parent, one for each head, JSON text.
 
 Forks share rows, as a careful schema of one's own would have it.
 """
@@ -116,7 +116,7 @@ class SqliteFull(Peer):
         self._db.execute("commit")
 
     def pack(self) -> None:
-        """Write the database anew."""
+        """Rewrite the database."""
         self._db.execute("vacuum")
 
 

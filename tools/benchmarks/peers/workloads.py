@@ -1,7 +1,7 @@
-"""What the peers are asked to do, and the figures that come of it.
+"""The workloads of the comparison, and the figures they yield.
 
-A scenario takes a started peer in an empty directory and returns figures by name; a figure
-is absent where the peer has no verb for it. All peers are given the same data.
+A workload takes a started peer in an empty directory and returns figures by name. A figure is
+absent if the peer does not support the operation. All peers get the same data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.sessions import corpus, make_turns
 
 
 class Figure(NamedTuple):
-    """A row of the table: its key, what it says, its unit and the verb it needs."""
+    """A row of the table: its key, title, unit and the operation it needs."""
 
     key: str
     title: str
@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much of everything."""
+    """The sizes of the workloads."""
 
     turns: int
     forks: int
@@ -39,14 +39,14 @@ class Sizes(NamedTuple):
     branches: int
     sessions: int
     long: int
-    # A peer that writes its whole state each turn is stopped here, and its line ends.
+    # A peer that writes its whole state each turn is stopped at this size, and its line ends.
     long_bytes: int
     long_s: float
 
 
 FULL = Sizes(300, 100, 1000, 50, 50, 1000, 100, 1000, 1 << 30, 25)
 QUICK = Sizes(20, 10, 300, 5, 10, 20, 10, 20, 1 << 26, 2)
-# The shape alone: for tests.
+# Minimal sizes, for tests.
 TINY = Sizes(5, 2, 20, 2, 2, 3, 4, 5, 1 << 26, 5)
 
 _SESSION_TURNS = 20
@@ -144,7 +144,7 @@ def tool_state(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
 
 
 def tree_search(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
-    """From a common beginning, branches of branches, each one turn longer."""
+    """Branches of branches from a common start, each one turn longer."""
     if not does(type(peer), "branch"):
         return {}
     source = random.Random(4)
@@ -153,7 +153,7 @@ def tree_search(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
     before = peer.size_bytes(place)
     started = perf_counter()
     for at, turn in enumerate(turns[sizes.prefix :], 1):
-        # Mostly near the beginning, as a search that drops bad branches is.
+        # Mostly near the start, like a search that drops bad branches.
         peer.branch(f"b{source.randrange(at) // 2}", f"b{at}", turn)
     taken = perf_counter() - started
     added = peer.size_bytes(place) - before
@@ -161,7 +161,7 @@ def tree_search(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
 
 
 def many_sessions(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
-    """Sessions brought in at once; then half of them go."""
+    """Sessions loaded in bulk; then half of them are deleted."""
     turns: list[Turn] = list(make_turns(sizes.sessions * _SESSION_TURNS, seed=9))
     given = {
         f"s{at}": turns[at * _SESSION_TURNS : (at + 1) * _SESSION_TURNS]
@@ -187,7 +187,7 @@ SCENARIOS: tuple[Callable[[Peer, Path, Sizes], dict[str, float]], ...] = (
 
 
 class Point(NamedTuple):
-    """A long session after so many turns: its size and what its last turns took."""
+    """A long session after a number of turns: its size, and the time of its last turns."""
 
     turns: int
     size_bytes: int
@@ -195,7 +195,7 @@ class Point(NamedTuple):
 
 
 def long_session(peer: Peer, place: Path, sizes: Sizes) -> Iterator[Point]:
-    """Sizes and times of a session as it grows, until a limit of ``sizes``."""
+    """Sizes and times of a growing session, up to a limit in ``sizes``."""
     recent: list[float] = []
     began = perf_counter()
     for number, turn in enumerate(_long_turns(sizes.long), 1):
@@ -205,14 +205,14 @@ def long_session(peer: Peer, place: Path, sizes: Sizes) -> Iterator[Point]:
             yield Point(number, size, median(recent[-20:]))
             if size > sizes.long_bytes:
                 return
-        # One turn of such a peer may be megabytes; do not wait for the next point.
+        # One turn of such a peer may write megabytes; do not wait for the next point.
         if perf_counter() - began > sizes.long_s:
             yield Point(number, peer.size_bytes(place), median(recent[-20:]))
             return
 
 
 def _long_turns(count: int) -> Sequence[Turn]:
-    """From the corpus, if there is one: its longest session, two entries a turn."""
+    """From the corpus, if there is one: its longest session, two entries per turn."""
     given = corpus()
     if given is None:
         return make_turns(count)

@@ -1,9 +1,0 @@
-"""What the tests of sessions share: ``tests.session.session_model`` is importable."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-# At the end: an installed casstore must not be hidden by the one beside the tests.
-sys.path.append(str(Path(__file__).parent.parent.parent))
