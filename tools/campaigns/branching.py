@@ -20,6 +20,7 @@ from casstore.maintenance.check import check
 from casstore.session.data import Commit, NodeDraft
 
 _STEPS = 150
+_CHAINS = (3, 20, 100, 500)
 
 
 class Item(NamedTuple):
@@ -113,8 +114,10 @@ class Model:
 class Branches:
     """A store and its model, changed by the same steps."""
 
-    def __init__(self, place: Path, seed: int) -> None:
+    def __init__(self, place: Path, seed: int, *, chains: tuple[int, ...] = (3, 20, 100)) -> None:
+        """``chains``: the numbers of forks that a chain may have."""
         self._place = place
+        self._chains = chains
         self.random = random.Random(seed)
         self.store = casstore.open(place, "relaxed")
         self.models: dict[str, Model] = {}
@@ -206,7 +209,7 @@ class Branches:
     def _chain(self) -> str:
         """Fork a session repeatedly, with a commit on each fork; most of them are deleted."""
         name, model = self._any()
-        length = self.random.choice((3, 20, 100))
+        length = self.random.choice(self._chains)
         first = name
         for _ in range(length):
             self._made += 1
@@ -319,7 +322,7 @@ def run(scratch: Path, *, count: int, seed: int, progress: Progress = silent) ->
     """Run random steps on ``count`` stores."""
     tally = Tally("branching", total=count, progress=progress)
     for number in range(count):
-        branches = Branches(scratch / f"store-{number}", seed + number)
+        branches = Branches(scratch / f"store-{number}", seed + number, chains=_CHAINS)
         try:
             for at in range(_STEPS):
                 branches.step()
