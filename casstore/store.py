@@ -24,7 +24,6 @@ from casstore.engine.protocol import (
     DEFAULT_GRACE_MS,
     Engine,
     NewObject,
-    Packing,
     PackReport,
     StoredObject,
     Write,
@@ -302,26 +301,23 @@ class Store:
             raise InvalidInputError("only an LMDB engine compresses with dictionaries")
         return engine.train_dictionary()
 
-    def pack(self, *, min_age_ms: int = COLD_AGE_MS) -> PackReport:
+    def pack(
+        self, *, min_age_ms: int = COLD_AGE_MS, progress: Progress | None = None
+    ) -> PackReport:
         """Rewrite small slabs into large ones: less space, and long paths are read faster.
 
         Objects stored within the last ``min_age_ms`` are left alone. Packing runs in short steps,
         concurrently with readers and writers, and can be interrupted at any time.
-        ``maintenance.pack`` is the same and reports progress.
 
         >>> digests = [store.put_value({"step": step}) for step in range(100)]
         >>> report = store.pack(min_age_ms=0)
         >>> report.slabs_after < report.slabs_before
         True
         """
-        engine = self.engine
-        if not isinstance(engine, Packing):
-            raise InvalidInputError("the engine of this store has nothing to pack")
         with importing():
-            from casstore.session.arguments import check_ms
+            from casstore.maintenance.pack import pack
 
-        check_ms(min_age_ms, "min_age_ms")
-        return engine.pack(min_age_ms=min_age_ms)
+        return pack(self, min_age_ms=min_age_ms, progress=progress)
 
     # --- maintenance --------------------------------------------------------------------
 

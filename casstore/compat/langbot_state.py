@@ -90,7 +90,7 @@ class PersistentStateStore:
         context: Mapping[str, Any] | None = None,
         logger: Any = None,
     ) -> _Outcome:
-        """Set a value under a run's frozen scope key; (True, None), or (False, the reason)."""
+        """Set a value in the scope that ``scope_key`` names; (True, None), or (False, why not)."""
         fields = context or {}
         place = Context(
             runner_id,

@@ -303,7 +303,10 @@ class SessionStore:
             return self.log.append(session_id, message)
 
     def load_active_messages(self, session_id: str) -> list[MessageRow]:
-        """The messages that an agent continues with, in order; a note is where its fold began."""
+        """The messages that an agent continues with, in order.
+
+        The note that replaces folded messages stands where the first of them stood.
+        """
         try:
             return [_message_row(session_id, one) for one in self.log.active(session_id)]
         except (SessionNotFoundError, SessionDeletedError):

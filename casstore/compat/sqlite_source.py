@@ -165,7 +165,7 @@ class SqliteSource:
         rows_left = _LEAST_ROWS + self._size
         cursor: sqlite3.Cursor | None = None
         while True:
-            # Queries run inside each other, so each has its own budget.
+            # Another query may run between two rows of this one; each counts its own steps.
             self._steps_left = steps_left
             try:
                 # Not ``yield from cursor``: a caller that stops early would close the cursor,

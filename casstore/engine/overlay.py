@@ -105,7 +105,7 @@ class OverlayEngine:
     def _below(
         self, table: str, start: bytes, stop: bytes | None, size: int, *, reverse: bool
     ) -> Iterator[Row]:
-        """The rows of the engine below, ``size`` at a time."""
+        """The rows of this range in the engine below, one by one, read ``size`` at a time."""
         while True:
             page = self._base.scan_rows(table, start=start, stop=stop, limit=size, reverse=reverse)
             yield from page

@@ -196,7 +196,7 @@ class _Import(NamedTuple):
         if not set(self.runtime.hidden(here)) <= self.proof.hidden:
             raise SessionDivergedError(self.rows.session, "hides nodes that the file shows")
         newer = [row for row in placed if row.revision > here.revision]
-        # At the same revision only the hidden nodes of the head row may differ.
+        # With no newer revision, the file can only add hidden nodes: take its set, a superset.
         return newer or [here._replace(hidden=placed[-1].hidden)], len(newer)
 
     def _outcome(self, existing: Existing, publication: Publication) -> ImportOutcome:

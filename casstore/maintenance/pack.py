@@ -29,7 +29,8 @@ def pack(
     check_store(store)
     engine = store.engine
     if not isinstance(engine, Packing):
-        raise InvalidInputError("the engine of this store has nothing to pack")
+        name = type(engine).__name__
+        raise InvalidInputError(f"{name} does not pack: only a store on LMDB has slabs")
     check_ms(min_age_ms, "min_age_ms")
     if progress is None:
         return engine.pack(min_age_ms=min_age_ms)

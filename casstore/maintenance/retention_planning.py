@@ -259,7 +259,7 @@ class _Planner:
                 reasons += keeper.reasons(head.committed_at_ms, labels)
                 if leased:
                     reasons.append("lease")
-                    # With equal times the order is unknown, so one more revision is kept.
+                    # A revision of the same millisecond as the claim may be older: keep it.
                     leased = head.committed_at_ms >= claimed_at_ms
                 reasons += protectors.get(head.revision, [])
                 reasons += self._pinned.reasons(head.manifest)

@@ -140,7 +140,7 @@ class _Work:
             current.append(head.revision)
             known = self._revisions.get(head.revision)
             if known is not None and known.row.old == row:
-                # A former head may be in history now.
+                # A commit since then may have moved this row from the heads to the history.
                 moved = known.row._replace(place=place)
                 self._revisions[head.revision] = known._replace(row=moved)
             else:

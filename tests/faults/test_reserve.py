@@ -88,7 +88,7 @@ def test_other_threads_may_not_write_while_one_uses_the_reserve(disk: Path) -> N
             other.join()
             store.put_blob(b"this thread may")
     assert [str(error).partition(", ")[2] for error in errors] == [
-        "and what is left of it is used to reclaim space; try again later"
+        "and another thread needs the rest of it to reclaim space; try again when that has ended"
     ]
 
 

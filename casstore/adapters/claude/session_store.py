@@ -133,7 +133,7 @@ class CasstoreSessionStore(SessionStore):
 
         return await _in_thread(read)
 
-    # --- retention: the SDK leaves it to the store ----------------------------------------
+    # --- listing and deleting, which the SDK does not ask a store for ------------------------
 
     async def list_projects(self) -> list[str]:
         """The keys of all projects that have transcripts."""

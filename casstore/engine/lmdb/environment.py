@@ -616,7 +616,7 @@ class Reading(Generic[Stored]):
         return self._txn
 
     def _begin(self) -> lmdb.Transaction[Stored]:
-        # ``buffers`` decides at run time what ``Stored`` declares to the type checker.
+        # py-lmdb returns memoryview with ``buffers``, else bytes; its types do not say which.
         begin: Callable[..., lmdb.Transaction[Stored]] = self._env.handle.begin
         return begin(buffers=self._buffers)
 

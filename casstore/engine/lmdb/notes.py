@@ -95,9 +95,9 @@ class RecentTouches:
         self._at_ms: dict[int, int] = {}
 
     def is_young(self, object_id: int, now_ms: int, stored_at_ms: Callable[[int], int]) -> bool:
-        """True if this object was stored or touched within the interval.
+        """True if this object was stored or touched less than TOUCH_INTERVAL_MS ago.
 
-        ``stored_at_ms`` returns the time of an object that is not in this cache.
+        ``stored_at_ms`` is called for an object whose time this process does not remember.
         """
         at_ms = self._at_ms.get(object_id)
         if at_ms is None:

@@ -95,8 +95,8 @@ class Reserve:
         """Refuse an ordinary write while another thread needs the reserve."""
         if self.is_released and not self.may_use and self._is_low():
             raise StorageFullError(
-                f"the disk of {self._path} is full, and what is left of it is used to reclaim "
-                "space; try again later"
+                f"the disk of {self._path} is full, and another thread needs the rest of it to "
+                "reclaim space; try again when that has ended"
             )
 
     def release(self) -> None:

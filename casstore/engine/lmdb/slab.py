@@ -369,7 +369,7 @@ def read_directory(
         at += links << width
         if layout == PACKED_LAYOUT:
             if at != len(columns):
-                raise ValueError("columns that are too long")
+                raise ValueError(f"the columns end at {at}, not at {len(columns)}")
             at = payload_at
     except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc

@@ -93,7 +93,7 @@ def test_caring_for_it(team: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("pack",), "nothing to pack"),
+        (("pack",), "only a store on LMDB has slabs"),
         (("compact",), "VACUUM FULL"),
         (("stats",), "no file to measure"),
         (("rebuild",), "nothing to be rebuilt"),

@@ -56,7 +56,7 @@ class Gaps:
         return set(self._gaps[rank])
 
     def has(self, table: str, key: bytes, rank: int) -> bool:
-        """True if ``key`` is in a gap of the table."""
+        """True if ``key`` is in a range of keys of the table that could not be read."""
         return any(
             gap.low <= key and (gap.high is None or key < gap.high)
             for gap in self._gaps[rank][table]
