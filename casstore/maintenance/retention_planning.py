@@ -259,7 +259,8 @@ class _Planner:
                 reasons += keeper.reasons(head.committed_at_ms, labels)
                 if leased:
                     reasons.append("lease")
-                    # A revision of the same millisecond as the claim may be older: keep it.
+                    # Keep the base of the lease: the newest revision before the claim. One of the
+                    # same millisecond may be after it, so the next older one is kept as well.
                     leased = head.committed_at_ms >= claimed_at_ms
                 reasons += protectors.get(head.revision, [])
                 reasons += self._pinned.reasons(head.manifest)
