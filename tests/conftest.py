@@ -38,7 +38,6 @@ _ENGINE = re.compile(r"[\[-]postgres\b(?!:)")
 _LONG_ON_POSTGRES = (
     "long_chain",
     "agents_at_work",
-    "chains_of_lineages",
     "agree_with_the_model",
     "meanwhile_counts",
 )

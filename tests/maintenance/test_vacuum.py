@@ -431,7 +431,7 @@ def also(store: Store, before: Callable[[int, Write], object]) -> Store:
 
 
 def branches(session: Session) -> dict[str, Commit]:
-    """Several lineages, branches and turns; ``n3`` holds the secret."""
+    """Several forks, branches and turns; ``n3`` holds the secret."""
     turns = grow(session)
     session.rewind(6)
     step(session, message("x", parent="n1"), "y")

@@ -269,13 +269,10 @@ def _rewrite(store: Store) -> None:
 
 @pytest.mark.parametrize("operation", ["vacuum", "import", "copy"])
 @pytest.mark.parametrize("midst", ["expire", "vacuum"])
-def test_lineages_that_nobody_reaches_yet_may_be_swept_in_the_midst(
+def test_a_sweep_during_vacuum_import_or_copy_leaves_the_store_sound(
     filled: MemoryEngine, operation: str, midst: str
 ) -> None:
-    """They are written before a row names them: then they were written anew, or are still there.
-
-    A session used to appear without its node table, and could not be read.
-    """
+    """Objects are written before a row names them: the sweep keeps them, or the writer repeats."""
     makes: dict[str, Operation] = {
         "vacuum": _rewrite,
         "import": forward,
