@@ -30,14 +30,30 @@ GENERATED = re.compile(r"\b(?:[0-9a-z]{23}|[0-9a-f]{12}|\d{4}-\d\d-\d\d \d\d:\d\
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 
 
-def blocks() -> list[tuple[str, str]]:
-    """All examples, by name. The blocks of the quickstart are one program, run by its own test."""
-    return [
-        (f"{document.relative_to(ROOT)}:{number}", code)
-        for document in DOCUMENTS
-        if document != QUICKSTART
-        for number, code in enumerate(BLOCK.findall(document.read_text()), 1)
-    ]
+# Runs each directory's block.py in a process of its own. They share the import of frameworks, which
+# takes seconds; casstore is imported by each.
+RUNNER = """
+import importlib, os, runpy, sys
+frameworks, directories = sys.argv[1].split(), sys.argv[2:]
+for name in frameworks:
+    importlib.import_module(name)
+for directory in directories:
+    child = os.fork()
+    if not child:
+        os.chdir(directory)
+        sys.path[0] = directory
+        sys.argv = ["block.py"]
+        runpy.run_path("block.py", run_name="__main__")
+        sys.exit()
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{directory} failed")
+"""
+FRAMEWORKS = ("agents", "claude_agent_sdk", "langgraph.graph")
+
+
+def blocks_of(document: Path) -> list[str]:
+    """The examples of a document. The blocks of the quickstart are one program, with a test."""
+    return [] if document == QUICKSTART else BLOCK.findall(document.read_text())
 
 
 def run_program(code: str, directory: Path) -> str:
@@ -69,14 +85,32 @@ def lacks_extra(code: str) -> bool:
     )
 
 
-@pytest.mark.parametrize(("name", "code"), blocks(), ids=[name for name, _ in blocks()])
-def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
-    if lacks_extra(code):
-        pytest.skip("needs the extra: pip install '.[dev]'")
-    if "postgresql://" in code:
-        pytest.skip("needs a server, and is run on one: tests/engine/postgres/test_postgres_doc.py")
-    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
-    run_program(code, tmp_path)
+@pytest.mark.parametrize(
+    "document",
+    [document for document in DOCUMENTS if blocks_of(document)],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_python_block_runs(document: Path, tmp_path: Path) -> None:
+    directories = []
+    needed: set[str] = set()
+    for number, code in enumerate(blocks_of(document), 1):
+        # Blocks for a server are run on one: tests/engine/postgres/test_postgres_doc.py.
+        if lacks_extra(code) or "postgresql://" in code:
+            continue
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "README.md").write_text((ROOT / "README.md").read_text())
+        (directory / "block.py").write_text(code)
+        directories.append(str(directory))
+        needed.update(name for name in FRAMEWORKS if re.search(rf"(from|import) {name}\b", code))
+    if not directories:
+        pytest.skip("needs the extra: pip install '.[dev]', or a server")
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUNNER, " ".join(sorted(needed)), *directories],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
 
 
 def test_the_quickstart_is_a_program_with_the_output_that_it_shows(tmp_path: Path) -> None:
