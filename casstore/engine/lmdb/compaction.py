@@ -199,7 +199,7 @@ def _copied(env: Environment) -> list[str]:
 
 
 def _packed(
-    look: packing.Look, compressor: Compressor, scope: packing.Scope
+    look: packing.SlabSelection, compressor: Compressor, scope: packing.PackScope
 ) -> list[tuple[bytes, bytes]]:
     """The slabs that replace those that were looked at."""
     if look.run is None:

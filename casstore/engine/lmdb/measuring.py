@@ -145,7 +145,7 @@ def _measure_slabs(env: Environment) -> SlabSpace:
     )  # fmt: skip
 
 
-def _cut_links(piece: packing.Piece) -> int:
+def _cut_links(piece: packing.StoredSlab) -> int:
     """The number of links that were cut out of live objects."""
     first = piece.directory.first_id
     gaps = piece.directory.gap_counts()

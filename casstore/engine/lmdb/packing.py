@@ -61,12 +61,12 @@ _ID_DIGITS: Final = 20
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)
 
 
-class Piece(NamedTuple):
+class StoredSlab(NamedTuple):
     """A slab as stored, and the ids in it that the index names."""
 
     key: bytes
     value: bytes
-    directory: slabs.Directory
+    directory: slabs.SlabDirectory
     live: frozenset[int]
     live_bytes: int
     dead_bytes: int
@@ -77,10 +77,10 @@ class Piece(NamedTuple):
         return self.directory.first_id + self.directory.objects - 1
 
 
-class Run(NamedTuple):
+class SlabRun(NamedTuple):
     """Neighbouring slabs that fit into one, each decoded and proven."""
 
-    pieces: list[Piece]
+    pieces: list[StoredSlab]
     decoded: list[Slab]
 
     @property
@@ -99,7 +99,7 @@ class Run(NamedTuple):
         return sum([dead_objects(piece) for piece in self.pieces])
 
 
-class Scope(NamedTuple):
+class PackScope(NamedTuple):
     """Which slabs to read, and when a single slab is worth rewriting."""
 
     newest: int
@@ -113,12 +113,12 @@ class Scope(NamedTuple):
     target_bytes: int = slabs.PACKED_RAW_BYTES
 
 
-class Look(NamedTuple):
+class SlabSelection(NamedTuple):
     """Result from an id on: slabs to be rewritten as one, slabs to be left, damaged slabs."""
 
-    run: Run | None
+    run: SlabRun | None
     #: Slabs that gain nothing, or are too young.
-    left: list[Piece]
+    left: list[StoredSlab]
     damaged: list[DamagedSlab]
     next_id: int
     #: Was a slab left because it is too young?
@@ -130,7 +130,7 @@ def pack(
     compressor: Compressor,
     *,
     cold_before_ms: int | None,
-    prepare: Callable[[Scope], None],
+    prepare: Callable[[PackScope], None],
     progress: Callable[[PackReport], None] | None,
 ) -> PackReport:
     """Join small slabs, from the oldest to the one that was newest at the beginning.
@@ -172,7 +172,7 @@ def pack(
     return report
 
 
-def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
+def scope_of(env: Environment, cold_before_ms: int | None) -> PackScope:
     """All slabs that exist now."""
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
@@ -181,17 +181,17 @@ def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
         text = b"0" if row is None else bytes(row)
     if not text.isdigit() or len(text) > _ID_DIGITS:
         raise CorruptionError(f"{env.path} says it is packed up to {text[:40]!r}")
-    return Scope(newest, cold_before_ms, int(text))
+    return PackScope(newest, cold_before_ms, int(text))
 
 
 def read_run(
     env: Environment,
     compressor: Compressor,
     first_id: int,
-    scope: Scope,
-) -> Look:
+    scope: PackScope,
+) -> SlabSelection:
     """The next slabs from ``first_id`` on; those that belong together come as a run."""
-    pieces: list[Piece] = []
+    pieces: list[StoredSlab] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
     next_id = first_id
@@ -235,7 +235,7 @@ def read_run(
                 break
             more = cursor.next()
         if not pieces or young or not _is_worth_it(pieces, scope, next_id):
-            return Look(None, pieces, damaged, next_id, young)
+            return SlabSelection(None, pieces, damaged, next_id, young)
         decoded: list[Slab] = []
         for piece in pieces:
             try:
@@ -246,11 +246,11 @@ def read_run(
                 break
     proven = pieces[: len(decoded)]
     if not proven or not _is_worth_it(proven, scope, next_id):
-        return Look(None, proven, damaged, next_id, young=False)
-    return Look(Run(proven, decoded), [], damaged, next_id, young=False)
+        return SlabSelection(None, proven, damaged, next_id, young=False)
+    return SlabSelection(SlabRun(proven, decoded), [], damaged, next_id, young=False)
 
 
-def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
+def _is_worth_it(pieces: list[StoredSlab], scope: PackScope, next_id: int) -> bool:
     if len(pieces) > 1 or pieces[0].last_id > scope.packed_to:
         return True
     live, dead = pieces[0].live_bytes, pieces[0].dead_bytes
@@ -264,7 +264,7 @@ def look_at(
     txn: lmdb.Transaction[memoryview],
     key: bytes,
     value: bytes,
-) -> Piece:
+) -> StoredSlab:
     """A slab as stored, its directory checked, and its live ids."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
@@ -275,11 +275,11 @@ def look_at(
             live.append(own)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes
-    return Piece(key, value, directory, frozenset(live), live_bytes, dead_bytes)
+    return StoredSlab(key, value, directory, frozenset(live), live_bytes, dead_bytes)
 
 
 def _prove(
-    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: Piece
+    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: StoredSlab
 ) -> Slab:
     """The slab, with every live object checked against its digest."""
     reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
@@ -290,7 +290,7 @@ def _prove(
     return slab
 
 
-def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[bytes, bytes]]:
+def rewritten(run: SlabRun, compressor: Compressor, scope: PackScope) -> list[tuple[bytes, bytes]]:
     """The replacement of a run: one slab, none, or the slab that is already stored."""
     if run.is_dead and run.pieces[-1].last_id < scope.newest:
         return []
@@ -303,7 +303,7 @@ def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[byte
     return [joined]
 
 
-def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
+def _encode(run: SlabRun, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
     """The one slab that replaces a run of slabs, from its first live object to its last.
 
     The last slab of the store ends in the newest id, live or not: new ids follow it.
@@ -327,7 +327,7 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
     return columns.encode(first, stored_at_ms, compressor.compress_hard, packed=True)
 
 
-def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
+def _require_same(run: SlabRun, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
     """Raise unless each live object is in the new slab under its id, unchanged."""
     directory = slabs.read_directory(*joined)
     new = Slab(
@@ -350,7 +350,7 @@ def _entry(slab: Slab, position: int) -> tuple[object, ...]:
     return digest, kind, list(distances), list(gaps), slab.stripped(position)
 
 
-def dead_objects(piece: Piece) -> int:
+def dead_objects(piece: StoredSlab) -> int:
     """How many objects of a slab have bytes but no name."""
     first = piece.directory.first_id
     return sum(
@@ -359,7 +359,7 @@ def dead_objects(piece: Piece) -> int:
     )
 
 
-def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
+def _replace(env: Environment, run: SlabRun, new: list[tuple[bytes, bytes]]) -> PackReport:
     """Replace the slabs in one transaction, unless another transaction has changed them."""
     with env.writing() as txn:
         started = time.perf_counter()
@@ -381,7 +381,7 @@ def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> Pack
     )
 
 
-def _note_packed(env: Environment, scope: Scope, packed_to: int) -> None:
+def _note_packed(env: Environment, scope: PackScope, packed_to: int) -> None:
     if packed_to <= scope.packed_to:
         return
     with env.writing() as txn:
