@@ -29,11 +29,11 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     RecoveryIntent,
     Run,
     RunRequest,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.inserting import Item, Made
 from casstore.records.runs.names import check_id, check_path, value_digest
@@ -171,12 +171,12 @@ class RuntimeRows:
         order = "ORDER BY thread_id, created_at, id"
         return f"SELECT {columns}, {content}, {number} FROM thread_messages {order}"
 
-    def _message(self, row: tuple[Any, ...]) -> Message:
+    def _message(self, row: tuple[Any, ...]) -> ThreadMessage:
         name, thread, role, run, created, content, number = row
         what = f"message {name!r}"
         self._names(what, thread, role, run or thread)
         value = self._json(content, what)
-        return Message(thread, number, role, value, run or None, self._time(created, what))
+        return ThreadMessage(thread, number, role, value, run or None, self._time(created, what))
 
     def _events(self) -> str:
         columns = self._columns("events", "thread_id", "run_id", "sequence", "created_at")
