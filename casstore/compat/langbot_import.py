@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from casstore.compat import importing
 from casstore.compat.importing import (
+    ImportNote,
     ImportReport,
-    Note,
     Part,
     Presence,
     RowPart,
@@ -66,7 +66,7 @@ def import_langbot(
         adoption = Adoption(store)
         fates = _fates(rows, progress)
         parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
-        notes = [Note(why, number) for why, number in fates.items() if why is not None]
+        notes = [ImportNote(why, number) for why, number in fates.items() if why is not None]
         notes += database.unread(rows.table, (*_CONTEXT, *_OTHERS))
         return run(
             "langbot", database, store, parts, notes=notes, dry_run=dry_run, progress=progress

@@ -17,8 +17,8 @@ from casstore.compat.importing import (
     IMPORTED,
     UNCHANGED,
     ImportedSession,
+    ImportNote,
     ImportReport,
-    Note,
     Notes,
     Part,
     PartReport,
@@ -169,9 +169,9 @@ class _Sessions(Part):
         if self._unit is not None:
             yield self._unit
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         if self._unit is None:
-            return [Note(_EMPTY, 1, (self._database.source.name,))]
+            return [ImportNote(_EMPTY, 1, (self._database.source.name,))]
         return self._unit.gathered.notes
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import (
+    ImportNote,
     ImportReport,
-    Note,
     Part,
     Presence,
     RowPart,
@@ -109,7 +109,7 @@ def _require_known(source: SqliteSource) -> None:
             )
 
 
-def _orphans(source: SqliteSource) -> Iterator[Note]:
+def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
     """Rows of sessions that the database does not have, as an interrupted close leaves them."""
     for table in _COLUMNS:
         [(number,)] = source.ask(
@@ -117,7 +117,7 @@ def _orphans(source: SqliteSource) -> Iterator[Note]:
             "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
         )
         if number:
-            yield Note(f"{table} of no session, left out", number)
+            yield ImportNote(f"{table} of no session, left out", number)
 
 
 class _Messages(RowPart[tuple[str, Arrived]]):
