@@ -33,9 +33,8 @@ from casstore.compat.importing import (
     paged,
     run,
 )
-from casstore.engine.files import storage_error
+from casstore.engine.files import path_text, storage_error
 from casstore.engine.overlay import OverlayEngine
-from casstore.engine.paths import path_text
 from casstore.errors import (
     BadLineError,
     BusyError,

@@ -31,8 +31,7 @@ from casstore.compat.lash_checkpoint import MAX_BLOB_BYTES
 from casstore.compat.lash_database import LashDatabase
 from casstore.compat.lash_session import Gathered, gather
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.engine.files import storage_error
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text, storage_error
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
     ConflictError,

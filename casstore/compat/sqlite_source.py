@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from casstore.compat.importing import ImportNote
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text
 from casstore.errors import (
     BusyError,
     CasstoreError,

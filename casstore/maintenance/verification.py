@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text
 from casstore.engine.protocol import Engine, NewObject, StoredObject
 from casstore.errors import (
     BundleError,

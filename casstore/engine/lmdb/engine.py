@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from casstore.engine import conditions
-from casstore.engine.clock import wall_clock_ms
 from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
@@ -62,6 +61,7 @@ from casstore.engine.protocol import (
     Watch,
     Write,
     WriteResult,
+    wall_clock_ms,
 )
 from casstore.errors import (
     CasstoreError,
