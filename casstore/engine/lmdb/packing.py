@@ -80,23 +80,23 @@ class StoredSlab(NamedTuple):
 class SlabRun(NamedTuple):
     """Neighbouring slabs that fit into one, each decoded and proven."""
 
-    pieces: list[StoredSlab]
+    stored: list[StoredSlab]
     decoded: list[Slab]
 
     @property
     def is_dead(self) -> bool:
         """True if no object of it is named."""
-        return not any(piece.live for piece in self.pieces)
+        return not any(stored.live for stored in self.stored)
 
     @property
     def dead_bytes(self) -> int:
         """The bytes of its objects without names."""
-        return sum([piece.dead_bytes for piece in self.pieces])
+        return sum([stored.dead_bytes for stored in self.stored])
 
     @property
     def dead_objects(self) -> int:
         """How many objects lose their bytes when it is rewritten."""
-        return sum([dead_objects(piece) for piece in self.pieces])
+        return sum([dead_objects(stored) for stored in self.stored])
 
 
 class PackScope(NamedTuple):
@@ -145,17 +145,17 @@ def pack(
     next_id = 1
     packed_to = None
     while next_id <= scope.newest:
-        look = read_run(env, compressor, next_id, scope)
-        if packed_to is None and look.young:
+        selection = read_run(env, compressor, next_id, scope)
+        if packed_to is None and selection.young:
             # Times ascend with ids, unless a clock was set back.
-            packed_to = look.left[0].directory.first_id - 1
-        if look.damaged:
-            report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
-        if look.run is not None:
-            new = rewritten(look.run, compressor, scope)
-            if new != [(piece.key, piece.value) for piece in look.run.pieces]:
+            packed_to = selection.left[0].directory.first_id - 1
+        if selection.damaged:
+            report = report.plus(NOTHING._replace(damaged=tuple(selection.damaged)))
+        if selection.run is not None:
+            new = rewritten(selection.run, compressor, scope)
+            if new != [(stored.key, stored.value) for stored in selection.run.stored]:
                 try:
-                    report = report.plus(_replace(env, look.run, new))
+                    report = report.plus(_replace(env, selection.run, new))
                 except StorageFullError:
                     if scope.target_bytes <= _LEAST_RAW_BYTES:
                         raise
@@ -163,7 +163,7 @@ def pack(
                     continue
             if progress is not None:
                 progress(report)
-        next_id = look.next_id
+        next_id = selection.next_id
     _note_packed(env, scope, scope.newest if packed_to is None else packed_to)
     tidied = tidy(env)
     report = report.plus(tidied)
@@ -191,7 +191,7 @@ def read_run(
     scope: PackScope,
 ) -> SlabSelection:
     """The next slabs from ``first_id`` on; those that belong together come as a run."""
-    pieces: list[StoredSlab] = []
+    candidates: list[StoredSlab] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
     next_id = first_id
@@ -205,56 +205,56 @@ def read_run(
                 next_id = scope.newest + 1
                 break
             try:
-                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
+                stored = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
-                if not pieces:
+                if not candidates:
                     damaged.append(DamagedSlab(last_id, str(exc)))
                     next_id = last_id + 1
                 break
             young = (
                 scope.cold_before_ms is not None
-                and piece.directory.stored_at_ms >= scope.cold_before_ms
+                and stored.directory.stored_at_ms >= scope.cold_before_ms
             )
-            full = young or piece.live_bytes > SMALL_RAW_BYTES
+            full = young or stored.live_bytes > SMALL_RAW_BYTES
             # Dropped slabs leave gaps in the ids, and a slab is a run of ids without a gap.
-            missing = piece.directory.first_id - next_id if pieces else 0
+            missing = stored.directory.first_id - next_id if candidates else 0
             room = (
-                raw_bytes + piece.live_bytes <= scope.target_bytes
-                and objects + missing + piece.directory.objects <= slabs.MAX_OBJECTS
+                raw_bytes + stored.live_bytes <= scope.target_bytes
+                and objects + missing + stored.directory.objects <= slabs.MAX_OBJECTS
             )
-            if pieces and (full or not room or missing >= _LONG_GAP):
+            if candidates and (full or not room or missing >= _LONG_GAP):
                 young = False
                 break
             objects += missing
             next_id = last_id + 1
-            pieces.append(piece)
-            raw_bytes += piece.live_bytes
-            objects += piece.directory.objects
-            gap = 0 if piece.live else gap + piece.directory.objects
+            candidates.append(stored)
+            raw_bytes += stored.live_bytes
+            objects += stored.directory.objects
+            gap = 0 if stored.live else gap + stored.directory.objects
             if full or (raw_bytes and gap >= _LONG_GAP):
                 break
             more = cursor.next()
-        if not pieces or young or not _is_worth_it(pieces, scope, next_id):
-            return SlabSelection(None, pieces, damaged, next_id, young)
+        if not candidates or young or not _is_worth_it(candidates, scope, next_id):
+            return SlabSelection(None, candidates, damaged, next_id, young)
         decoded: list[Slab] = []
-        for piece in pieces:
+        for stored in candidates:
             try:
-                decoded.append(_prove(env, compressor, txn, piece))
+                decoded.append(_prove(env, compressor, txn, stored))
             except CorruptionError as exc:
-                damaged.append(DamagedSlab(piece.last_id, str(exc)))
-                next_id = piece.last_id + 1
+                damaged.append(DamagedSlab(stored.last_id, str(exc)))
+                next_id = stored.last_id + 1
                 break
-    proven = pieces[: len(decoded)]
+    proven = candidates[: len(decoded)]
     if not proven or not _is_worth_it(proven, scope, next_id):
         return SlabSelection(None, proven, damaged, next_id, young=False)
     return SlabSelection(SlabRun(proven, decoded), [], damaged, next_id, young=False)
 
 
-def _is_worth_it(pieces: list[StoredSlab], scope: PackScope, next_id: int) -> bool:
-    if len(pieces) > 1 or pieces[0].last_id > scope.packed_to:
+def _is_worth_it(candidates: list[StoredSlab], scope: PackScope, next_id: int) -> bool:
+    if len(candidates) > 1 or candidates[0].last_id > scope.packed_to:
         return True
-    live, dead = pieces[0].live_bytes, pieces[0].dead_bytes
-    if not pieces[0].live and next_id <= scope.newest:
+    live, dead = candidates[0].live_bytes, candidates[0].dead_bytes
+    if not candidates[0].live and next_id <= scope.newest:
         return True
     return dead > 0 and dead * scope.many_dead >= live + dead if scope.many_dead else dead > 0
 
@@ -279,12 +279,12 @@ def look_at(
 
 
 def _prove(
-    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: StoredSlab
+    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], stored: StoredSlab
 ) -> Slab:
     """The slab, with every live object checked against its digest."""
     reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
-    slab = reader.decode_at(piece.last_id)
-    for object_id in sorted(piece.live):
+    slab = reader.decode_at(stored.last_id)
+    for object_id in sorted(stored.live):
         digest = slab.directory.digest(object_id - slab.first_id)
         check_object(digest, *reader.object(object_id))
     return slab
@@ -292,14 +292,14 @@ def _prove(
 
 def rewritten(run: SlabRun, compressor: Compressor, scope: PackScope) -> list[tuple[bytes, bytes]]:
     """The replacement of a run: one slab, none, or the slab that is already stored."""
-    if run.is_dead and run.pieces[-1].last_id < scope.newest:
+    if run.is_dead and run.stored[-1].last_id < scope.newest:
         return []
     joined = _encode(run, compressor, newest=scope.newest)
     _require_same(run, joined, compressor)
-    before = len(run.pieces[0].value)
-    alone = len(run.pieces) == 1 and not run.dead_bytes
+    before = len(run.stored[0].value)
+    alone = len(run.stored) == 1 and not run.dead_bytes
     if alone and before - len(joined[1]) < before // _MIN_SAVING:
-        return [(run.pieces[0].key, run.pieces[0].value)]
+        return [(run.stored[0].key, run.stored[0].value)]
     return [joined]
 
 
@@ -309,13 +309,13 @@ def _encode(run: SlabRun, compressor: Compressor, *, newest: int) -> tuple[bytes
     The last slab of the store ends in the newest id, live or not: new ids follow it.
     """
     columns = slabs.Columns()
-    live = [object_id for piece in run.pieces for object_id in piece.live]
-    last_id = run.pieces[-1].last_id
+    live = [object_id for stored in run.stored for object_id in stored.live]
+    last_id = run.stored[-1].last_id
     first = min(live, default=last_id)
     last = last_id if last_id >= newest else max(live)
     stored_at_ms = 0
     next_id = run.decoded[0].first_id
-    for piece, slab in zip(run.pieces, run.decoded, strict=True):
+    for stored, slab in zip(run.stored, run.decoded, strict=True):
         # The time of the youngest: to the collector no object may look older than it is.
         stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
         columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
@@ -323,7 +323,7 @@ def _encode(run: SlabRun, compressor: Compressor, *, newest: int) -> tuple[bytes
         for position in range(slab.directory.objects):
             object_id = slab.first_id + position
             if first <= object_id <= last:
-                columns.add_stored(slab, position, alive=object_id in piece.live)
+                columns.add_stored(slab, position, alive=object_id in stored.live)
     return columns.encode(first, stored_at_ms, compressor.compress_hard, packed=True)
 
 
@@ -336,8 +336,8 @@ def _require_same(run: SlabRun, joined: tuple[bytes, bytes], compressor: Compres
             directory.codec, directory.dictionary, joined[1][directory.payload_at :], raw_bytes
         ),
     )
-    for piece, old in zip(run.pieces, run.decoded, strict=True):
-        for object_id in piece.live:
+    for stored, old in zip(run.stored, run.decoded, strict=True):
+        for object_id in stored.live:
             before, after = object_id - old.first_id, object_id - new.first_id
             if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
                 # A bug, or faulty memory; the stored slabs stay as they are.
@@ -350,12 +350,12 @@ def _entry(slab: Slab, position: int) -> tuple[object, ...]:
     return digest, kind, list(distances), list(gaps), slab.stripped(position)
 
 
-def dead_objects(piece: StoredSlab) -> int:
+def dead_objects(stored: StoredSlab) -> int:
     """How many objects of a slab have bytes but no name."""
-    first = piece.directory.first_id
+    first = stored.directory.first_id
     return sum(
-        length > 0 and object_id not in piece.live
-        for object_id, length in enumerate(piece.directory.lengths, first)
+        length > 0 and object_id not in stored.live
+        for object_id, length in enumerate(stored.directory.lengths, first)
     )
 
 
@@ -363,10 +363,10 @@ def _replace(env: Environment, run: SlabRun, new: list[tuple[bytes, bytes]]) -> 
     """Replace the slabs in one transaction, unless another transaction has changed them."""
     with env.writing() as txn:
         started = time.perf_counter()
-        unchanged = all(txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces)
+        unchanged = all(txn.get(stored.key, db=env.slabs) == stored.value for stored in run.stored)
         if unchanged:
-            for piece in run.pieces:
-                txn.delete(piece.key, db=env.slabs)
+            for stored in run.stored:
+                txn.delete(stored.key, db=env.slabs)
             for key, value in new:
                 txn.put(key, value, db=env.slabs)
         else:
@@ -374,10 +374,10 @@ def _replace(env: Environment, run: SlabRun, new: list[tuple[bytes, bytes]]) -> 
     locked_s = time.perf_counter() - started
     if not unchanged:
         return NOTHING
-    before = sum([len(piece.value) for piece in run.pieces])
+    before = sum([len(stored.value) for stored in run.stored])
     after = sum([len(value) for _, value in new])
     return PackReport(
-        len(run.pieces), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
+        len(run.stored), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
     )
 
 
