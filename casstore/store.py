@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from casstore.engine.files import importing
+from casstore.engine.files import importing, path_text
 from casstore.engine.forks import Lock
-from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
     COLD_AGE_MS,
     DEFAULT_BATCH,

@@ -89,6 +89,30 @@ OPENERS = (
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "manager"}
 
+# Classes whose name another class has too, and why they may. Each name has one more definition,
+# which is the one that a reader of the name alone expects.
+_VIEWER = "is what a page of the viewer shows of the thing, and stays within the viewer"
+_COMMAND = "is a part of a command's output, and stays within the command line"
+_LANGGRAPH = "is a part of how LangGraph's data is stored, and stays within the adapter"
+SAME_NAMES = {
+    "casstore.adapters.langgraph.layout.HeadRow": _LANGGRAPH,
+    "casstore.adapters.langgraph.steps.Step": _LANGGRAPH,
+    "casstore.adapters.langgraph.vector_search.Snapshot": _LANGGRAPH,
+    "casstore.cli.maintain.Outcome": _COMMAND,
+    "casstore.cli.output.Branch": _COMMAND,
+    "casstore.compat.agent_state.AgentSession": "is the name that morrow's programs import",
+    "casstore.ui.payloads.Message": _VIEWER,
+    "casstore.ui.views.catalogue.Listing": _VIEWER,
+    "casstore.ui.views.commits.Tokens": _VIEWER,
+    "casstore.ui.views.records.Channel": _VIEWER,
+    "casstore.ui.views.records.Record": _VIEWER,
+    "casstore.ui.views.space.Kept": _VIEWER,
+    "casstore.ui.views.timeline.Event": _VIEWER,
+    "casstore.ui.views.timeline.Row": _VIEWER,
+    "casstore.ui.views.values.Branch": _VIEWER,
+    "casstore.ui.views.viewed.Place": _VIEWER,
+}
+
 # What must not be loaded by importing casstore: each costs as much as casstore itself.
 SLOW_MODULES = ("dataclasses", "inspect", "asyncio", "ctypes", "typing_extensions")
 
@@ -232,6 +256,18 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
         return {word for part in module.split(".") for word in part.split("_")}
 
     assert [module for module in MODULES if words(module) & FORBIDDEN_NAMES] == []
+
+
+def test_no_public_class_name_has_two_meanings() -> None:
+    defined: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(f"{without_init(module)}.{node.name}")
+    shared = [places for places in defined.values() if len(places) > 1]
+    assert SAME_NAMES.keys() <= {place for places in shared for place in places}, "no longer needed"
+    unexcused = [[one for one in places if one not in SAME_NAMES] for places in shared]
+    assert [places for places in unexcused if len(places) > 1] == []
 
 
 def test_every_module_says_in_a_sentence_what_it_is_for() -> None:

@@ -16,7 +16,7 @@ from casstore.engine.forks import Lock
 Result = TypeVar("Result")
 
 
-class Place(Generic[Result]):
+class QueuedCall(Generic[Result]):
     """A queued call; ``finish`` it in a thread."""
 
     def __init__(self, line: InOrder, call: Callable[[], Result]) -> None:
@@ -60,16 +60,16 @@ class InOrder:
     def __init__(self) -> None:
         self._running = Lock()
         self._changing = Lock()
-        self._waiting: deque[Place[Any]] = deque()
+        self._waiting: deque[QueuedCall[Any]] = deque()
 
-    def take_place(self, call: Callable[[], Result]) -> Place[Result]:
+    def take_place(self, call: Callable[[], Result]) -> QueuedCall[Result]:
         """Add a call to the queue. Does not block."""
-        place = Place(self, call)
+        place = QueuedCall(self, call)
         with self._changing:
             self._waiting.append(place)
         return place
 
-    def advance(self, until: Place[Any]) -> None:
+    def advance(self, until: QueuedCall[Any]) -> None:
         """Run the queued calls up to this one."""
         with self._running:
             while not until.done:
@@ -80,7 +80,7 @@ class InOrder:
                     place = self._waiting.popleft()
                 place.run()
 
-    def remove(self, place: Place[Any]) -> None:
+    def remove(self, place: QueuedCall[Any]) -> None:
         """Remove a call that has not started."""
         with self._changing:
             if place in self._waiting:

@@ -23,8 +23,8 @@ from casstore.compat.importing import (
     UNCHANGED,
     UPDATED,
     ImportedSession,
+    ImportNote,
     ImportReport,
-    Note,
     Notes,
     Part,
     PartReport,
@@ -33,9 +33,8 @@ from casstore.compat.importing import (
     paged,
     run,
 )
-from casstore.engine.files import storage_error
+from casstore.engine.files import path_text, storage_error
 from casstore.engine.overlay import OverlayEngine
-from casstore.engine.paths import path_text
 from casstore.errors import (
     BadLineError,
     BusyError,
@@ -161,7 +160,7 @@ class _Lines:
         self._skip_bad = skip_bad
         self._notes = Notes()
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[ImportNote, ...]:
         """Notes about the bad lines of the last reading."""
         return self._notes.all()
 
@@ -396,7 +395,7 @@ class _Entries(Part):
         if state is not None:
             self.hidden = frozenset(self._runtime.hidden(state.head).values())
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         return self.found.all()
 
     def _read(self) -> Iterator[tuple[int, _Entry]]:

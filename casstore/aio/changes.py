@@ -39,14 +39,14 @@ def close_unused(making: Future[Made]) -> None:
         making.result().close()
 
 
-class Changes:
+class ChangeWaiters:
     """The tasks that wait for changes of one engine, on any number of event loops."""
 
     def __init__(self, submit: Submit, engine: Engine) -> None:
         self._submit = submit
         self._engine = engine
         self._lock = Lock()
-        self._by_loop: dict[asyncio.AbstractEventLoop, LoopChanges] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, LoopWaiters] = {}
 
     async def until(self, look: Look[Found], timeout_s: float | None) -> Found | None:
         """What ``look`` returns, now or later; None if ``timeout_s`` pass without it.
@@ -59,7 +59,7 @@ class Changes:
         with self._lock:
             own = self._by_loop.get(loop)
             if own is None:
-                own = self._by_loop[loop] = LoopChanges(loop, self._submit, self._engine)
+                own = self._by_loop[loop] = LoopWaiters(loop, self._submit, self._engine)
         try:
             return await own.until(look, timeout_s)
         finally:
@@ -86,7 +86,7 @@ class Changes:
         self._by_loop.clear()
 
 
-class LoopChanges:
+class LoopWaiters:
     """The waiting tasks of one event loop; every method runs on the thread of that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, submit: Submit, engine: Engine) -> None:
@@ -104,7 +104,7 @@ class LoopChanges:
         return not self._waiting
 
     async def until(self, look: Look[Found], timeout_s: float | None) -> Found | None:
-        """As ``Changes.until``."""
+        """As ``ChangeWaiters.until``."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         changed = asyncio.Event()
         self._waiting.add(changed)
@@ -135,7 +135,7 @@ class LoopChanges:
             changed.set()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: as ``Changes.leave_to_parent``."""
+        """In a forked child: as ``ChangeWaiters.leave_to_parent``."""
         self._waiting.clear()
         self._making = self._reading = None
 

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, ParamSpec, TypeVar
 
-from casstore.aio.changes import Changes, close_unused
+from casstore.aio.changes import ChangeWaiters, close_unused
 from casstore.engine.forks import Lock, renew_in_child
 from casstore.errors import ClosedError, ForkedError
 from casstore.store import Store
@@ -63,7 +63,7 @@ class StorePool:
         self._lock = Lock()
         self._store: Store | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._changes: Changes | None = None
+        self._changes: ChangeWaiters | None = None
         self._opening: _Opening | None = None
         renew_in_child(self._leave_to_parent)
 
@@ -149,7 +149,7 @@ class StorePool:
 
     def _take(self, store: Store) -> None:
         self._store = store
-        self._changes = Changes(self.submit, store.engine)
+        self._changes = ChangeWaiters(self.submit, store.engine)
 
     async def close(self) -> None:
         """Close the store in a thread, after the calls under way.
@@ -194,7 +194,7 @@ class StorePool:
         return self.open_blocking() if self._on_demand else self._opened()
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> ChangeWaiters:
         """The tasks that wait for a change of the store; ClosedError if it is not open."""
         with self._lock:
             self._check()

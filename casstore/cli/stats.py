@@ -19,9 +19,9 @@ from casstore.format import tree
 from casstore.format.digest import Digest
 from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.maintenance import space, systems
-from casstore.maintenance.object_pass import newest_first
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import live_roots
+from casstore.maintenance.sharing import newest_first
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo

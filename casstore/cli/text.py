@@ -19,7 +19,7 @@ from casstore.format.value_json import plain as plain
 from casstore.format.value_json import plain_key as plain_key
 from casstore.format.value_json import unplain as unplain
 from casstore.objects import stored
-from casstore.objects.stored import BytesBeginning, Event, Stored
+from casstore.objects.stored import BytesBeginning, Stored, WalkEvent
 from casstore.session.messages import message_in, user_text
 
 # Control, format (bidi overrides among them), surrogates, private use, separators of lines.
@@ -182,7 +182,7 @@ class _Writer:
     def _scalar(self, value: Any) -> str:
         return self._quote(value) if isinstance(value, str) else json.dumps(value)
 
-    def _stored(self, events: Iterator[Event], level: int) -> Iterator[str]:
+    def _stored(self, events: Iterator[WalkEvent], level: int) -> Iterator[str]:
         """The JSON of a stored value."""
         # The brackets that are open, innermost last, and how many entries each has so far.
         closing: list[str] = []
@@ -237,7 +237,7 @@ def _base64(parts: Iterator[bytes]) -> Iterator[str]:
     yield base64.b64encode(left).decode()
 
 
-def _parts(events: Iterator[Event]) -> Iterator[Any]:
+def _parts(events: Iterator[WalkEvent]) -> Iterator[Any]:
     """The parts of a long text or of bytes that was begun."""
     while (event := next(events)).kind != stored.END:
         yield event.value

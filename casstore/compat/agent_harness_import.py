@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from casstore.compat.agent_harness_rows import RowTable, RuntimeRows
+from casstore.compat.agent_harness_rows import RuntimeRows, SourceRows
 from casstore.compat.importing import (
     ImportReport,
     Presence,
@@ -72,7 +72,7 @@ def _require_schema(source: SqliteSource) -> None:
 class _Part(RowPart[Item]):
     """The rows of one table, in the order in which they are stored."""
 
-    def __init__(self, tables: RunTables, source: SqliteSource, table: RowTable) -> None:
+    def __init__(self, tables: RunTables, source: SqliteSource, table: SourceRows) -> None:
         self._tables = tables
         self._source = source
         self._query = table.query

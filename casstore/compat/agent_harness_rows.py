@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import Note
+from casstore.compat.importing import ImportNote
 from casstore.compat.sqlite_source import SqliteSource, utc_us
 from casstore.errors import (
     CorruptionError,
@@ -29,11 +29,11 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     RecoveryIntent,
     Run,
     RunRequest,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.inserting import Item, Made
 from casstore.records.runs.names import check_id, check_path, value_digest
@@ -41,7 +41,7 @@ from casstore.records.runs.names import check_id, check_path, value_digest
 _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
 
 
-class RowTable(NamedTuple):
+class SourceRows(NamedTuple):
     """The name of one kind of rows, the query for them, and the conversion of a row."""
 
     name: str
@@ -58,21 +58,23 @@ class RuntimeRows:
         # The columns that are read, by their tables.
         self._read: dict[str, set[str]] = {}
 
-    def tables(self) -> list[RowTable]:
+    def tables(self) -> list[SourceRows]:
         """All kinds, owners first; ForeignSourceError if a table or column is missing."""
         self._require_owners()
         return [
-            RowTable("threads", self._threads(), self._thread),
-            RowTable("runs", self._runs(), self._run),
-            RowTable("messages", self._messages(), self._message),
-            RowTable("events", self._events(), self._event),
-            RowTable("approvals", self._approvals(), self._approval),
-            RowTable("run requests", self._of_run("run_requests", "request"), self._request),
-            RowTable("recovery intents", self._of_run("recovery_intents", "intent"), self._intent),
-            RowTable("artifacts", self._artifacts(), self._artifact),
+            SourceRows("threads", self._threads(), self._thread),
+            SourceRows("runs", self._runs(), self._run),
+            SourceRows("messages", self._messages(), self._message),
+            SourceRows("events", self._events(), self._event),
+            SourceRows("approvals", self._approvals(), self._approval),
+            SourceRows("run requests", self._of_run("run_requests", "request"), self._request),
+            SourceRows(
+                "recovery intents", self._of_run("recovery_intents", "intent"), self._intent
+            ),
+            SourceRows("artifacts", self._artifacts(), self._artifact),
         ]
 
-    def unread(self) -> list[Note]:
+    def unread(self) -> list[ImportNote]:
         """Notes about columns that are not read; valid after ``tables``."""
         return [
             note
@@ -171,12 +173,12 @@ class RuntimeRows:
         order = "ORDER BY thread_id, created_at, id"
         return f"SELECT {columns}, {content}, {number} FROM thread_messages {order}"
 
-    def _message(self, row: tuple[Any, ...]) -> Message:
+    def _message(self, row: tuple[Any, ...]) -> ThreadMessage:
         name, thread, role, run, created, content, number = row
         what = f"message {name!r}"
         self._names(what, thread, role, run or thread)
         value = self._json(content, what)
-        return Message(thread, number, role, value, run or None, self._time(created, what))
+        return ThreadMessage(thread, number, role, value, run or None, self._time(created, what))
 
     def _events(self) -> str:
         columns = self._columns("events", "thread_id", "run_id", "sequence", "created_at")

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from casstore.compat.importing import (
+    ImportNote,
     ImportReport,
-    Note,
     Part,
     Presence,
     Row,
@@ -79,7 +79,7 @@ def import_morrow(
     life.subjects.check()
     with SqliteSource(source) as database:
         parts: list[Part] = []
-        notes: list[Note] = []
+        notes: list[ImportNote] = []
         for table, columns in _TABLES.items():
             if table in database.tables:
                 if not frozenset(columns) <= database.columns(table):

@@ -14,7 +14,7 @@ from casstore.compat.importing import (
     PartReport,
     used_bytes,
 )
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text
 from casstore.maintenance.importing import FAST_FORWARD, REFUSE, ImportOutcome, import_session
 from casstore.maintenance.progress import Progress
 from casstore.store import Store, check_store

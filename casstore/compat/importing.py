@@ -53,7 +53,7 @@ class PartReport(NamedTuple):
     updated: int = 0
 
 
-class Note(NamedTuple):
+class ImportNote(NamedTuple):
     """Rows that were left out, or are stored in another form."""
 
     what: str
@@ -82,7 +82,7 @@ class ImportReport(NamedTuple):
     parts: tuple[PartReport, ...]
     #: Empty if the source holds records, which belong to no session.
     sessions: tuple[ImportedSession, ...]
-    notes: tuple[Note, ...]
+    notes: tuple[ImportNote, ...]
     source_bytes: int
     #: None: the engine does not know its size.
     store_bytes_before: int | None
@@ -97,9 +97,9 @@ class ImportReport(NamedTuple):
         """The part of that name; one without rows if the source has no such part."""
         return next((part for part in self.parts if part.name == name), PartReport(name, 0))
 
-    def note(self, what: str) -> Note:
+    def note(self, what: str) -> ImportNote:
         """The note with these words; one with the number 0 if it does not exist."""
-        return next((note for note in self.notes if note.what == what), Note(what, 0))
+        return next((note for note in self.notes if note.what == what), ImportNote(what, 0))
 
 
 class Notes:
@@ -116,21 +116,25 @@ class Notes:
         if example is not None and len(examples) < _MAX_EXAMPLES:
             examples.append(example)
 
-    def extend(self, notes: Iterable[Note]) -> None:
+    def extend(self, notes: Iterable[ImportNote]) -> None:
         """Add notes that were collected elsewhere."""
         for what, number, examples in notes:
             self.add(what, number=number)
             known = self._examples[what]
             known += examples[: _MAX_EXAMPLES - len(known)]
 
-    def all(self) -> tuple[Note, ...]:
+    def all(self) -> tuple[ImportNote, ...]:
         """All notes, in the order of their first occurrence."""
         found = self._examples.items()
-        return tuple([Note(what, self._numbers[what], tuple(named)) for what, named in found])
+        return tuple([ImportNote(what, self._numbers[what], tuple(named)) for what, named in found])
 
 
 def combined(
-    kind: str, source: str, dry_run: bool, reports: Sequence[ImportReport], notes: Sequence[Note]
+    kind: str,
+    source: str,
+    dry_run: bool,
+    reports: Sequence[ImportReport],
+    notes: Sequence[ImportNote],
 ) -> ImportReport:
     """One report of several imports in a row, as of the files of a directory."""
     all_notes = Notes()
@@ -221,7 +225,7 @@ class Part(ABC):
     def units(self) -> Iterator[Unit]:
         """All units; ``run`` calls this twice, to write and to read back."""
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         """Notes about what the units left out or changed; called after the first pass."""
         return ()
 
@@ -340,7 +344,7 @@ def run(
     store: Store,
     parts: Sequence[Part],
     *,
-    notes: Iterable[Note] = (),
+    notes: Iterable[ImportNote] = (),
     dry_run: bool = False,
     overlay: bool = False,
     progress: Progress | None = None,

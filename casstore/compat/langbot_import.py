@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from casstore.compat import importing
 from casstore.compat.importing import (
+    ImportNote,
     ImportReport,
-    Note,
     Part,
     Presence,
     RowPart,
@@ -27,7 +27,7 @@ from casstore.compat.importing import (
 from casstore.compat.sqlite_source import SqliteSource, utc_us
 from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
-from casstore.records.scoped.adoption import Adoption, Arrival, ArrivedReset
+from casstore.records.scoped.adoption import Adoption, ArrivedReset, ArrivedValue
 from casstore.records.scoped.contents import checked_key, content_of
 from casstore.records.scoped.scope_keys import ALIASES, SCOPES, Context, checked, scope_key
 from casstore.store import Store, check_store
@@ -66,7 +66,7 @@ def import_langbot(
         adoption = Adoption(store)
         fates = _fates(rows, progress)
         parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
-        notes = [Note(why, number) for why, number in fates.items() if why is not None]
+        notes = [ImportNote(why, number) for why, number in fates.items() if why is not None]
         notes += database.unread(rows.table, (*_CONTEXT, *_OTHERS))
         return run(
             "langbot", database, store, parts, notes=notes, dry_run=dry_run, progress=progress
@@ -240,7 +240,7 @@ class _Values(RowPart[_Row]):
     def store(self, rows: Sequence[_Row]) -> None:
         self._adoption.put_values([self._arrival(row) for row in rows])
 
-    def _arrival(self, row: _Row) -> Arrival:
+    def _arrival(self, row: _Row) -> ArrivedValue:
         rows = self._rows
         try:
             content = content_of(json.loads(row.value_json))
@@ -248,7 +248,7 @@ class _Values(RowPart[_Row]):
         except StateRefusedError as exc:
             raise _broken(rows, row, str(exc)) from exc
         in_talk = row.scope == "conversation"
-        return Arrival(
+        return ArrivedValue(
             row.context,
             row.scope,
             _key(rows, row),

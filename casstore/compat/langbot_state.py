@@ -15,10 +15,10 @@ from casstore.errors import InvalidInputError, StateRefusedError
 from casstore.records.scoped import (
     Context,
     Located,
-    Policy,
     Quota,
     Scope,
     ScopedState,
+    StatePolicy,
     binding_identity,
 )
 from casstore.records.scoped.layout import ScopedTables, Spot
@@ -235,8 +235,8 @@ def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
     )
 
 
-def _policy(binding: Any) -> Policy:
+def _policy(binding: Any) -> StatePolicy:
     policy = binding.state_policy
     # Truthy as in LangBot; scopes that are not listed allow nothing.
     scopes = tuple([scope for scope in policy.state_scopes if scope in SCOPES])
-    return Policy(bool(policy.enable_state), scopes)
+    return StatePolicy(bool(policy.enable_state), scopes)

@@ -40,7 +40,7 @@ _DAMAGED: Final = "damaged blobs, left out"
 _UNKNOWN: Final = "unknown keys of the checkpoint, left out"
 
 
-class Blobs:
+class LashBlobs:
     """The blobs of a database, verified and inflated."""
 
     def __init__(self, source: SqliteSource, max_bytes: int = MAX_BLOB_BYTES) -> None:
@@ -128,7 +128,7 @@ class CheckpointReader:
     """The blobs of one database, read for its checkpoint."""
 
     def __init__(
-        self, database: LashDatabase, blobs: Blobs, notes: Notes, *, leave_out: bool
+        self, database: LashDatabase, blobs: LashBlobs, notes: Notes, *, leave_out: bool
     ) -> None:
         self._database = database
         self._blobs = blobs

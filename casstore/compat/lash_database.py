@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import Note
+from casstore.compat.importing import ImportNote
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     DamagedSourceError,
@@ -98,7 +98,7 @@ _SPARE: Final[dict[str, Sequence[str]]] = {
 }
 
 
-class HeadRow(NamedTuple):
+class LashHeadRow(NamedTuple):
     """The row of the head."""
 
     session: str
@@ -169,13 +169,13 @@ class LashDatabase:
 
     # --- one of each ----------------------------------------------------------------------------
 
-    def head(self) -> HeadRow | None:
+    def head(self) -> LashHeadRow | None:
         """The head; None if nothing was committed."""
         for session, text, revision in self.source.ask(
             "SELECT session_id, head_json, head_revision FROM session_head"
         ):
             place = "the head"
-            return HeadRow(
+            return LashHeadRow(
                 self.text(place, "session_id", session),
                 self.object(place, text),
                 self.number(place, "head_revision", revision),
@@ -346,7 +346,7 @@ class LashDatabase:
 
     # --- what is left out -----------------------------------------------------------------------
 
-    def left_out(self, session: str) -> Iterator[Note]:
+    def left_out(self, session: str) -> Iterator[ImportNote]:
         """Rows of the database that a session cannot hold."""
         for table in sorted(self.source.tables):
             if table.startswith("sqlite_"):
@@ -377,7 +377,7 @@ class LashDatabase:
             )
             yield from _some("queued items of no batch, left out", number)
 
-    def unnamed_blobs(self, named: set[str]) -> Iterator[Note]:
+    def unnamed_blobs(self, named: set[str]) -> Iterator[ImportNote]:
         """Blobs that no row refers to, which lash's own collection would delete."""
         number = sum(name not in named for (name,) in self.source.ask("SELECT hash FROM blobs"))
         yield from _some("unreferenced blobs, left out", number)
@@ -433,6 +433,6 @@ class LashDatabase:
             raise self.damaged(place, str(exc)) from exc
 
 
-def _some(what: str, number: int) -> Iterator[Note]:
+def _some(what: str, number: int) -> Iterator[ImportNote]:
     if number:
-        yield Note(what, number)
+        yield ImportNote(what, number)

@@ -17,8 +17,8 @@ from casstore.compat.importing import (
     IMPORTED,
     UNCHANGED,
     ImportedSession,
+    ImportNote,
     ImportReport,
-    Note,
     Notes,
     Part,
     PartReport,
@@ -31,8 +31,7 @@ from casstore.compat.lash_checkpoint import MAX_BLOB_BYTES
 from casstore.compat.lash_database import LashDatabase
 from casstore.compat.lash_session import Gathered, gather
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.engine.files import storage_error
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text, storage_error
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
     ConflictError,
@@ -169,9 +168,9 @@ class _Sessions(Part):
         if self._unit is not None:
             yield self._unit
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         if self._unit is None:
-            return [Note(_EMPTY, 1, (self._database.source.name,))]
+            return [ImportNote(_EMPTY, 1, (self._database.source.name,))]
         return self._unit.gathered.notes
 
 

@@ -27,7 +27,7 @@ _HEALED: Final = "leaf that is gone or hidden, replaced by the latest message"
 _DAMAGED: Final = "damaged nodes, left out"
 
 
-class Nodes(NamedTuple):
+class LashGraph(NamedTuple):
     """The graph of a session."""
 
     drafts: list[NodeDraft]
@@ -35,7 +35,9 @@ class Nodes(NamedTuple):
     leaf: str | None
 
 
-def read_nodes(database: LashDatabase, leaf: str | None, notes: Notes, *, leave_out: bool) -> Nodes:
+def read_nodes(
+    database: LashDatabase, leaf: str | None, notes: Notes, *, leave_out: bool
+) -> LashGraph:
     """The graph of the session. ``leave_out``: damaged nodes are noted and left out."""
     drafts: list[NodeDraft] = []
     hidden: list[str] = []
@@ -57,7 +59,7 @@ def read_nodes(database: LashDatabase, leaf: str | None, notes: Notes, *, leave_
         notes.add(_HEALED, leaf)
         said = [draft.id for draft in visible if message_in(draft.payload) is not None]
         leaf = said[-1] if said else None
-    return Nodes(drafts, hidden, leaf)
+    return LashGraph(drafts, hidden, leaf)
 
 
 def _draft(database: LashDatabase, node: str, text: Any, notes: Notes) -> NodeDraft:

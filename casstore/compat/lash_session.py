@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import Note, Notes, PartReport
-from casstore.compat.lash_checkpoint import MAX_BLOB_BYTES, Blobs, CheckpointReader
-from casstore.compat.lash_database import HeadRow, LashDatabase, MetaRow
-from casstore.compat.lash_nodes import Nodes, read_nodes
+from casstore.compat.importing import ImportNote, Notes, PartReport
+from casstore.compat.lash_checkpoint import MAX_BLOB_BYTES, CheckpointReader, LashBlobs
+from casstore.compat.lash_database import LashDatabase, LashHeadRow, MetaRow
+from casstore.compat.lash_nodes import LashGraph, read_nodes
 from casstore.compat.lash_queue import QueueReader, held
 from casstore.compat.sqlite_source import utc_us
 from casstore.format.hashing import plain_hash
@@ -41,7 +41,7 @@ class Gathered(NamedTuple):
     arrival: Arrival
     #: The rows by kind; ``imported`` counts those that the arrival holds.
     parts: Sequence[PartReport]
-    notes: Sequence[Note]
+    notes: Sequence[ImportNote]
     #: What the session's meta records of its origin.
     origin: dict[str, Any]
 
@@ -71,7 +71,7 @@ def gather(
         own = meta.session
     else:
         return None
-    blobs = Blobs(database.source, max_blob_bytes)
+    blobs = LashBlobs(database.source, max_blob_bytes)
     return _Gathering(database, blobs, own, name or own, now_ms, leave_out=leave_out).run(
         head, meta
     )
@@ -83,7 +83,7 @@ class _Gathering:
     def __init__(
         self,
         database: LashDatabase,
-        blobs: Blobs,
+        blobs: LashBlobs,
         own: str,
         session: str,
         now_ms: int,
@@ -99,14 +99,14 @@ class _Gathering:
         self._notes = Notes()
         self._checkpoints = CheckpointReader(database, blobs, self._notes, leave_out=leave_out)
 
-    def run(self, head: HeadRow | None, meta: MetaRow | None) -> Gathered:
+    def run(self, head: LashHeadRow | None, meta: MetaRow | None) -> Gathered:
         """Convert everything, in the order of the report."""
         database, own = self._database, self._own
         fencing = self._fencing()
         fields = {} if head is None else head.head
         # A head is only ever written by a commit, which counts from 1.
         revision = 0 if head is None else max(1, head.revision)
-        nodes = Nodes([], [], None)
+        nodes = LashGraph([], [], None)
         checkpoint = Checkpoint()
         usage: list[Usage] = []
         origin: dict[str, Any] = {"schema_version": database.version}
@@ -239,7 +239,7 @@ class _Gathering:
 
     # --- meta -----------------------------------------------------------------------------------
 
-    def _meta(self, meta: MetaRow | None, nodes: Nodes, origin: dict[str, Any]) -> SessionMeta:
+    def _meta(self, meta: MetaRow | None, nodes: LashGraph, origin: dict[str, Any]) -> SessionMeta:
         first_ms = _time_ms(nodes.drafts[0].time) if nodes.drafts else None
         if meta is None:
             return SessionMeta(self._session, self._session, first_ms or 0)
@@ -272,15 +272,17 @@ def tag_name(session: str, artifact: str) -> str:
     return f"lash/{session}/{artifact}"
 
 
-def _unread(place: str, fields: dict[str, Any], known: frozenset[str]) -> list[Note]:
+def _unread(place: str, fields: dict[str, Any], known: frozenset[str]) -> list[ImportNote]:
     """Notes about unknown keys of a map, and about its ledger, which lash itself does not read."""
     left = [
-        Note(f"unknown key {name} of {place}, left out", 1)
+        ImportNote(f"unknown key {name} of {place}, left out", 1)
         for name in sorted(fields.keys() - known)
     ]
     ledger = fields.get("token_ledger")
     if type(ledger) is list and ledger:
-        left.append(Note(f"usage in {place}, which lash does not read, left out", len(ledger)))
+        left.append(
+            ImportNote(f"usage in {place}, which lash does not read, left out", len(ledger))
+        )
     return left
 
 

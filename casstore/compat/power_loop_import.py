@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import (
+    ImportNote,
     ImportReport,
-    Note,
     Part,
     Presence,
     RowPart,
@@ -49,7 +49,7 @@ from casstore.records.log.messages import call_ids, check_number, payload_of
 from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState
 from casstore.records.log.tables import LogTables
-from casstore.records.log.view import View, runs_of
+from casstore.records.log.view import MessageOrder, runs_of
 from casstore.session import keys
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import Draft
@@ -109,7 +109,7 @@ def _require_known(source: SqliteSource) -> None:
             )
 
 
-def _orphans(source: SqliteSource) -> Iterator[Note]:
+def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
     """Rows of sessions that the database does not have, as an interrupted close leaves them."""
     for table in _COLUMNS:
         [(number,)] = source.ask(
@@ -117,7 +117,7 @@ def _orphans(source: SqliteSource) -> Iterator[Note]:
             "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
         )
         if number:
-            yield Note(f"{table} of no session, left out", number)
+            yield ImportNote(f"{table} of no session, left out", number)
 
 
 class _Messages(RowPart[tuple[str, Arrived]]):
@@ -364,7 +364,7 @@ def _decoded(session: str, text: Any) -> Any:
 
 def _folds(
     source: SqliteSource, session: str, messages: Sequence[tuple[int, bool]]
-) -> tuple[list[Fold], View]:
+) -> tuple[list[Fold], MessageOrder]:
     """The folds with their exact sets, and the order of the visible messages.
 
     power-loop keeps ranges. A range folded those of its messages that no earlier range had folded.
@@ -388,9 +388,9 @@ def _folds(
             places[note] = (places.get(first, (first, 0))[0], number)
     shown = [number for number, folded in messages if not folded]
     if not gone and not folds:
-        return folds, View()
+        return folds, MessageOrder()
     shown.sort(key=lambda number: (*places[number], number))
-    return folds, View(tuple(runs_of(shown)), max(places, default=0))
+    return folds, MessageOrder(tuple(runs_of(shown)), max(places, default=0))
 
 
 def _with_pending(source: SqliteSource, session: str, state: LogState, pending: Any) -> LogState:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from casstore.compat.importing import Note
-from casstore.engine.paths import path_text
+from casstore.compat.importing import ImportNote
+from casstore.engine.files import path_text
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -201,13 +201,15 @@ class SqliteSource:
             name for (name,) in self.ask("SELECT name FROM pragma_table_info(?)", (table,))
         )
 
-    def unread(self, table: str, known: Collection[str]) -> Iterator[Note]:
+    def unread(self, table: str, known: Collection[str]) -> Iterator[ImportNote]:
         """Notes about columns that the importer does not know: their values are left out."""
         for name in sorted(self.columns(table) - frozenset(known)):
             quoted = name.replace('"', '""')
             [(number,)] = self.ask(f'SELECT count("{quoted}") FROM {table}')
             if number:
-                yield Note(f"values of the unknown column {name} of {table}, left out", number)
+                yield ImportNote(
+                    f"values of the unknown column {name} of {table}, left out", number
+                )
 
     def require_unchanged(self) -> None:
         """Raise ConflictError if another process wrote to the file since it was opened."""

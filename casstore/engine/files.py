@@ -1,4 +1,4 @@
-"""Safe creation of files and directories, and typed errors for what the file system refuses.
+"""Paths as text, safe creation of files, and typed errors for what the file system refuses.
 
 ``PartFile`` and ``PartDirectory`` build something under an unpredictable name in its target's
 directory and rename it when it is complete. They create it exclusively, relative to the opened
@@ -50,6 +50,28 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """The path as text; InvalidInputError if the operating system cannot accept it."""
+    try:
+        text = os.fspath(path)
+    except TypeError as exc:
+        raise InvalidInputError(
+            f"a path must be a str or a Path, got {type(path).__name__}"
+        ) from exc
+    if not isinstance(text, str):
+        raise InvalidInputError("a path must be text, got bytes; convert it with os.fsdecode")
+    try:
+        # os.fsdecode represents undecodable bytes as surrogates; other surrogates have no encoding.
+        os.fsencode(text)
+    except UnicodeEncodeError as exc:
+        raise InvalidInputError(f"{text!r} is not a valid path: {exc.reason}") from exc
+    if not text or "\0" in text:
+        raise InvalidInputError(
+            f"{text!r} is not a valid path: it is empty or contains a NUL character"
+        )
+    return text
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:

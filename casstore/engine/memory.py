@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
-from casstore.engine.clock import wall_clock_ms
 from casstore.engine.conditions import (
     check_digests,
     check_key,
@@ -39,6 +38,7 @@ from casstore.engine.protocol import (
     Watch,
     Write,
     WriteResult,
+    wall_clock_ms,
 )
 from casstore.engine.watches import PipeWatch
 from casstore.errors import (

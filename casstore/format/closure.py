@@ -303,14 +303,14 @@ _SPINE: Final = "spine"
 
 def _piece(digest: bytes, data: bytes, known: Known) -> PieceFact:
     piece = node_index.decode_piece(digest, data)
-    if isinstance(piece, node_index.Page):
+    if isinstance(piece, node_index.IndexPage):
         for child in piece.digests:
             if not isinstance(known(child), NodeFact | None):
                 raise _misfit(digest, child)
         return PieceFact(_PAGE, 0, 1)
     if isinstance(piece, node_index.Bucket):
         return PieceFact(_BUCKET, 0, len(piece.parts))
-    if isinstance(piece, node_index.Run):
+    if isinstance(piece, node_index.IndexRun):
         parts = node_index.FANOUT ** (piece.level - node_index.SPLIT_LEVEL)
         for child in piece.buckets:
             _require_fact(digest, child, known, PieceFact(_BUCKET, 0, int(parts)))

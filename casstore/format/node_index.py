@@ -77,14 +77,14 @@ class Tail(NamedTuple):
     digests: tuple[bytes, ...] = ()
 
 
-class Page(NamedTuple):
+class IndexPage(NamedTuple):
     """Sixteen consecutive nodes."""
 
     distances: tuple[int, ...]
     digests: tuple[bytes, ...]
 
 
-class Run(NamedTuple):
+class IndexRun(NamedTuple):
     """Eight runs of the level below, or pages. It has either hashes or buckets."""
 
     level: int
@@ -113,7 +113,7 @@ class Spine(NamedTuple):
 
 
 #: An object of the kind INDEX, decoded.
-Piece = Page | Run | Bucket | Spine
+Piece = IndexPage | IndexRun | Bucket | Spine
 
 NO_NODES: Final = Tail()
 NO_PAGES: Final = Spine(b"", ((),) * (TOP_LEVEL + 1))
@@ -167,10 +167,10 @@ def encode_tail(tail: Tail) -> tuple[bytes, list[bytes]]:
 
 def encode_piece(piece: Piece) -> tuple[bytes, list[bytes]]:
     """The bytes of an object of the index, and the digests it links to, in order."""
-    if isinstance(piece, Page):
+    if isinstance(piece, IndexPage):
         data = b"".join((_PAGE_HEAD, pack_checked(piece.distances), _links(piece.digests)))
         return data, list(piece.digests)
-    if isinstance(piece, Run):
+    if isinstance(piece, IndexRun):
         head = list_header(3) + bytes((piece.level,))
         if piece.level < SPLIT_LEVEL:
             return head + pack_checked(piece.hashes) + _links(piece.parts), list(piece.parts)
@@ -264,13 +264,13 @@ def _piece(fields: list[Any]) -> Piece | None:
     match fields:
         case [int(tag), list(distances), list(links)] if tag == _PAGE_TAG:
             if _are_distances(distances, PAGE_NODES) and _are_digests(links, PAGE_NODES):
-                return Page(tuple(distances), tuple(links))
+                return IndexPage(tuple(distances), tuple(links))
         case [int(level), bytes(hashes), list(parts)] if 0 < level < SPLIT_LEVEL:
             if len(hashes) == RUN_NODES[level] * HASH_BYTES and _are_digests(parts, FANOUT):
-                return Run(level, hashes, (), tuple(parts))
+                return IndexRun(level, hashes, (), tuple(parts))
         case [int(level), list(buckets), list(parts)] if SPLIT_LEVEL <= level <= TOP_LEVEL:
             if _are_digests(buckets, BUCKETS) and _are_digests(parts, FANOUT):
-                return Run(level, b"", tuple(buckets), tuple(parts))
+                return IndexRun(level, b"", tuple(buckets), tuple(parts))
         case [int(tag), *parts] if tag == _BUCKET_TAG and len(parts) in (1, FANOUT):
             if all(type(part) is bytes and not len(part) % ENTRY_BYTES for part in parts):
                 return Bucket(tuple(parts))

@@ -15,6 +15,15 @@ def shortened(value: Any) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
+def ascii_json(value: Any) -> str:
+    """The JSON of a value on one line, without a character that a terminal acts on."""
+    # Here, because every program loads this module, and few of them print JSON.
+    import json
+
+    # JSON takes DEL for a letter, and it can stand in strings alone.
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
 def count(number: int, one: str, many: str | None = None) -> str:
     """A number of things: ``1 node``, ``12,000 nodes``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -53,7 +53,7 @@ Emit = Callable[[int, bytes, list[bytes]], bytes]
 _SURELY_SHORT = OUTLINE_MIN_BYTES // 4
 
 
-class Entry(NamedTuple):
+class EncodedEntry(NamedTuple):
     """One encoded list item or map entry, with the digests it links to.
 
     ``data`` of a map entry is key and value together; ``key`` is None in lists.
@@ -212,7 +212,7 @@ def _encode_list(
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
         return _one_piece(data, [digest for own in links for digest in own], emit)
     sizes = map(len, parts)
-    return pack_list([Entry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
+    return pack_list([EncodedEntry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
 
 
 def _encode_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -> Encoded:
@@ -234,39 +234,41 @@ def _encode_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
         return _one_piece(data, [digest for own in links for digest in own], emit)
     sizes = map(len, parts)
-    return pack_map([Entry(*each) for each in zip(parts, links, sizes, keys, strict=True)], emit)
+    return pack_map(
+        [EncodedEntry(*each) for each in zip(parts, links, sizes, keys, strict=True)], emit
+    )
 
 
-def list_entry(encoded: Encoded) -> Entry:
+def list_entry(encoded: Encoded) -> EncodedEntry:
     """An item as an entry of its list."""
-    return Entry(encoded.data, encoded.links, len(encoded.data))
+    return EncodedEntry(encoded.data, encoded.links, len(encoded.data))
 
 
-def join_map_entry(key: str, encoded: Encoded) -> Entry:
+def join_map_entry(key: str, encoded: Encoded) -> EncodedEntry:
     """A key and its value as an entry of their map."""
     data = key_bytes(key) + encoded.data
-    return Entry(data, encoded.links, len(data), key)
+    return EncodedEntry(data, encoded.links, len(data), key)
 
 
-def value_data(entry: Entry) -> bytes:
+def value_data(entry: EncodedEntry) -> bytes:
     """The encoded value of an entry, without the key that a map's entry starts with."""
     return entry.data if entry.key is None else entry.data[len(key_bytes(entry.key)) :]
 
 
-def list_leaf_entries(data: bytes) -> list[Entry]:
+def list_leaf_entries(data: bytes) -> list[EncodedEntry]:
     """The entries of an encoded list, in place."""
-    return [Entry(item, links_in(item), item_size(item)) for item in cut_items(data)]
+    return [EncodedEntry(item, links_in(item), item_size(item)) for item in cut_items(data)]
 
 
-def map_leaf_entries(data: bytes) -> list[Entry]:
+def map_leaf_entries(data: bytes) -> list[EncodedEntry]:
     """The entries of an encoded map, in place."""
     return [
-        Entry(item, links_in(item[len(key_bytes(key)) :]), len(item), key)
+        EncodedEntry(item, links_in(item[len(key_bytes(key)) :]), len(item), key)
         for key, item in cut_map(data)
     ]
 
 
-def pack(kind: int, entries: list[Entry], emit: Emit) -> Encoded:
+def pack(kind: int, entries: list[EncodedEntry], emit: Emit) -> Encoded:
     """Encode a list or map from its entries."""
     return pack_map(entries, emit) if kind == Kind.MAP else pack_list(entries, emit)
 
@@ -277,7 +279,7 @@ def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
     return len(header) + entry_bytes
 
 
-def pack_list(entries: list[Entry], emit: Emit) -> Encoded:
+def pack_list(entries: list[EncodedEntry], emit: Emit) -> Encoded:
     """Inline a short list; make one object or a tree of a longer one."""
     data = list_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
@@ -287,7 +289,7 @@ def pack_list(entries: list[Entry], emit: Emit) -> Encoded:
     return link_part(grow(Kind.LIST, leaves, emit))
 
 
-def outline_item(entry: Entry, emit: Emit) -> Entry:
+def outline_item(entry: EncodedEntry, emit: Emit) -> EncodedEntry:
     """Outline a list or map inside a list tree, unless it is tiny.
 
     A session grows at the end of a list, and each append stores the last leaf again: links to
@@ -296,10 +298,10 @@ def outline_item(entry: Entry, emit: Emit) -> Entry:
     if len(entry.data) < LIST_ITEM_OUTLINE_MIN_BYTES or entry.data[0] not in CONTAINER_BYTES:
         return entry
     digest = emit(Kind.VALUE, entry.data, entry.links)
-    return Entry(item_link_bytes(len(entry.data), digest), [digest], entry.size)
+    return EncodedEntry(item_link_bytes(len(entry.data), digest), [digest], entry.size)
 
 
-def pack_map(entries: list[Entry], emit: Emit) -> Encoded:
+def pack_map(entries: list[EncodedEntry], emit: Emit) -> Encoded:
     """Inline a short map; make one object or a tree of a longer one. Entries are sorted."""
     data = map_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
@@ -308,20 +310,20 @@ def pack_map(entries: list[Entry], emit: Emit) -> Encoded:
     return link_part(grow(Kind.MAP, leaves, emit))
 
 
-def _ends_list(entry: Entry) -> bool:
+def _ends_list(entry: EncodedEntry) -> bool:
     return tree.ends_list_leaf(entry.data)
 
 
-def _ends_map(entry: Entry) -> bool:
+def _ends_map(entry: EncodedEntry) -> bool:
     return tree.ends_map_piece(entry.key or "", 0)
 
 
-def leaf_ends(kind: int) -> Callable[[Entry], bool]:
+def leaf_ends(kind: int) -> Callable[[EncodedEntry], bool]:
     """The boundary rule for the leaves of a list or map."""
     return _ends_map if kind == Kind.MAP else _ends_list
 
 
-def _all_links(entries: list[Entry]) -> list[bytes]:
+def _all_links(entries: list[EncodedEntry]) -> list[bytes]:
     return [digest for entry in entries for digest in entry.links]
 
 
@@ -336,7 +338,7 @@ def link_part(digest: bytes) -> Encoded:
     return Encoded(link_bytes(ROLE_PART, digest), [digest], digest)
 
 
-def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:
+def leaf(kind: int, entries: list[EncodedEntry], emit: Emit) -> tree.Child:
     """Store one leaf of a tree: a value object holding a short list or map."""
     header = map_header(len(entries)) if kind == Kind.MAP else list_header(len(entries))
     body = b"".join([entry.data for entry in entries])

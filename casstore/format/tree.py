@@ -30,7 +30,7 @@ MAX_LEVEL: Final = 64
 MAX_TOTAL_BYTES: Final = (1 << 63) - 1
 
 
-class Branch(NamedTuple):
+class TreeBranch(NamedTuple):
     """One inner piece. ``level`` 1 is just above the leaves.
 
     ``counts`` are list items or map entries below each child (for ropes: bytes,
@@ -162,7 +162,7 @@ def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
     return canonical.pack_checked(columns)
 
 
-def decode_branch(kind: int, data: bytes) -> Branch:
+def decode_branch(kind: int, data: bytes) -> TreeBranch:
     """Decode a branch; every encoding but the one of a valid branch is refused."""
     columns = canonical.unpack_checked(data)
     names = 3 + (kind in (Kind.LIST, Kind.MAP)) + (kind == Kind.MAP)
@@ -193,7 +193,7 @@ def decode_branch(kind: int, data: bytes) -> Branch:
     ):
         raise NotCanonicalError("the keys of a map branch are out of order")
     digests = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
-    return Branch(level, digests, counts, sizes, keys)
+    return TreeBranch(level, digests, counts, sizes, keys)
 
 
 def seal_rope(body: bytes) -> bytes:

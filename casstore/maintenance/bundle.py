@@ -44,7 +44,7 @@ class ObjectPlace(NamedTuple):
     at: int
 
 
-class Block(NamedTuple):
+class BundleBlock(NamedTuple):
     """One block, checked and inflated."""
 
     offset: int
@@ -169,7 +169,7 @@ class BundleReader:
     def __init__(self, path: str) -> None:
         self.path = path
         self._inflate = Compressor(_no_dictionary).inflate
-        self._kept: OrderedDict[int, Block] = OrderedDict()
+        self._kept: OrderedDict[int, BundleBlock] = OrderedDict()
         self._kept_bytes = 0
         self._work_left: int | None = None
         #: The header, once it was read.
@@ -203,7 +203,7 @@ class BundleReader:
         """The error for a fault at an offset."""
         return BundleError(self.path, offset, str(reason))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[BundleBlock]:
         """All blocks of objects and rows, in order; at the end the trailer is compared."""
         self._file.seek(0)
         hasher = BlobHasher()
@@ -229,7 +229,7 @@ class BundleReader:
                 yield block
             offset = following
 
-    def _next(self, offset: int) -> tuple[bytes, bytes, Block]:
+    def _next(self, offset: int) -> tuple[bytes, bytes, BundleBlock]:
         head = self._read(layout.BLOCK_HEADER_BYTES)
         if len(head) < layout.BLOCK_HEADER_BYTES:
             raise self.fail(offset + len(head), "the file ends before its trailer")
@@ -251,9 +251,9 @@ class BundleReader:
             raw = self._inflate(fields.codec, NO_DICTIONARY, payload, fields.raw_bytes)
         except CorruptionError as exc:
             raise self.fail(offset, exc) from exc
-        return head, payload, Block(offset, fields.type, fields.entries, raw)
+        return head, payload, BundleBlock(offset, fields.type, fields.entries, raw)
 
-    def _open(self, block: Block) -> BundleHeader:
+    def _open(self, block: BundleBlock) -> BundleHeader:
         try:
             header = layout.decode_header(block.raw)
         except ValueError as exc:
@@ -265,7 +265,7 @@ class BundleReader:
             )
         return header
 
-    def _end(self, block: Block, digest: bytes, end: int) -> None:
+    def _end(self, block: BundleBlock, digest: bytes, end: int) -> None:
         try:
             self.totals = layout.decode_totals(block.raw)
         except ValueError as exc:
@@ -281,14 +281,14 @@ class BundleReader:
         except OSError as exc:
             raise storage_error(f"cannot read {self.path}", exc) from exc
 
-    def objects(self, block: Block) -> Iterator[PackedObject]:
+    def objects(self, block: BundleBlock) -> Iterator[PackedObject]:
         """The objects of a block."""
         try:
             yield from layout.iter_objects(block.raw, block.entries)
         except (ValueError, struct.error) as exc:
             raise self.fail(block.offset, exc) from exc
 
-    def rows(self, block: Block) -> list[list[Any]]:
+    def rows(self, block: BundleBlock) -> list[list[Any]]:
         """The rows of a block."""
         try:
             return layout.decode_rows(block.raw, block.entries)

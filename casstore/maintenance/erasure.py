@@ -23,8 +23,8 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.format.digest import Digest
+from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
-from casstore.maintenance.ascii_json import ascii_json
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.files import storage_error
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text, storage_error
 from casstore.engine.protocol import NewObject
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.format import bundle as layout

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Final
 
-from casstore.engine.files import PartFile, storage_error
-from casstore.engine.paths import path_text
+from casstore.engine.files import PartFile, path_text, storage_error
 from casstore.errors import InvalidInputError
 from casstore.store import is_server, shown_place
 

@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text
 from casstore.engine.protocol import RowIs
 from casstore.errors import InvalidInputError, SessionDivergedError, SessionExistsError
 from casstore.format import bundle as layout

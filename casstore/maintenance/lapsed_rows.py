@@ -28,16 +28,18 @@ _REPORT_EVERY: Final = 1024
 _BATCH: Final = 1024
 
 
-class Change(NamedTuple):
+class ConditionalChange(NamedTuple):
     """Changes of rows, and the condition for them."""
 
     condition: Condition
     rows: Sequence[RowChange]
 
 
-def apply_changes(engine: Engine, changes: Iterable[Change]) -> Iterator[Change]:
+def apply_changes(
+    engine: Engine, changes: Iterable[ConditionalChange]
+) -> Iterator[ConditionalChange]:
     """Write changes, many in one transaction; those that were made, without the others."""
-    waiting: list[Change] = []
+    waiting: list[ConditionalChange] = []
     for change in changes:
         waiting.append(change)
         if len(waiting) >= _BATCH:
@@ -46,7 +48,7 @@ def apply_changes(engine: Engine, changes: Iterable[Change]) -> Iterator[Change]
     yield from _apply(engine, waiting)
 
 
-def _apply(engine: Engine, waiting: list[Change]) -> list[Change]:
+def _apply(engine: Engine, waiting: list[ConditionalChange]) -> list[ConditionalChange]:
     while waiting:
         conditions = [one.condition for one in waiting]
         rows = [row for one in waiting for row in one.rows]
@@ -69,13 +71,13 @@ def remove_rows(
 ) -> int:
     """Remove the rows for which ``condition_of`` gives a condition, under it; how many."""
 
-    def removals() -> Iterator[Change]:
+    def removals() -> Iterator[ConditionalChange]:
         for seen, row in enumerate(scan(engine, table, *bounds)):
             if progress is not None and not (seen + 1) % _REPORT_EVERY:
                 progress(Step("expire", seen + 1, None, f"rows of {table}"))
             condition = condition_of(row)
             if condition is not None:
-                yield Change(condition, [DeleteRow(table, row.key)])
+                yield ConditionalChange(condition, [DeleteRow(table, row.key)])
 
     return sum(1 for _ in apply_changes(engine, removals()))
 

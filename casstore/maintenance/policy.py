@@ -212,7 +212,7 @@ _BUCKETS: Final[dict[str, Callable[[int], object]]] = {
 }
 
 
-class Keeper:
+class RevisionKeeper:
     """Decides for each revision, newest first, why a policy keeps it."""
 
     def __init__(self, policy: Policy | None, now_ms: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.maintenance.ascii_json import ascii_json
+from casstore.format.printing import ascii_json
 from casstore.maintenance.policy import Policy, policy_fields, policy_from
 from casstore.session import keys
 

@@ -18,7 +18,7 @@ from casstore.errors import (
     InvalidInputError,
     SessionNotFoundError,
 )
-from casstore.maintenance.policy import Keeper, Policy, check_policy, decode_policy
+from casstore.maintenance.policy import Policy, RevisionKeeper, check_policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
@@ -241,7 +241,7 @@ class _Planner:
         if rows.head is None:
             yield blank
             return
-        keeper = Keeper(rows.decision.policy, self._now_ms)
+        keeper = RevisionKeeper(rows.decision.policy, self._now_ms)
         protectors: dict[int, list[str]] = {}
         for one in rows.protections:
             protectors.setdefault(one.revision, []).append(f"protected by {one.by}")

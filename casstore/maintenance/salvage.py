@@ -17,9 +17,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 import casstore.store
+from casstore.engine.files import path_text
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.page_scan import NEWEST, LostRows, Marked, PageScan, require_data_file
-from casstore.engine.paths import path_text
 from casstore.engine.protocol import NewObject, PutRow, Row, Write
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format.digest import Digest

@@ -45,7 +45,7 @@ class StrayRow(NamedTuple):
     name: str
 
 
-class FoundRows(Protocol):
+class RowSource(Protocol):
     """What is left of a store's rows."""
 
     def rows(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[Row]:
@@ -145,7 +145,7 @@ class FoundRevision(NamedTuple):
 class SessionRemains(NamedTuple):
     """What was found of one session, on its way into the target."""
 
-    found: FoundRows
+    found: RowSource
     target: RowTarget
     key: bytes
     name: str
@@ -281,7 +281,7 @@ def _seq(batch: Row) -> int:
 
 
 def store_rows(
-    table: str, found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
+    table: str, found: RowSource, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """The rows to carry of a table that belongs to the store as a whole.
 
@@ -328,7 +328,7 @@ def _retention_name(row: Row, key: bytes) -> str:
 
 
 def _retention_of_store(
-    found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
+    found: RowSource, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """The default policy and other rows of no session; lists the rows whose session is lost."""
     first_index, past_index = keys.subjects_index()
@@ -351,7 +351,7 @@ def _retention_of_store(
 
 
 def _subjects_from_index(
-    found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
+    found: RowSource, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """The subjects of sessions of which only the index is left: erasing must find them."""
     about: dict[bytes, list[str]] = {}

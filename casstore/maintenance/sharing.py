@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, ObjectInfo
 from casstore.format.digest import Digest
-from casstore.maintenance.object_pass import newest_first
-from casstore.maintenance.progress import Progress
+from casstore.maintenance.progress import Progress, Step
 
 #: How many other owners are recorded for an object; further owners are not counted.
 NAMES_KEPT: Final = 8
 # How many other roots one pass follows; each takes a few hundred bytes of memory.
 _ROOTS_AT_ONCE: Final = 200_000
+_PAGE: Final = 1000
 
 
 class Root(NamedTuple):
@@ -63,6 +63,18 @@ class Sharing(NamedTuple):
 
 
 NOTHING: Final = Sharing(0, 0, 0, 0, (), ())
+
+
+def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
+    """Every object, parents before children; ``progress`` is called for each page."""
+    before: int | None = None
+    seen = 0
+    while page := engine.scan_objects(before=before, limit=_PAGE):
+        yield from page
+        seen += len(page)
+        before = page[-1].id
+        if progress is not None:
+            progress(Step(phase, seen, None, "objects"))
 
 
 def survey(

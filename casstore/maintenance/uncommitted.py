@@ -14,7 +14,7 @@ from typing import NamedTuple
 from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.digest import Digest
-from casstore.maintenance.lapsed_rows import Change, apply_changes
+from casstore.maintenance.lapsed_rows import ConditionalChange, apply_changes
 from casstore.session import attachments, catalogue, keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.catalogue import KnownSession
@@ -130,7 +130,7 @@ def sweep_uncommitted(store: Store, *, older_than_ms: int) -> GivenUp:
     return GivenUp(removed, condemned)
 
 
-def _changes(store: Store, older_than_ms: int) -> Iterator[Change]:
+def _changes(store: Store, older_than_ms: int) -> Iterator[ConditionalChange]:
     for row in scan(store.engine, "attachments", b"", None):
         if _is_uncommitted(_decode(row), older_than_ms):
             change = _change(row)
@@ -138,7 +138,7 @@ def _changes(store: Store, older_than_ms: int) -> Iterator[Change]:
                 yield change
 
 
-def _change(row: Row) -> Change | None:
+def _change(row: Row) -> ConditionalChange | None:
     """How an attachment is given up; None if only its bytes, which are elsewhere, are left."""
     place = RowKey("attachments", row.key)
     left = attachments.condemned("", row.value)
@@ -147,7 +147,7 @@ def _change(row: Row) -> Change | None:
     change = DeleteRow(*place) if left is None else PutRow(*place, left)
     # The mark: deleting a session as a whole lists its attachments first, and must notice this.
     mark = marks.put_mark(keys.session_part(row.key), 0)
-    return Change(RowIs(*place, row.value), [change, mark])
+    return ConditionalChange(RowIs(*place, row.value), [change, mark])
 
 
 def give_up(store: Store, one: Uncommitted) -> bool:

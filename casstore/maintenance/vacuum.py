@@ -41,7 +41,7 @@ from casstore.store import Store, check_store
 _COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING, gc.Outcome.PLANNED)
 
 
-class Outcome(Enum):
+class VacuumOutcome(Enum):
     """How a part of vacuum ended, and all of it."""
 
     DONE = "done"
@@ -62,7 +62,7 @@ class SessionReport(NamedTuple):
     """The result of removing the hidden nodes of a session."""
 
     session: str
-    outcome: Outcome
+    outcome: VacuumOutcome
     nodes_removed: int = 0
     #: Nodes that came after a removed one, and revisions that had one.
     nodes_rewritten: int = 0
@@ -113,23 +113,23 @@ class VacuumReport(NamedTuple):
         return "\n".join(lines)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> VacuumOutcome:
         """The worst of all parts."""
         parts = [each.outcome for each in self.sessions]
         collected = None if self.collected is None else self.collected.outcome
         if self.problem is not None or collected is gc.Outcome.FAILED:
-            return Outcome.FAILED
+            return VacuumOutcome.FAILED
         if collected is gc.Outcome.REFUSED:
             busy = self.collected is not None and isinstance(self.collected.problem, BusyError)
-            parts.append(Outcome.BUSY if busy else Outcome.FAILED)
-        for worst in (Outcome.FAILED, Outcome.BUSY):
+            parts.append(VacuumOutcome.BUSY if busy else VacuumOutcome.FAILED)
+        for worst in (VacuumOutcome.FAILED, VacuumOutcome.BUSY):
             if worst in parts:
                 return worst
         if collected not in _COLLECTED:
-            return Outcome.INCOMPLETE
+            return VacuumOutcome.INCOMPLETE
         if collected is gc.Outcome.NOTHING and not self.expired_rows and not parts:
-            return Outcome.NOTHING
-        return Outcome.PLANNED if self.dry_run else Outcome.DONE
+            return VacuumOutcome.NOTHING
+        return VacuumOutcome.PLANNED if self.dry_run else VacuumOutcome.DONE
 
 
 def vacuum(
@@ -151,7 +151,7 @@ def vacuum(
     >>> hidden = session.tombstone(["ask"])
     >>> report = vacuum(store, grace_ms=0)
     >>> report.outcome, [done.nodes_removed for done in report.sessions]
-    (<Outcome.DONE: 'done'>, [1])
+    (<VacuumOutcome.DONE: 'done'>, [1])
     """
     check_store(store)
     gc.check_grace(grace_ms)
@@ -236,16 +236,20 @@ def _rewrite(
         with reclaiming(runtime.engine):
             done = rewriting.rewrite_hidden(runtime, session, pulse=pulse)
     except SessionDeletedError:
-        return SessionReport(session, Outcome.GONE), set()
+        return SessionReport(session, VacuumOutcome.GONE), set()
     except BusyError as exc:
-        return SessionReport(session, Outcome.BUSY, problem=exc), set()
+        return SessionReport(session, VacuumOutcome.BUSY, problem=exc), set()
     except CorruptionError as exc:
         # Continue: other sessions may be intact, and gc checks for itself what it can rely on.
-        return SessionReport(session, Outcome.FAILED, problem=exc), set()
+        return SessionReport(session, VacuumOutcome.FAILED, problem=exc), set()
     if not done.removed:
-        return SessionReport(session, Outcome.NOTHING), set()
+        return SessionReport(session, VacuumOutcome.NOTHING), set()
     report = SessionReport(
-        session, Outcome.DONE, len(done.removed), done.nodes_rewritten, done.revisions_rewritten
+        session,
+        VacuumOutcome.DONE,
+        len(done.removed),
+        done.nodes_rewritten,
+        done.revisions_rewritten,
     )
     return report, {*done.removed, *done.linked}
 

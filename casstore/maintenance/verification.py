@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.paths import path_text
+from casstore.engine.files import path_text
 from casstore.engine.protocol import Engine, NewObject, StoredObject
 from casstore.errors import (
     BundleError,
@@ -30,7 +30,7 @@ from casstore.format.expansion import Expansion
 from casstore.format.hashing import KIND_NAMES, Kind, check_object, digest_of, plain_hash
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
 from casstore.format.manifest import Manifest
-from casstore.maintenance.bundle import Block, BundleReader, ObjectPlace
+from casstore.maintenance.bundle import BundleBlock, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.transfer import rows as session_rows
@@ -221,7 +221,7 @@ class Proof:
             return self._ropes.get(item.digest) == plain_hash(item.data)
         return item.digest in self.objects.known
 
-    def _take_objects(self, block: Block) -> None:
+    def _take_objects(self, block: BundleBlock) -> None:
         limits, known = self._limits, self.objects.known
         for packed in self._reader.objects(block):
             if len(known) + len(self._left_out) >= limits.max_objects:
@@ -328,7 +328,7 @@ class Proof:
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def _take_rows(self, block: Block) -> None:
+    def _take_rows(self, block: BundleBlock) -> None:
         if not self._raw_rows:
             self._rows_at = block.offset
         self._raw_rows += self._reader.rows(block)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class DifferingRun(NamedTuple):
     """``new[new_start:new_stop]`` replaces ``old[old_start:old_stop]``."""
 
     old_start: int
@@ -22,15 +22,17 @@ class Run(NamedTuple):
     new_stop: int
 
 
-def differing_runs(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[Run]:
+def differing_runs(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[DifferingRun]:
     """The runs in which two sequences differ, in order; equal sequences have none."""
     last_old = last_new = 0
     for at_old, at_new in (*_anchors(old, new), (len(old), len(new))):
-        yield from _trimmed(old, new, Run(last_old, at_old, last_new, at_new))
+        yield from _trimmed(old, new, DifferingRun(last_old, at_old, last_new, at_new))
         last_old, last_new = at_old + 1, at_new + 1
 
 
-def _trimmed(old: Sequence[Hashable], new: Sequence[Hashable], run: Run) -> Iterator[Run]:
+def _trimmed(
+    old: Sequence[Hashable], new: Sequence[Hashable], run: DifferingRun
+) -> Iterator[DifferingRun]:
     """The run without equal ends; nothing if it is equal."""
     old_start, old_stop, new_start, new_stop = run
     while old_start < old_stop and new_start < new_stop and old[old_start] == new[new_start]:
@@ -40,7 +42,7 @@ def _trimmed(old: Sequence[Hashable], new: Sequence[Hashable], run: Run) -> Iter
         old_stop -= 1
         new_stop -= 1
     if old_start < old_stop or new_start < new_stop:
-        yield Run(old_start, old_stop, new_start, new_stop)
+        yield DifferingRun(old_start, old_stop, new_start, new_stop)
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:

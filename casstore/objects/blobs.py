@@ -131,7 +131,7 @@ def _too_long(size: int, max_bytes: int) -> LimitError:
     )
 
 
-def _chunks(reader: PieceReader, branch: tree.Branch) -> Iterator[bytes]:
+def _chunks(reader: PieceReader, branch: tree.TreeBranch) -> Iterator[bytes]:
     """All chunks below a branch, in order, fetched in batches."""
     for start in range(0, len(branch.digests), _READ_AHEAD_CHUNKS):
         digests = branch.digests[start : start + _READ_AHEAD_CHUNKS]
@@ -149,7 +149,7 @@ def _require_chunk(item: StoredObject, size: int) -> bytes:
     return item.data
 
 
-def _require_branch(item: StoredObject, level: int, size: int) -> tree.Branch:
+def _require_branch(item: StoredObject, level: int, size: int) -> tree.TreeBranch:
     if item.kind != Kind.CHUNKS:
         raise CorruptionError("a rope links to something that is not its branch")
     branch = tree.decode_branch(Kind.CHUNKS, item.data)
@@ -176,7 +176,7 @@ class BlobReader(io.RawIOBase):
         # The chunk at the current position: its offset and content.
         self._window_start = 0
         self._window = b""
-        self._root: tree.Branch | None = None
+        self._root: tree.TreeBranch | None = None
         if item.kind == Kind.BLOB:
             self._window = item.data
             self.size_bytes = len(item.data)

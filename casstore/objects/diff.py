@@ -294,7 +294,7 @@ class _Walk:
         old_items, new_items = self._all_items(old), self._all_items(new)
         yield from self._items(old_items, new_items, (old_path, 0), (new_path, 0))
 
-    def _lower(self, root: tree.Branch, level: int) -> tuple[int, list[tree.Child]]:
+    def _lower(self, root: tree.TreeBranch, level: int) -> tuple[int, list[tree.Child]]:
         """The children of a tree's branches at ``level``, or at the root's if that is lower."""
         at, parts = root.level, root.children()
         while at > level:
@@ -527,7 +527,7 @@ class _MapCursor:
             else:
                 self.open()
 
-    def _push_branch(self, branch: tree.Branch) -> None:
+    def _push_branch(self, branch: tree.TreeBranch) -> None:
         self._rows.append([_Subtree(branch.level, said) for said in reversed(branch.children())])
 
     def _settle(self) -> None:

@@ -13,7 +13,7 @@ from casstore.format import splitting
 from casstore.format.canonical import refuse_depth
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.splitting import Emit, Encoded, Entry
+from casstore.format.splitting import Emit, Encoded, EncodedEntry
 from casstore.objects import splice
 from casstore.objects.pieces import PieceReader
 from casstore.objects.splice import Container
@@ -180,5 +180,7 @@ class _Editor:
         # levels.
         return splitting.encode_split(self._edit.value, MAX_DEPTH - depth - 1, self._emit)
 
-    def _splice(self, container: Container, index: int, removed: int, new: list[Entry]) -> Encoded:
+    def _splice(
+        self, container: Container, index: int, removed: int, new: list[EncodedEntry]
+    ) -> Encoded:
         return splice.splice(self._reader, container, index, removed, new, self._emit)

@@ -27,9 +27,9 @@ from casstore.format.node_index import (
     SPLIT_LEVEL,
     TOP_LEVEL,
     Bucket,
-    Page,
+    IndexPage,
+    IndexRun,
     Piece,
-    Run,
     Spine,
     Tail,
     bucket_of,
@@ -49,7 +49,7 @@ _PAGES_AHEAD: Final = 64
 _KEPT_PAGES: Final = 1024
 
 
-class Place(NamedTuple):
+class NodePosition(NamedTuple):
     """The position of a node in insertion order, and its digest."""
 
     position: int
@@ -113,7 +113,7 @@ class NodeIndex:
         self.page_count = count // PAGE_NODES
         self._tail_at = self.page_count * PAGE_NODES
         self._made_spine: Spine | None = None
-        self._pages: dict[int, Page] = {}
+        self._pages: dict[int, IndexPage] = {}
 
     def __len__(self) -> int:
         return self.count
@@ -140,7 +140,7 @@ class NodeIndex:
                     f"{digest.hex()} is linked to as a part of a node index, but is something else"
                 )
             piece = decode_piece(digest, item.data, trusted=True)
-            if len(digests) == 1 or not isinstance(piece, Page):
+            if len(digests) == 1 or not isinstance(piece, IndexPage):
                 # A walk reads many pages, which must not evict all others.
                 self._cache.put(digest, piece, len(item.data))
             pieces.append(piece)
@@ -159,12 +159,12 @@ class NodeIndex:
                 self._made_spine = spine
         return self._made_spine
 
-    def _runs(self, digests: Sequence[bytes], level: int) -> list[Run]:
+    def _runs(self, digests: Sequence[bytes], level: int) -> list[IndexRun]:
         runs = self.load(digests)
         for digest, run in zip(digests, runs, strict=True):
-            if type(run) is not Run or run.level != level:
+            if type(run) is not IndexRun or run.level != level:
                 raise _misfit(digest)
-        return cast("list[Run]", runs)
+        return cast("list[IndexRun]", runs)
 
     def run_digests(self, level: int, numbers: Sequence[int]) -> list[bytes]:
         """The digests of complete runs of a level (0: pages) by number, in order."""
@@ -181,7 +181,7 @@ class NodeIndex:
             for number in numbers
         ]
 
-    def _page(self, number: int, ahead: int = 0) -> Page:
+    def _page(self, number: int, ahead: int = 0) -> IndexPage:
         """A complete page. If it is not cached, read ``ahead`` pages after it too (< 0: before)."""
         page = self._pages.get(number)
         if page is None:
@@ -201,18 +201,18 @@ class NodeIndex:
         else:
             pages = self._read(digests)
         for number, digest, page in zip(numbers, digests, pages, strict=True):
-            if not isinstance(page, Page):
+            if not isinstance(page, IndexPage):
                 raise _misfit(digest)
             self._pages[number] = page
 
     # --- by position --------------------------------------------------------------------
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> NodePosition:
         """The node at a position."""
         if position >= self._tail_at:
-            return Place(position, self.tail.digests[position - self._tail_at])
+            return NodePosition(position, self.tail.digests[position - self._tail_at])
         page = self._page(position // PAGE_NODES)
-        return Place(position, page.digests[position % PAGE_NODES])
+        return NodePosition(position, page.digests[position % PAGE_NODES])
 
     def digests(self, positions: Sequence[int], *, ahead: bool = False) -> list[bytes]:
         """The digests of the nodes at these positions.
@@ -243,13 +243,13 @@ class NodeIndex:
                     found.append(pages[position // PAGE_NODES][1][position % PAGE_NODES])
         return found
 
-    def places(self, positions: Sequence[int] | None = None) -> Iterator[Place]:
+    def places(self, positions: Sequence[int] | None = None) -> Iterator[NodePosition]:
         """The nodes at these positions, or all of them, read page by page."""
         wanted = range(self.count) if positions is None else positions
         step = _PAGES_AHEAD * PAGE_NODES
         for start in range(0, len(wanted), step):
             batch = wanted[start : start + step]
-            yield from map(Place, batch, self.digests(batch))
+            yield from map(NodePosition, batch, self.digests(batch))
 
     def parent(self, position: int) -> int | None:
         """The position of a node's parent; None if it has none."""
@@ -323,7 +323,7 @@ class NodeIndex:
 
     def _search_large(self, hashed: Sequence[bytes], found: list[list[int]]) -> None:
         """Search the buckets of large runs."""
-        runs: list[tuple[int, Run]] = []
+        runs: list[tuple[int, IndexRun]] = []
         start = 0
         for level in _LARGE:
             for run in self._runs(self.spine.runs[level], level):
@@ -343,7 +343,7 @@ class NodeIndex:
                         offset = int.from_bytes(entry[HASH_BYTES:], "big")
                         own.append(start + number * RUN_NODES[SPLIT_LEVEL] + offset)
 
-    def find(self, node_ids: Sequence[str]) -> list[Place | None]:
+    def find(self, node_ids: Sequence[str]) -> list[NodePosition | None]:
         """The positions of nodes by id; None for an id that the graph does not have."""
         possible = self.candidates([id_hash(node_id) for node_id in node_ids])
         positions = sorted({position for own in possible for position in own})
@@ -355,10 +355,10 @@ class NodeIndex:
             position: (header.id, digest)
             for position, header, digest in zip(positions, headers, digests, strict=True)
         }
-        found: list[Place | None] = []
+        found: list[NodePosition | None] = []
         for node_id, own in zip(node_ids, possible, strict=True):
             right = [position for position in own if ids[position][0] == node_id]
-            found.append(Place(right[0], ids[right[0]][1]) if right else None)
+            found.append(NodePosition(right[0], ids[right[0]][1]) if right else None)
         return found
 
     def position_of(self, node_id: str, digest: bytes) -> int:
@@ -464,7 +464,7 @@ class IndexBuilder:
     def _put(self, piece: Piece) -> bytes:
         data, links = encode_piece(piece)
         digest = self._emit(Kind.INDEX, data, links)
-        if not isinstance(piece, Page):
+        if not isinstance(piece, IndexPage):
             self._index._cache.put(digest, piece, len(data))
         return digest
 
@@ -472,7 +472,7 @@ class IndexBuilder:
         if self._runs is None:
             self._open(self._index.spine)
         assert self._runs is not None
-        page = Page(tuple(self._distances), tuple(self._digests))
+        page = IndexPage(tuple(self._distances), tuple(self._digests))
         self._loose += self._hashes
         self._hashes, self._distances, self._digests = b"", [], []
         self._runs[0].append(self._put(page))
@@ -489,10 +489,12 @@ class IndexBuilder:
         index = self._index
         if level == 1:
             hashes, self._loose = self._loose, b""
-            return self._put(Run(1, hashes, (), tuple(parts)))
+            return self._put(IndexRun(1, hashes, (), tuple(parts)))
         below = index._runs(parts, level - 1)
         if level < SPLIT_LEVEL:
-            return self._put(Run(level, b"".join([run.hashes for run in below]), (), tuple(parts)))
+            return self._put(
+                IndexRun(level, b"".join([run.hashes for run in below]), (), tuple(parts))
+            )
         if level == SPLIT_LEVEL:
             buckets = layout.split_hashes(b"".join([run.hashes for run in below]))
         else:
@@ -503,7 +505,7 @@ class IndexBuilder:
                 for at in range(layout.BUCKETS)
             ]
         made = tuple([self._put(bucket) for bucket in buckets])
-        return self._put(Run(level, b"", made, tuple(parts)))
+        return self._put(IndexRun(level, b"", made, tuple(parts)))
 
 
 def empty_index(reader: PieceReader, cache: IndexCache) -> NodeIndex:

@@ -23,21 +23,21 @@ from casstore.format.canonical import (
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
-from casstore.format.splitting import Emit, Encoded, Entry
+from casstore.format.splitting import Emit, Encoded, EncodedEntry
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import TREE_KINDS, Tree, decode_child, leaf_data, require_part
 
 Part = TypeVar("Part")
 
 
-class Piece(NamedTuple):
+class SinglePiece(NamedTuple):
     """A container in one piece."""
 
     kind: int
-    entries: list[Entry]
+    entries: list[EncodedEntry]
 
 
-Container = Piece | Tree
+Container = SinglePiece | Tree
 
 
 def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
@@ -59,39 +59,41 @@ def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
         require_part(role, digest, item)
         return open_container(reader, item)
     kind = Kind.MAP if is_map_piece(data) else Kind.LIST
-    return Piece(kind, _cut(kind, data))
+    return SinglePiece(kind, _cut(kind, data))
 
 
-def _cut(kind: int, data: bytes) -> list[Entry]:
+def _cut(kind: int, data: bytes) -> list[EncodedEntry]:
     """The entries of a validated encoding of a list or map."""
     if kind == Kind.MAP:
         return splitting.map_leaf_entries(data)
     return splitting.list_leaf_entries(data)
 
 
-def open_entry(reader: PieceReader, entry: Entry) -> Container | None:
+def open_entry(reader: PieceReader, entry: EncodedEntry) -> Container | None:
     """The list or map that is the value of an entry; None if it is neither."""
     return _open_encoded(reader, splitting.value_data(entry))
 
 
 def length(container: Container) -> int:
     """The number of entries of a container."""
-    if isinstance(container, Piece):
+    if isinstance(container, SinglePiece):
         return len(container.entries)
     return sum(container.root.counts)
 
 
-def find_entry(reader: PieceReader, container: Container, index: int) -> Entry:
+def find_entry(reader: PieceReader, container: Container, index: int) -> EncodedEntry:
     """The entry at an index."""
-    if isinstance(container, Piece):
+    if isinstance(container, SinglePiece):
         return container.entries[index]
     spine = _Spine.to_index(reader, container, index)
     return spine.leaf_entries()[spine.offset]
 
 
-def find_key(reader: PieceReader, container: Container, key: str) -> tuple[int, Entry | None]:
+def find_key(
+    reader: PieceReader, container: Container, key: str
+) -> tuple[int, EncodedEntry | None]:
     """The index of a key in a map, or where it would be inserted; and its entry, if it exists."""
-    if isinstance(container, Piece):
+    if isinstance(container, SinglePiece):
         entries, first = container.entries, 0
     else:
         spine = _Spine.to_key(reader, container, key)
@@ -107,11 +109,11 @@ def splice(
     container: Container,
     index: int,
     removed: int,
-    new: list[Entry],
+    new: list[EncodedEntry],
     emit: Emit,
 ) -> Encoded:
     """Replace ``removed`` (0 or 1) entries at ``index`` by ``new``; returns the new container."""
-    if isinstance(container, Piece):
+    if isinstance(container, SinglePiece):
         entries = [*container.entries[:index], *new, *container.entries[index + removed :]]
         return splitting.pack(container.kind, entries, emit)
     spine = _Spine.to_index(reader, container, index)
@@ -130,13 +132,13 @@ def splice(
     return splitting.link_part(_rebuild(spine, changed, emit))
 
 
-def _sizes(entries: list[Entry]) -> int:
+def _sizes(entries: list[EncodedEntry]) -> int:
     return sum([entry.size for entry in entries])
 
 
-def _all_entries(reader: PieceReader, container: Tree) -> list[Entry]:
+def _all_entries(reader: PieceReader, container: Tree) -> list[EncodedEntry]:
     """Every entry of a tree that is about to become one piece, with separate items inlined."""
-    entries: list[Entry] = []
+    entries: list[EncodedEntry] = []
     spine: _Spine | None = _Spine.to_index(reader, container, 0)
     while spine is not None:
         entries.extend(spine.leaf_entries())
@@ -144,16 +146,16 @@ def _all_entries(reader: PieceReader, container: Tree) -> list[Entry]:
     return [_inlined(reader, entry) for entry in entries]
 
 
-def _inlined(reader: PieceReader, entry: Entry) -> Entry:
+def _inlined(reader: PieceReader, entry: EncodedEntry) -> EncodedEntry:
     if entry.size == len(entry.data):
         return entry
     item = reader.follow(entry.links)[0]
     if item.kind != Kind.VALUE or len(item.data) != entry.size:
         raise CorruptionError("a list item is not what its link says of it")
-    return Entry(item.data, links_in(item.data), len(item.data))
+    return EncodedEntry(item.data, links_in(item.data), len(item.data))
 
 
-def _rebuild(spine: _Spine, entries: list[Entry], emit: Emit) -> bytes:
+def _rebuild(spine: _Spine, entries: list[EncodedEntry], emit: Emit) -> bytes:
     """Store the tree whose leaf at ``spine`` is replaced by ``entries``; its root's digest."""
     kind = spine.kind
     start, end = spine, spine
@@ -207,7 +209,9 @@ def _open_tail(parts: list[Part], ends: Callable[[Part], bool]) -> bool:
 class _Spine:
     """The path from the root to one leaf: at each level a branch and the index of the child."""
 
-    def __init__(self, reader: PieceReader, kind: int, steps: dict[int, tuple[tree.Branch, int]]):
+    def __init__(
+        self, reader: PieceReader, kind: int, steps: dict[int, tuple[tree.TreeBranch, int]]
+    ):
         self._reader = reader
         self.kind = kind
         self._steps = steps
@@ -235,10 +239,10 @@ class _Spine:
         cls,
         reader: PieceReader,
         container: Tree,
-        lies_beyond: Callable[[tree.Branch, int, int], bool],
+        lies_beyond: Callable[[tree.TreeBranch, int, int], bool],
     ) -> _Spine:
         """At each level take the first child that does not end before the target."""
-        steps: dict[int, tuple[tree.Branch, int]] = {}
+        steps: dict[int, tuple[tree.TreeBranch, int]] = {}
         branch, first = container.root, 0
         while True:
             at = 0
@@ -263,7 +267,7 @@ class _Spine:
         """The children of the branch at ``level``."""
         return self._steps[level][0].children()
 
-    def leaf_entries(self) -> list[Entry]:
+    def leaf_entries(self) -> list[EncodedEntry]:
         """The entries of the leaf."""
         branch, at = self._steps[1]
         said = branch.child(at)

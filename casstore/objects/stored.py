@@ -64,7 +64,7 @@ _AROUND: Final = 3
 _LEAST: Final = 64
 
 
-class Event(NamedTuple):
+class WalkEvent(NamedTuple):
     """One step of the walk through a value.
 
     ``map`` and ``list`` begin a container, ``text`` and ``bytes`` a long content; the following
@@ -76,7 +76,7 @@ class Event(NamedTuple):
     value: Any = None
 
 
-_END: Final = Event(END)
+_END: Final = WalkEvent(END)
 
 
 class Stored:
@@ -92,7 +92,7 @@ class Stored:
         self._place = place
         self._walker = walker
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[WalkEvent]:
         """Walk the value in order; ExpansionError if its shared parts repeat too often."""
         return _events(self._walker or make_walker(self._reader, [self._place]), self._place)
 
@@ -186,7 +186,7 @@ def stored_field(reader: PieceReader, field: Encoded) -> Stored | None:
     return None if place is None else Stored(reader, place)
 
 
-def _events(reader: PieceReader, place: Any) -> Iterator[Event]:
+def _events(reader: PieceReader, place: Any) -> Iterator[WalkEvent]:
     # The open containers, innermost last. A stack instead of recursion: with nested generators each
     # event would pass through all levels.
     ahead: list[Iterator[tuple[str | None, Any]]] = [_fetched(reader, [(None, place)])]
@@ -199,7 +199,7 @@ def _events(reader: PieceReader, place: Any) -> Iterator[Event]:
             continue
         key, place = entry
         if key is not None:
-            yield Event(KEY, key)
+            yield WalkEvent(KEY, key)
         if type(place) is _Fetched:
             outline, item = place
             require_part(outline.role, outline.digest, item)
@@ -208,11 +208,11 @@ def _events(reader: PieceReader, place: Any) -> Iterator[Event]:
                 continue
             place = read_node(reader, item)
         if type(place) not in (list, dict, Tree):
-            yield Event(SCALAR, place)
+            yield WalkEvent(SCALAR, place)
             continue
         if len(ahead) > MAX_DEPTH:
             raise canonical.refuse_depth()
-        yield Event(MAP if is_map(place) else LIST, node_length(place))
+        yield WalkEvent(MAP if is_map(place) else LIST, node_length(place))
         ahead.append(_fetched(reader, _entries(reader, place)))
 
 
@@ -256,11 +256,11 @@ def _entries(reader: PieceReader, place: Any) -> Iterator[tuple[str | None, Any]
                 yield None, inner
 
 
-def _content(reader: PieceReader, place: Outline, item: StoredObject) -> Iterator[Event]:
+def _content(reader: PieceReader, place: Outline, item: StoredObject) -> Iterator[WalkEvent]:
     blob = BlobReader(reader, place.digest, item)
     is_text = place.role == ROLE_TEXT
     decoder = codecs.getincrementaldecoder("utf-8")()
-    yield Event(TEXT if is_text else BYTES, blob.size_bytes)
+    yield WalkEvent(TEXT if is_text else BYTES, blob.size_bytes)
     part = b"begin"
     while part:
         part = blob.read(_PART_BYTES) or b""
@@ -271,7 +271,7 @@ def _content(reader: PieceReader, place: Outline, item: StoredObject) -> Iterato
                 f"blob {place.digest.hex()} is linked to as a text but is not UTF-8"
             ) from exc
         if shown:
-            yield Event(PART, shown)
+            yield WalkEvent(PART, shown)
     yield _END
 
 

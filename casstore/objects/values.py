@@ -38,7 +38,7 @@ class Tree(NamedTuple):
     """A list or map that is stored as a tree: its kind and root."""
 
     kind: int
-    root: tree.Branch
+    root: tree.TreeBranch
 
 
 def checked_path(path: Iterable[PathStep]) -> tuple[PathStep, ...]:
@@ -250,7 +250,7 @@ class Assembly:
         self._texts[outline] = found
         return found
 
-    def _tree(self, kind: int, root: tree.Branch, room: int) -> Any:
+    def _tree(self, kind: int, root: tree.TreeBranch, room: int) -> Any:
         built: Any = {} if kind == Kind.MAP else []
         # A loop, not recursion: the depth of a tree is untrusted.
         ahead = [(root.level, child) for child in reversed(root.children())]
@@ -344,7 +344,7 @@ def decode_text(content: bytes, digest: bytes) -> str:
         ) from exc
 
 
-def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) -> tree.Branch:
+def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) -> tree.TreeBranch:
     """Decode a branch; CorruptionError unless its kind, level and counts match its parent."""
     if item.kind != kind:
         raise CorruptionError("a tree links to a branch of another kind")

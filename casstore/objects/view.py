@@ -73,7 +73,7 @@ def node_length(node: Node) -> int:
 
 def iter_leaves(
     reader: PieceReader,
-    root: tree.Branch,
+    root: tree.TreeBranch,
     kind: int,
     start: int,
     stop: int,
@@ -99,7 +99,7 @@ def iter_leaves(
 
 
 def _within(
-    branch: tree.Branch, first: int, start: int, stop: int
+    branch: tree.TreeBranch, first: int, start: int, stop: int
 ) -> list[tuple[int, int, tree.Child]]:
     """The children that hold entries ``start`` to ``stop``, last first: level, index, child."""
     found: list[tuple[int, int, tree.Child]] = []

@@ -29,7 +29,7 @@ _KEYS: Final = [f"{slot:02}" for slot in range(SLOTS)]
 _TICK_BYTES: Final = 8
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """The slots of a clock and some records, read in one transaction."""
 
     slots: Sequence[bytes | None]
@@ -58,7 +58,7 @@ class UniqueTimes:
         table: Table,
         keys: Sequence[tuple[str, ...]],
         also: Sequence[tuple[Table, tuple[str, ...]]] = (),
-    ) -> Moment:
+    ) -> ClockReading:
         """The slots, records of a table and then those of ``also``, in one call of the engine."""
         if not self._places:
             slots = Table(store, self._name, 1)
@@ -68,18 +68,20 @@ class UniqueTimes:
         others = [other.place(*key) for other, key in also]
         rows = store.engine.get_rows([*self._places, *[table.place(*key) for key in keys], *others])
         found = zip([*keys, *[key for _, key in also]], rows[SLOTS:], strict=True)
-        return Moment(
+        return ClockReading(
             rows[:SLOTS], [None if row is None else Record(store, key, row) for key, row in found]
         )
 
     @contextmanager
-    def reserve(self, draft: Draft, moment: Moment, now: int, *, count: int = 1) -> Iterator[int]:
+    def reserve(
+        self, draft: Draft, reading: ClockReading, now: int, *, count: int = 1
+    ) -> Iterator[int]:
         """Reserve ``count`` consecutive ticks in a draft, from ``now`` on; yields the first.
 
         Leave the context after the draft is committed. The commit raises ConditionFailedError if
-        another write has changed a slot since ``moment``: read again, and rebuild the draft.
+        another write has changed a slot since ``reading``: read again, and rebuild the draft.
         """
-        latest = self._latest(moment)
+        latest = self._latest(reading)
         with self._lock:
             first = max(now, latest + 1, self._last + 1)
             # Threads of one process choose different slots if enough are free.
@@ -93,7 +95,7 @@ class UniqueTimes:
                 self._busy[slot] = self._busy.get(slot, 0) + 1
         draft.also(
             Write(
-                conditions=[RowIs(*self._places[slot], moment.slots[slot]) for slot in slots],
+                conditions=[RowIs(*self._places[slot], reading.slots[slot]) for slot in slots],
                 rows=[
                     PutRow(*self._places[slot], self._start + tick.to_bytes(_TICK_BYTES, "big"))
                     for slot, tick in slots.items()
@@ -109,9 +111,9 @@ class UniqueTimes:
                     if left:
                         self._busy[slot] = left
 
-    def _latest(self, moment: Moment) -> int:
+    def _latest(self, reading: ClockReading) -> int:
         # Rows of one length that start alike sort as their ticks do.
-        row = max(filter(None, moment.slots), default=None)
+        row = max(filter(None, reading.slots), default=None)
         if row is None:
             return 0
         if row[:-_TICK_BYTES] != self._start:

@@ -12,7 +12,7 @@ from casstore.errors import (
 from casstore.format.digest import Digest
 from casstore.format.node_index import id_hash
 from casstore.objects import graph as objects
-from casstore.objects.node_index import Place
+from casstore.objects.node_index import NodePosition
 from casstore.session import checkpoint, keys
 from casstore.session.arguments import check_count, check_seconds
 from casstore.session.attempts import read_again
@@ -146,7 +146,7 @@ def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | No
     return None
 
 
-def read_node(runtime: Runtime, place: Place, node_id: str) -> Node | None:
+def read_node(runtime: Runtime, place: NodePosition, node_id: str) -> Node | None:
     """The node at a place of a node index; None if it has another id."""
     [fields] = objects.iter_fields(runtime.reader(), (place.digest,))
     found_id, seq, depth, _, frame, time, parent_id, _, cause, payload = fields

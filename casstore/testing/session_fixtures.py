@@ -169,7 +169,7 @@ def batch_ids(batches: Iterable[Batch]) -> list[str]:
 # --- watching what is written and read ------------------------------------------------
 
 
-class Contents(NamedTuple):
+class EngineContents(NamedTuple):
     """All rows and objects of an engine."""
 
     rows: dict[str, list[Row]]
@@ -181,10 +181,10 @@ class Contents(NamedTuple):
         return sum(map(len, self.rows.values()))
 
 
-def contents_of(store: Store) -> Contents:
+def contents_of(store: Store) -> EngineContents:
     """All rows and objects of a store, for comparison."""
     rows = {table: all_rows(store.engine, table) for table in TABLES}
-    return Contents(rows, all_objects(store.engine))
+    return EngineContents(rows, all_objects(store.engine))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ NO_STAMP: Final = bytes(STAMP.size)
 RACY_NS: Final = 2_000_000_000
 
 
-class Record(NamedTuple):
+class CachedDirectory(NamedTuple):
     """One directory as the last snapshot found it."""
 
     names: tuple[str, ...]
@@ -64,7 +64,7 @@ class Record(NamedTuple):
         }
 
 
-Records = dict[Parts, Record]
+Records = dict[Parts, CachedDirectory]
 
 
 class Cache:
@@ -108,7 +108,7 @@ class Cache:
         for path, names, stamps, ignored, left_out, rules, digest, files, size_bytes in rows:
             parts = tuple(os.fsdecode(path).split("/")) if path else ()
             listed = tuple(os.fsdecode(names).split("/")) if names else ()
-            records[parts] = Record(
+            records[parts] = CachedDirectory(
                 listed,
                 stamps,
                 frozenset(os.fsdecode(ignored).split("/") if ignored else ()),

@@ -22,7 +22,7 @@ _NOTHING: Final[Entries] = {}
 _TEXT_BYTES: Final = 1 << 20
 
 
-class Difference(NamedTuple):
+class PathDifference(NamedTuple):
     """A path that differs; None where it is absent."""
 
     parts: Parts
@@ -32,13 +32,13 @@ class Difference(NamedTuple):
 
 def compare(
     read_old: ReadEntries, old: Directory | None, read_new: ReadEntries, new: Directory | None
-) -> Iterator[Difference]:
+) -> Iterator[PathDifference]:
     """Every path that differs, directories before what is in them.
 
     A directory that both have is reported if its mode differs; one that only one side has is
     reported with everything below it.
     """
-    ahead: list[Difference] = [Difference((), old, new)]
+    ahead: list[PathDifference] = [PathDifference((), old, new)]
     while ahead:
         parts, before, after = found = ahead.pop()
         if before == after:
@@ -59,7 +59,7 @@ def compare(
         for name in names:
             one, other = first.get(name), second.get(name)
             if one != other:
-                ahead.append(Difference((*parts, name), one, other))
+                ahead.append(PathDifference((*parts, name), one, other))
 
 
 class FileChange(NamedTuple):
@@ -84,7 +84,7 @@ class FileChange(NamedTuple):
     old_path: str | None = None
 
 
-def find_changes(differences: Iterator[Difference]) -> list[FileChange]:
+def find_changes(differences: Iterator[PathDifference]) -> list[FileChange]:
     """The changes in order of path; pairs of equal content become renames."""
     found: list[FileChange] = []
     for parts, old, new in differences:

@@ -38,7 +38,7 @@ from casstore.format.digest import Digest
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 from casstore.workspace.beneath import Beneath, Parts, shown
-from casstore.workspace.changes import Difference, ReadEntries, compare
+from casstore.workspace.changes import PathDifference, ReadEntries, compare
 from casstore.workspace.scan import HashingSink, Scanned
 from casstore.workspace.tree import (
     MODE_BITS,
@@ -47,7 +47,7 @@ from casstore.workspace.tree import (
     Entries,
     Entry,
     File,
-    Root,
+    SnapshotRoot,
     Symlink,
     TreeReader,
 )
@@ -98,8 +98,8 @@ class RestorePlan(NamedTuple):
     untracked: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
     #: What to do, parents first.
-    steps: tuple[Difference, ...]
-    untracked_steps: tuple[Difference, ...]
+    steps: tuple[PathDifference, ...]
+    untracked_steps: tuple[PathDifference, ...]
     #: Temporary files of an interrupted restore.
     parts: tuple[Parts, ...]
 
@@ -145,7 +145,7 @@ class RestoreReport(NamedTuple):
 class Bases:
     """Looks paths up in the base snapshots."""
 
-    def __init__(self, read: ReadEntries, roots: Sequence[Root]) -> None:
+    def __init__(self, read: ReadEntries, roots: Sequence[SnapshotRoot]) -> None:
         self._read = read
         self._tops = [root.top for root in roots]
         self._known: dict[tuple[int, Parts], Entries] = {}
@@ -180,7 +180,7 @@ class Bases:
 def make_plan(
     beneath: Beneath,
     reader: TreeReader,
-    target: Root,
+    target: SnapshotRoot,
     bases: Bases,
     now: Scanned,
     sink: HashingSink,
@@ -208,15 +208,15 @@ class _Planner:
         self._bases = bases
         self._now = now
         self._store = store
-        self._steps: list[Difference] = []
-        self._untracked: list[Difference] = []
+        self._steps: list[PathDifference] = []
+        self._untracked: list[PathDifference] = []
         self._conflicts: list[Conflict] = []
         # The last missing path: nothing below it is in the way.
         self._missing: Parts | None = None
         # The last directory that is replaced by another kind of entry: everything in it is deleted.
         self._replaced: Parts | None = None
 
-    def plan(self, target: Root, differences: Iterable[Difference]) -> RestorePlan:
+    def plan(self, target: SnapshotRoot, differences: Iterable[PathDifference]) -> RestorePlan:
         for found in differences:
             self._add(found)
         steps = self._steps
@@ -232,7 +232,7 @@ class _Planner:
             self._now.parts,
         )
 
-    def _add(self, found: Difference) -> None:
+    def _add(self, found: PathDifference) -> None:
         parts, old, new = found
         if old is None:
             old = self._hidden(parts)
@@ -240,7 +240,7 @@ class _Planner:
                 return
             if old == new:
                 return  # ignored, and equal to the target
-            found = Difference(parts, old, new)
+            found = PathDifference(parts, old, new)
             if isinstance(old, Directory) and not isinstance(new, Directory):
                 self._conflicts.append(Conflict(shown(parts), "an ignored directory", False))
                 return
@@ -391,7 +391,7 @@ class _Execution:
 
     # --- deleting ---------------------------------------------------------------------------
 
-    def _remove(self, step: Difference) -> None:
+    def _remove(self, step: PathDifference) -> None:
         parts, old, new = step
         if not isinstance(old, Directory):
             self._require_planned(step)
@@ -426,7 +426,7 @@ class _Execution:
             self._writable.add(above)
         return handle
 
-    def _require_planned(self, step: Difference) -> None:
+    def _require_planned(self, step: PathDifference) -> None:
         """Raise RestoreConflictError if a path is not what the plan saw there."""
         parts, old, _ = step
         above = self._beneath.open(parts[:-1])
@@ -440,7 +440,7 @@ class _Execution:
 
     # --- creating and replacing -------------------------------------------------------------
 
-    def _put(self, step: Difference) -> None:
+    def _put(self, step: PathDifference) -> None:
         parts, old, new = step
         above = self._above(parts)
         if isinstance(new, Directory):
@@ -458,7 +458,7 @@ class _Execution:
                 assert isinstance(new, File)
                 self._write(above, part, new, flush=replaces)
             # A directory that was here is removed by now.
-            self._require_planned(step if replaces else Difference(parts, None, new))
+            self._require_planned(step if replaces else PathDifference(parts, None, new))
             os.rename(part, parts[-1], src_dir_fd=above, dst_dir_fd=above)
         except BaseException:
             with suppress(OSError):
@@ -510,7 +510,7 @@ def _fill(source: BlobReader, view: memoryview) -> int:
     return read
 
 
-def _replaces(step: Difference) -> bool:
+def _replaces(step: PathDifference) -> bool:
     """Whether an entry is kept, or replaced by one rename."""
     _, old, new = step
     if old is None or new is None:

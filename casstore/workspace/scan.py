@@ -32,7 +32,7 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceWriter
 from casstore.workspace.beneath import Beneath, Parts, shown
-from casstore.workspace.cache import NO_STAMP, RACY_NS, STAMP, Record, Records
+from casstore.workspace.cache import NO_STAMP, RACY_NS, STAMP, CachedDirectory, Records
 from casstore.workspace.rules import GITIGNORE, Rules
 from casstore.workspace.tree import (
     MODE_BITS,
@@ -214,7 +214,7 @@ class _Frame:
         self.listed: list[tuple[str, os.stat_result]] = []
         self.stamps = b""
         #: The record of the last scan if names and stamps are as they were.
-        self.same: Record | None = None
+        self.same: CachedDirectory | None = None
         #: Directories in it that are to be scanned.
         self.below: list[tuple[str, os.stat_result]] = []
         #: The entries of directories that have been scanned.
@@ -408,7 +408,7 @@ class _Scan:
             self._take(frame, made, before, name, status, stamp)
         digest = self._sink.directory(made.entries)
         own = [entry for entry in made.entries.values() if type(entry) is File]
-        self._records[frame.parts] = Record(
+        self._records[frame.parts] = CachedDirectory(
             tuple(made.names),
             b"".join(made.stamps),
             frozenset(made.ignored),
@@ -420,7 +420,7 @@ class _Scan:
         )
         return Directory(mode, digest)
 
-    def _children_same(self, frame: _Frame, record: Record) -> bool:
+    def _children_same(self, frame: _Frame, record: CachedDirectory) -> bool:
         """Whether the directories in this one have unchanged maps."""
         if record.left_out and any(self._is_directory(frame, name) for name in record.left_out):
             return False  # one that could not be read before

@@ -66,7 +66,7 @@ Entry = File | Symlink | Directory
 Entries = dict[str, Entry]
 
 
-class Root(NamedTuple):
+class SnapshotRoot(NamedTuple):
     """A snapshot, decoded."""
 
     digest: Digest
@@ -178,7 +178,7 @@ class TreeReader:
         self._limit = max_entries
         self._left = max_entries
 
-    def root(self, digest: bytes) -> Root:
+    def root(self, digest: bytes) -> SnapshotRoot:
         """A snapshot by its digest; UnsafeSnapshotError if the object is invalid."""
         value = self._value(digest)
         match value:
@@ -193,7 +193,7 @@ class TreeReader:
                 if isinstance(entry, Directory) and all(
                     type(why) is str for why in left_out.values()
                 ):
-                    return Root(Digest(digest), entry, files, size, left_out)
+                    return SnapshotRoot(Digest(digest), entry, files, size, left_out)
         raise UnsafeSnapshotError(Digest(digest).hex(), "is not a workspace snapshot")
 
     def entries(self, digest: bytes, above: Parts) -> Entries:

@@ -48,7 +48,7 @@ from casstore.workspace.tree import (
     COMPONENT,
     Directory,
     Entries,
-    Root,
+    SnapshotRoot,
     TreeReader,
     encode_root,
 )
@@ -369,7 +369,9 @@ class Workspace:
         """
         return self._restore(place, TreeReader(_engine(place)).root(digest), force=force)
 
-    def _restore(self, place: Store | Session, target: Root, *, force: bool) -> RestoreReport:
+    def _restore(
+        self, place: Store | Session, target: SnapshotRoot, *, force: bool
+    ) -> RestoreReport:
         engine = _engine(place)
         try:
             os.makedirs(self.path, exist_ok=True)
@@ -423,7 +425,7 @@ class Workspace:
         return _snapshot(digest, found)
 
     def _plan(
-        self, beneath: Beneath, engine: Engine, target: Root, place: Store | Session
+        self, beneath: Beneath, engine: Engine, target: SnapshotRoot, place: Store | Session
     ) -> RestorePlan:
         self._cache.load()
         reader = TreeReader(engine)
@@ -433,7 +435,7 @@ class Workspace:
         bases = Bases(reader.entries, self._bases(engine, place))
         return restoring.make_plan(beneath, reader, target, bases, found, sink, settings.store)
 
-    def _bases(self, engine: Engine, place: Store | Session) -> list[Root]:
+    def _bases(self, engine: Engine, place: Store | Session) -> list[SnapshotRoot]:
         """The snapshots that the directory may hold, as far as they are stored."""
         names = list(self._cache.bases)
         newest = _component(place, None, self.component) if isinstance(place, Session) else None
@@ -448,7 +450,7 @@ class Workspace:
                 continue
         return roots
 
-    def _root(self, session: Session, at: At) -> Root:
+    def _root(self, session: Session, at: At) -> SnapshotRoot:
         digest = _component(session, at, self.component)
         if digest is None:
             raise SnapshotNotFoundError(session.id, at, self.component)

@@ -12,7 +12,7 @@ import pytest
 
 from casstore import Commit, NodeDraft
 from casstore.adapters.jsonl import BAD_LINES, ORPHANS, import_jsonl
-from casstore.compat.importing import ImportReport, Note
+from casstore.compat.importing import ImportNote, ImportReport
 from casstore.errors import (
     BadLineError,
     InvalidInputError,
@@ -204,7 +204,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(store: Store, bad: bytes) ->
         store.session("s").meta()
     source.seek(0)
     report = import_jsonl(store, source, name="s", max_line_bytes=150_000, leave_out_damaged=True)
-    assert (report.imported, report.notes) == (4, (Note(BAD_LINES, 1, ("line 4",)),))
+    assert (report.imported, report.notes) == (4, (ImportNote(BAD_LINES, 1, ("line 4",)),))
     assert payloads(store, "s") == [json.loads(GOOD)] * 4
 
 

@@ -18,7 +18,7 @@ from agents.memory import Session
 
 from casstore import Commit, NodeDraft
 from casstore.adapters.openai_agents import CasstoreSession
-from casstore.adapters.openai_agents.conversation import At, Conversation
+from casstore.adapters.openai_agents.conversation import Conversation, CurrentBranch
 from casstore.errors import (
     BranchNotFoundError,
     BusyError,
@@ -407,7 +407,7 @@ def test_a_clear_in_the_midst_of_a_call_takes_it_to_main(store: Store, session: 
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     # As a call has found it, before it does anything.
-    conversation, found = Conversation(store, "talk"), At("side", 0)
+    conversation, found = Conversation(store, "talk"), CurrentBranch("side", 0)
     run(session.clear_session())
     conversation.add(found, [say("late")])
     assert conversation.read(found, lambda _, branch, nodes: (branch.name, len(nodes))) == (

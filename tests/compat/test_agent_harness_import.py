@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from casstore.compat.agent_harness_import import import_agent_harness
-from casstore.compat.importing import ImportReport, Note
+from casstore.compat.importing import ImportNote, ImportReport
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
@@ -626,7 +626,7 @@ def test_values_in_columns_of_later_releases_are_counted(store: Store, source: S
     for dry_run in (True, False):
         report = import_agent_harness(store, source.file, dry_run=dry_run)
         assert report.notes == (
-            Note('values of the unknown column worker "id of runs, left out', 2),
+            ImportNote('values of the unknown column worker "id of runs, left out', 2),
         )
         assert all(part.imported == part.found for part in report.parts)
     assert import_agent_harness(store, source.file).imported == 0

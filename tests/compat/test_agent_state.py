@@ -17,7 +17,7 @@ import pytest
 
 from casstore.compat.agent_state import AgentSession, NotStorableError, UserStore
 from casstore.compat.agent_state_import import import_morrow
-from casstore.compat.importing import PAGE_ROWS, Note, PartReport
+from casstore.compat.importing import PAGE_ROWS, ImportNote, PartReport
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
@@ -384,7 +384,9 @@ def test_values_in_a_column_of_a_later_release_are_counted(store: Store, tmp_pat
         made.execute("ALTER TABLE checkpoints ADD COLUMN class TEXT DEFAULT 'x'")
     report = import_morrow(store, file)
     assert report.parts == (PartReport("checkpoints", 1, 1),)
-    assert report.notes == (Note("values of the unknown column class of checkpoints, left out", 1),)
+    assert report.notes == (
+        ImportNote("values of the unknown column class of checkpoints, left out", 1),
+    )
 
 
 def test_two_imports_at_once_make_no_checkpoint_twice(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ConflictError, ForeignStoreError, InvalidInputError
 from casstore.maintenance.progress import Step
-from casstore.records.scoped import SCOPES, Context, Policy, ScopedState
+from casstore.records.scoped import SCOPES, Context, ScopedState, StatePolicy
 from casstore.records.scoped.scope_keys import scope_key
 from casstore.store import Store
 
-ALL = Policy(scopes=SCOPES)
+ALL = StatePolicy(scopes=SCOPES)
 HERE = Context(
     "plugin:me/agent/default", "bot:b1", "b1", "w1", "talk", None, "ann", None, "t7", "ticket"
 )

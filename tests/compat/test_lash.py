@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from casstore.compat.importing import IMPORTED, UNCHANGED, ImportReport, Note
+from casstore.compat.importing import IMPORTED, UNCHANGED, ImportNote, ImportReport
 from casstore.compat.lash_database import VERSIONS
 from casstore.compat.lash_import import import_lash
 from casstore.engine.memory import MemoryEngine
@@ -1037,12 +1037,12 @@ def test_a_directory_of_sessions(tmp_path: Path, store: Store) -> None:
         ("a.db", "a", IMPORTED), ("b.db", "b", IMPORTED),
     ]  # fmt: skip
     assert report.notes == (
-        Note(
+        ImportNote(
             "databases that are not session databases of lash, left out",
             1,
             (str(tmp_path / "processes.db"),),
         ),
-        Note("databases without a session, left out", 1, (str(tmp_path / "empty.db"),)),
+        ImportNote("databases without a session, left out", 1, (str(tmp_path / "empty.db"),)),
     )
     assert [info.head for info in store.sessions()] == [None, None]
     with pytest.raises(InvalidInputError, match=r"name 'x' is for one database, and .* holds 4"):

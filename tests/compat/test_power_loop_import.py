@@ -16,7 +16,7 @@ from power_loop.agent.sink import SQLiteSink
 from power_loop.runtime.session_store import SessionStore as Original
 from power_loop.runtime.session_store import SubagentLifecycle
 
-from casstore.compat.importing import ImportReport, Note
+from casstore.compat.importing import ImportNote, ImportReport
 from casstore.compat.power_loop import SessionStore
 from casstore.compat.power_loop_import import import_power_loop
 from casstore.engine.memory import MemoryEngine
@@ -110,7 +110,7 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
         ("messages", 533, 533),
         ("sessions", 8, 8),
     ]
-    assert report.notes == (Note("usage_rounds of no session, left out", 1),)
+    assert report.notes == (ImportNote("usage_rounds of no session, left out", 1),)
     assert file.read_bytes() == before
     mine = SessionStore(store)
     with Original.open(file) as source:
@@ -148,10 +148,10 @@ def test_rows_of_no_session_stay_behind_and_are_counted(file: Path, store: Store
     for dry_run in (True, False):
         report = import_power_loop(store, file, dry_run=dry_run)
         assert report.notes == (
-            Note("messages of no session, left out", 11),
-            Note("compactions of no session, left out", 2),
-            Note("usage_rounds of no session, left out", 1),
-            Note("session_state of no session, left out", 1),
+            ImportNote("messages of no session, left out", 11),
+            ImportNote("compactions of no session, left out", 2),
+            ImportNote("usage_rounds of no session, left out", 1),
+            ImportNote("session_state of no session, left out", 1),
         )
     assert import_power_loop(store, file).imported == 0
 

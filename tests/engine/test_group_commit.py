@@ -19,7 +19,7 @@ import pytest
 from casstore.engine.lmdb import batches, environment, group, log, recent, transaction
 from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.group import MAX_BATCH, Batch, CommitQueue
+from casstore.engine.lmdb.group import MAX_BATCH, CommitQueue, TicketBatch
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CasstoreError, ConditionFailedError
 from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
@@ -28,7 +28,7 @@ from tests.faults.interrupts import Interrupt
 # Long enough for any machine, short enough that a deadlock ends as a failure.
 TIMEOUT_S = 60.0
 
-IntBatch = Batch[int, int]
+IntBatch = TicketBatch[int, int]
 
 
 class Refused(CasstoreError):

@@ -419,8 +419,8 @@ def test_a_run_that_changed_meanwhile_is_left_alone(
         others: list[PackReport] = []
 
         def read_then_somebody_packs(
-            env: Environment, compressor: Compressor, first_id: int, scope: packing.Scope
-        ) -> packing.Look:
+            env: Environment, compressor: Compressor, first_id: int, scope: packing.PackScope
+        ) -> packing.SlabSelection:
             found = read(env, compressor, first_id, scope)
             if not others:
                 monkeypatch.setattr(packing, "read_run", read)

@@ -27,7 +27,7 @@ from casstore.engine.lmdb import log as redo_log
 from casstore.engine.lmdb import recent, verification
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.log import LOG_FILE, Position, RecoveryPoint, RedoLog
-from casstore.engine.lmdb.memtable import Entry, Memtable, Unchanged
+from casstore.engine.lmdb.memtable import BatchEntry, Memtable, Unchanged
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import (
     BusyError,
@@ -599,14 +599,16 @@ def test_a_view_keeps_its_moment_when_objects_are_stored_and_deleted_later() -> 
     blob = new_blob(b"one")
     memtable = Memtable(RecoveryPoint(True, b"", Position(0, 4096, b"")), 7)
     before = memtable.view()
-    memtable.add(4096, Position(1, 8192, b""), Entry(1, 7, [blob], [[]], [], [], []))
+    memtable.add(4096, Position(1, 8192, b""), BatchEntry(1, 7, [blob], [[]], [], [], []))
     stored = memtable.view()
-    memtable.add(8192, Position(2, 12288, b""), Entry(2, 8, [], [], [], [(blob.digest, 7)], []))
+    memtable.add(
+        8192, Position(2, 12288, b""), BatchEntry(2, 8, [], [], [], [(blob.digest, 7)], [])
+    )
     assert isinstance(before.find_id(blob.digest), Unchanged)
     assert stored.find_id(blob.digest) == 7
     assert memtable.view().find_id(blob.digest) is None
     assert memtable.newest_id(blob.digest) is None
-    memtable.add(12288, Position(3, 16384, b""), Entry(3, 8, [blob], [[]], [], [], []))
+    memtable.add(12288, Position(3, 16384, b""), BatchEntry(3, 8, [blob], [[]], [], [], []))
     assert memtable.newest_id(blob.digest) == 8
     assert [view.find_id(blob.digest) for view in (stored, memtable.view())] == [7, 8]
 

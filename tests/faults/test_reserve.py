@@ -59,7 +59,7 @@ def test_sessions_can_be_deleted_collected_vacuumed_and_packed_on_a_full_disk(
             assert store.delete_session(f"s{session}")
         assert store.session("s1").tombstone(["n3"]).hidden == ("n3",)
         assert gc.collect(store, grace_ms=0).outcome is gc.Outcome.SWEPT
-        assert vacuum.vacuum(store, grace_ms=0).outcome is vacuum.Outcome.DONE
+        assert vacuum.vacuum(store, grace_ms=0).outcome is vacuum.VacuumOutcome.DONE
         store.pack(min_age_ms=0)
         # The file has free pages now, and agents go on although the disk is still full.
         say(store, "s1", "later", rng)

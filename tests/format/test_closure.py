@@ -37,7 +37,7 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
 from casstore.format.node import NULL, NodeHeader, encode_node
-from casstore.format.node_index import Bucket, Page, Run, Spine, Tail, encode_piece
+from casstore.format.node_index import Bucket, IndexPage, IndexRun, Spine, Tail, encode_piece
 from casstore.format.splitting import Encoded
 
 OWN = bytes([255]) * 32
@@ -318,12 +318,12 @@ NODE = NodeFact(6, 2, 1, key_number("a"))
 PAGE_FACT = PieceFact("page", 0, 1)
 
 
-def piece(given: Page | Run | Bucket | Spine) -> bytes:
+def piece(given: IndexPage | IndexRun | Bucket | Spine) -> bytes:
     return encode_piece(given)[0]
 
 
 def test_a_page_lists_nodes() -> None:
-    data = piece(Page((0,) + (1,) * 15, (ONE,) * 15 + (TWO,)))
+    data = piece(IndexPage((0,) + (1,) * 15, (ONE,) * 15 + (TWO,)))
     assert links_of(Kind.INDEX, data) == [ONE] * 15 + [TWO]
     assert examined(Kind.INDEX, data, {ONE: NODE, TWO: None}) == PAGE_FACT
     with pytest.raises(CorruptionError, match=TWO.hex()):
@@ -331,9 +331,9 @@ def test_a_page_lists_nodes() -> None:
 
 
 def test_a_run_has_parts_of_the_level_below() -> None:
-    first = piece(Run(1, bytes(128 * 4), (), (ONE,) * 8))
+    first = piece(IndexRun(1, bytes(128 * 4), (), (ONE,) * 8))
     assert examined(Kind.INDEX, first, {ONE: PAGE_FACT}) == PieceFact("run", 1, 8)
-    second = piece(Run(2, bytes(1024 * 4), (), (ONE,) * 8))
+    second = piece(IndexRun(2, bytes(1024 * 4), (), (ONE,) * 8))
     assert examined(Kind.INDEX, second, {ONE: PieceFact("run", 1, 8)}).size == 64  # type: ignore[union-attr]
     for wrong in (NODE, PieceFact("run", 1, 8), PieceFact("bucket", 0, 1)):
         with pytest.raises(CorruptionError, match=ONE.hex()):
@@ -342,7 +342,7 @@ def test_a_run_has_parts_of_the_level_below() -> None:
 
 def test_a_large_run_has_buckets_of_its_level() -> None:
     for level, parts in ((3, 1), (4, 8)):
-        data = piece(Run(level, b"", (TWO,) * 16, (ONE,) * 8))
+        data = piece(IndexRun(level, b"", (TWO,) * 16, (ONE,) * 8))
         below = PieceFact("run", level - 1, 8 ** (level - 1))
         bucket = PieceFact("bucket", 0, parts)
         assert examined(Kind.INDEX, data, {ONE: below, TWO: bucket}) == PieceFact(

@@ -12,7 +12,7 @@ from blake3 import blake3
 from casstore.engine.lmdb import log, slab
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.log import Position, RecoveryPoint
-from casstore.engine.lmdb.memtable import Entry, decode_entry, encode_entry
+from casstore.engine.lmdb.memtable import BatchEntry, decode_entry, encode_entry
 from casstore.engine.lmdb.recent import MAX_LOGGED_BYTES
 from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
@@ -120,12 +120,12 @@ def test_the_example_slab_reads_back_by_the_steps_of_the_document() -> None:
 EXAMPLE_LOG_ID = bytes.fromhex("6c6f67206f6e652e")
 
 
-def example_entry() -> Entry:
+def example_entry() -> BatchEntry:
     blob = NewObject(plain_hash(b"Hello, blob"), Kind.BLOB, b"Hello, blob", ())
     text = encode({"at": Link(Digest(blob.digest))})
     value = NewObject(digest_of(Kind.VALUE, text), Kind.VALUE, text, [blob.digest])
     rows = [("heads", b"s\0", b"head"), ("receipts", b"old", None)]
-    return Entry(1_700_000_000_000, 7, [blob, value], [[], [7]], rows, [], [5])
+    return BatchEntry(1_700_000_000_000, 7, [blob, value], [[], [7]], rows, [], [5])
 
 
 def test_the_example_record_of_the_log_has_these_bytes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from casstore.format import tree
 from casstore.format.canonical import encode
 from casstore.format.hashing import Kind, digest_of, plain_hash
 from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
-from casstore.format.tree import Branch, Builder, Child, decode_branch, encode_branch
+from casstore.format.tree import Builder, Child, TreeBranch, decode_branch, encode_branch
 
 PROFILE = settings(deadline=None, max_examples=120, database=None)
 KINDS = [Kind.LIST, Kind.MAP, Kind.CHUNKS]
@@ -182,9 +182,9 @@ def test_a_child_is_judged_by_the_first_byte_of_its_digest() -> None:
 # --- one encoding ---------------------------------------------------------------------------
 
 
-def as_branch(kind: int, level: int, children: list[Child]) -> Branch:
+def as_branch(kind: int, level: int, children: list[Child]) -> TreeBranch:
     sizes = [entry.size for entry in children]
-    return Branch(
+    return TreeBranch(
         level,
         [entry.digest for entry in children],
         sizes if kind == Kind.CHUNKS else [entry.entries for entry in children],

@@ -24,8 +24,7 @@ from casstore.records.runs import Runs, SessionCheckpoint
 from casstore.records.runs import check as runs_check
 from casstore.records.runs.layout import RunTables
 from casstore.records.schema import RowTable, number_text
-from casstore.records.scoped import SCOPES, Context, ScopedState
-from casstore.records.scoped import Policy as StatePolicy
+from casstore.records.scoped import SCOPES, Context, ScopedState, StatePolicy
 from casstore.records.scoped.layout import ScopedTables
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft

@@ -140,7 +140,7 @@ def test_a_session_imported_after_it_went_back_and_on_is_cared_for_like_any_othe
     else:
         for store in (source, target):
             store.session("s").tombstone(["a"])
-        assert vacuum.vacuum(target).outcome is vacuum.Outcome.DONE
+        assert vacuum.vacuum(target).outcome is vacuum.VacuumOutcome.DONE
     assert check(target, level="full").sound
     for entry in source.session("s").history():
         ours = [node.id for node in source.session("s").nodes("full", at=entry.revision)]

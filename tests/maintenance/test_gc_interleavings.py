@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from casstore.engine.lmdb import marking
-from casstore.engine.lmdb.collection import Collection
+from casstore.engine.lmdb.collection import LmdbCollection
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.marking import Candidates, Marks
 from casstore.engine.lmdb.transaction import Transaction
@@ -171,7 +171,7 @@ class Stage:
         yield
 
     def collector(self) -> Iterator[None]:
-        with Collection(
+        with LmdbCollection(
             self.engine._env, ROOTS, self.engine.now_ms, grace_ms=0, dry_run=False
         ) as collection:
             collection.mark()

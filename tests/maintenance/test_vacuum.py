@@ -28,7 +28,7 @@ from casstore.format.canonical import Link
 from casstore.maintenance import gc, keepers, vacuum
 from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Step
-from casstore.maintenance.vacuum import Outcome
+from casstore.maintenance.vacuum import VacuumOutcome
 from casstore.session import attempts, keys
 from casstore.session.commit import receipt_key
 from casstore.session.data import Checkpoint, Commit, NodeDraft
@@ -91,8 +91,8 @@ def test_hidden_bytes_go_and_nothing_else_changes(
     before = seen(session, turns)
     assert b"CANARY" in all_bytes(store)
     report = clean(store, clock)
-    assert report.outcome is Outcome.DONE
-    assert report.sessions == (vacuum.SessionReport("alpha", Outcome.DONE, 2, 5, 6),)
+    assert report.outcome is VacuumOutcome.DONE
+    assert report.sessions == (vacuum.SessionReport("alpha", VacuumOutcome.DONE, 2, 5, 6),)
     assert (report.objects_kept, report.keepers) == (0, ())
     assert seen(session, turns) == before
     assert seen(Store(store.engine, close=lambda: None).session("alpha"), turns) == before
@@ -100,7 +100,7 @@ def test_hidden_bytes_go_and_nothing_else_changes(
     assert b"CANARY" not in all_bytes(store)
     assert session.node("n4").parent == "n2"  # type: ignore[union-attr]
     again = clean(store, clock)
-    assert (again.outcome, again.sessions) == (Outcome.NOTHING, ())
+    assert (again.outcome, again.sessions) == (VacuumOutcome.NOTHING, ())
 
 
 def test_what_changes_is_what_the_documents_say(
@@ -172,8 +172,8 @@ def test_sessions_without_hidden_nodes_are_not_touched(
     assert [each.session for each in report.sessions] == ["alpha"]
     assert {name: exact(store.session(name)) for name in ("one", "two")} == before
     rows = contents_of(store).rows
-    assert vacuum.rewrite_hidden(store, "one").outcome is Outcome.NOTHING
-    assert vacuum.rewrite_hidden(store, "nobody").outcome is Outcome.NOTHING
+    assert vacuum.rewrite_hidden(store, "one").outcome is VacuumOutcome.NOTHING
+    assert vacuum.rewrite_hidden(store, "nobody").outcome is VacuumOutcome.NOTHING
     assert contents_of(store).rows == rows
 
 
@@ -194,7 +194,7 @@ def test_a_session_with_a_long_id(store: Store, clock: ManualClock) -> None:
     step(session, "a", "b")
     session.tombstone(["a"])
     [report] = clean(store, clock).sessions
-    assert (report.session, report.outcome) == (session.id, Outcome.DONE)
+    assert (report.session, report.outcome) == (session.id, VacuumOutcome.DONE)
     assert path(session) == ["b"]
 
 
@@ -208,7 +208,7 @@ def test_a_long_chain_of_rewinds(store: Store, session: Session) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 100)
     try:
-        assert vacuum.rewrite_hidden(store, "alpha").outcome is Outcome.DONE
+        assert vacuum.rewrite_hidden(store, "alpha").outcome is VacuumOutcome.DONE
     finally:
         sys.setrecursionlimit(limit)
     assert path(session) == ["root", *(f"n{n}" for n in range(150))]
@@ -331,7 +331,7 @@ def test_a_fork_that_has_only_a_path_of_its_source(
         each.tombstone(list(hide))
         before = {one.id: seen(one) for one in (fork, again)}
         report = clean(store, clock, sessions=[each.id])
-        assert report.sessions[0].outcome is Outcome.DONE
+        assert report.sessions[0].outcome is VacuumOutcome.DONE
         # Only a path of the source is theirs: its other branches are nowhere written anew.
         assert report.sessions[0].nodes_rewritten <= 8
         assert {one.id: seen(one) for one in (fork, again)} == before
@@ -488,7 +488,7 @@ def test_what_is_done_meanwhile_counts(
             after.update(seen(session, turns))
 
     report = vacuum.rewrite_hidden(also(store, interrupt), "alpha")
-    assert report.outcome is Outcome.DONE
+    assert report.outcome is VacuumOutcome.DONE
     assert after
     assert seen(session, turns) == after
     check_graphs(store, session)
@@ -557,7 +557,7 @@ def test_rows_that_were_removed_meanwhile_stay_removed(
             done.append(number)
             store.engine.write(Write(rows=[DeleteRow(table, place)]))
 
-    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.DONE
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is VacuumOutcome.DONE
     assert done
     assert place not in [row.key for row in store.engine.scan_rows(table, limit=10_000)]
 
@@ -578,7 +578,7 @@ def test_what_was_prepared_may_be_collected_meanwhile(
 
         twin = f"twin {at}"
         store.fork("alpha", twin)
-        assert vacuum.rewrite_hidden(also(store, interrupt), twin).outcome is Outcome.DONE
+        assert vacuum.rewrite_hidden(also(store, interrupt), twin).outcome is VacuumOutcome.DONE
         assert swept[0] > 0
         assert full(store.session(twin)) == full(session)
         check_graphs(store, store.session(twin))
@@ -598,7 +598,7 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(
             clock.now_ms += 1
             gc.collect(store, grace_ms=0)
 
-    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.GONE
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is VacuumOutcome.GONE
     with pytest.raises(SessionDeletedError):
         session.head()
     rows = contents_of(store).rows
@@ -621,13 +621,13 @@ def test_a_session_that_never_rests_is_reported_and_the_others_go_on(
             step(session, f"n{number}")
 
     report = clean(also(store, interrupt), clock)
-    assert report.outcome is Outcome.BUSY
+    assert report.outcome is VacuumOutcome.BUSY
     busy, done = report.sessions
-    assert (busy.session, busy.outcome) == ("alpha", Outcome.BUSY)
+    assert (busy.session, busy.outcome) == ("alpha", VacuumOutcome.BUSY)
     assert isinstance(busy.problem, ContendedError)
-    assert (done.session, done.outcome) == ("beta", Outcome.DONE)
+    assert (done.session, done.outcome) == ("beta", VacuumOutcome.DONE)
     assert "a" not in full(session)
-    assert clean(store, clock).sessions[0].outcome is Outcome.DONE
+    assert clean(store, clock).sessions[0].outcome is VacuumOutcome.DONE
     check_graphs(store, session)
 
 
@@ -652,10 +652,10 @@ def test_two_vacuums_of_one_session(store: Store, session: Session, clock: Manua
 
     def interrupt(number: int, write: Write) -> None:
         if any(change.table == "heads" for change in write.rows):
-            assert clean(store, clock).outcome is Outcome.DONE
+            assert clean(store, clock).outcome is VacuumOutcome.DONE
 
     # The other was faster: nothing is left to do.
-    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is Outcome.NOTHING
+    assert vacuum.rewrite_hidden(also(store, interrupt), "alpha").outcome is VacuumOutcome.NOTHING
     assert seen(session, turns) == before
 
 
@@ -676,7 +676,7 @@ def test_another_vacuum_may_take_away_what_is_being_read(
 
     engine = Overtaken(store.engine, lambda number, write: None)
     overtaken = Store(cast(Engine, engine), close=lambda: None)
-    assert vacuum.rewrite_hidden(overtaken, "alpha").outcome is Outcome.NOTHING
+    assert vacuum.rewrite_hidden(overtaken, "alpha").outcome is VacuumOutcome.NOTHING
     assert seen(session, turns) == before
 
 
@@ -701,7 +701,12 @@ def test_agents_at_work_beside_one_vacuum_after_the_other(store: Store) -> None:
     agents = {name: start(partial(work, name)) for name in names}
     while not all(agent.done() for agent in agents.values()):
         report = vacuum.vacuum(store, grace_ms=60_000)
-        assert report.outcome in (Outcome.DONE, Outcome.NOTHING, Outcome.BUSY, Outcome.INCOMPLETE)
+        assert report.outcome in (
+            VacuumOutcome.DONE,
+            VacuumOutcome.NOTHING,
+            VacuumOutcome.BUSY,
+            VacuumOutcome.INCOMPLETE,
+        )
     vacuum.vacuum(store, grace_ms=60_000)
     for name, agent in agents.items():
         assert path(store.session(name)) == agent.result()
@@ -718,7 +723,11 @@ def test_it_can_be_stopped(store: Store, clock: ManualClock) -> None:
     asked = iter([False, True])
     report = clean(store, clock, stop=lambda: next(asked))
     assert [each.session for each in report.sessions] == ["one"]
-    assert (report.outcome, report.collected, report.packed) == (Outcome.INCOMPLETE, None, None)
+    assert (report.outcome, report.collected, report.packed) == (
+        VacuumOutcome.INCOMPLETE,
+        None,
+        None,
+    )
 
     steps: list[Step] = []
 
@@ -732,7 +741,7 @@ def test_it_can_be_stopped(store: Store, clock: ManualClock) -> None:
         clean(store, clock, progress=interrupt)
     assert seen(store.session("two")) == before
     assert list(vacuum.sessions_with_hidden(store)) == ["two"]
-    assert clean(store, clock, progress=steps.append).outcome is Outcome.DONE
+    assert clean(store, clock, progress=steps.append).outcome is VacuumOutcome.DONE
     assert {"rewrite", "revise", "mark"} <= {each.phase for each in steps}
 
 
@@ -748,10 +757,10 @@ def test_a_damaged_session_is_left_and_the_others_go_on(
     rows = store.engine.scan_rows("heads", stop=b"b")
     store.engine.write(Write(deletes=[broken.digest]))
     report = clean(store, clock)
-    assert report.outcome is Outcome.FAILED
+    assert report.outcome is VacuumOutcome.FAILED
     bad, good = report.sessions
-    assert (bad.outcome, type(bad.problem)) == (Outcome.FAILED, CorruptionError)
-    assert good.outcome is Outcome.DONE
+    assert (bad.outcome, type(bad.problem)) == (VacuumOutcome.FAILED, CorruptionError)
+    assert good.outcome is VacuumOutcome.DONE
     assert store.engine.scan_rows("heads", stop=b"b") == rows
 
 
@@ -802,7 +811,7 @@ def test_a_process_killed_while_it_vacuums_leaves_a_whole_session(tmp_path: Path
             assert (list(vacuum.sessions_with_hidden(store)) == []) == last
     with casstore.open(place, durability="relaxed") as store:
         report = vacuum.vacuum(store, grace_ms=0)
-        assert report.outcome is Outcome.DONE
+        assert report.outcome is VacuumOutcome.DONE
         session = store.session("alpha")
         assert seen(session, turns) == before
         check_graphs(store, session)

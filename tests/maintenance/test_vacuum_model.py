@@ -135,7 +135,7 @@ class Program:
         others = {each.id: exact(each) for each in sessions if each.id != session.id}
         hidden = self._hidden_ids(session)
         report = vacuum.rewrite_hidden(self.store, session.id)
-        assert report.outcome in (vacuum.Outcome.DONE, vacuum.Outcome.NOTHING), report
+        assert report.outcome in (vacuum.VacuumOutcome.DONE, vacuum.VacuumOutcome.NOTHING), report
         self._same(sessions, before)
         assert {name: exact(self.store.session(name)) for name in others} == others
         check_graphs(self.store, session)
@@ -165,7 +165,7 @@ class Program:
             self._vacuum(self.store.session(name), 0, 0)
         self.clock.now_ms += 1
         report = vacuum.vacuum(self.store, grace_ms=0)
-        assert report.outcome in (vacuum.Outcome.DONE, vacuum.Outcome.NOTHING), report
+        assert report.outcome in (vacuum.VacuumOutcome.DONE, vacuum.VacuumOutcome.NOTHING), report
         assert not report.objects_kept
         shown: set[bytes] = set()
         for name in self.names:

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from casstore.objects.align import Run, differing_runs
+from casstore.objects.align import DifferingRun, differing_runs
 
 PROFILE = settings(deadline=None, max_examples=200, derandomize=True, database=None)
 
 tokens = st.lists(st.integers(0, 6), max_size=14)
 
 
-def assert_sound(old: Sequence[Any], new: Sequence[Any]) -> list[Run]:
+def assert_sound(old: Sequence[Any], new: Sequence[Any]) -> list[DifferingRun]:
     """The runs are ordered, disjoint and not empty, and what lies between them is equal."""
     runs = list(differing_runs(old, new))
     at_old = at_new = 0
-    for run in (*runs, Run(len(old), len(old), len(new), len(new))):
+    for run in (*runs, DifferingRun(len(old), len(old), len(new), len(new))):
         assert at_old <= run.old_start <= run.old_stop <= len(old)
         assert at_new <= run.new_start <= run.new_stop <= len(new)
         assert old[at_old : run.old_start] == new[at_new : run.new_start]
@@ -62,15 +62,15 @@ def test_one_inserted_run_among_unique_tokens_is_found_exactly(
     at = data.draw(st.integers(0, len(old)))
     extra = [f"new {number}" for number in range(data.draw(st.integers(1, 5)))]
     new = [*old[:at], *extra, *old[at:]]
-    assert list(differing_runs(old, new)) == [Run(at, at, at, at + len(extra))]
-    assert list(differing_runs(new, old)) == [Run(at, at + len(extra), at, at)]
+    assert list(differing_runs(old, new)) == [DifferingRun(at, at, at, at + len(extra))]
+    assert list(differing_runs(new, old)) == [DifferingRun(at, at + len(extra), at, at)]
 
 
 def test_a_moved_block_of_unique_tokens_is_two_runs() -> None:
     old = list(range(100))
     new = [*old[:20], *old[30:80], *old[20:30], *old[80:]]
     runs = assert_sound(old, new)
-    assert runs == [Run(20, 30, 20, 20), Run(80, 80, 70, 80)]
+    assert runs == [DifferingRun(20, 30, 20, 20), DifferingRun(80, 80, 70, 80)]
 
 
 @pytest.mark.parametrize("seed", range(5))

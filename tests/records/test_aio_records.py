@@ -25,10 +25,10 @@ from casstore.records.aio import (
     AsyncScopedState,
     AsyncSessionLog,
 )
-from casstore.records.lifecycles import Annotation, Checkpoint
+from casstore.records.lifecycles import AgentCheckpoint, Annotation
 from casstore.records.log import LogSession, Message, NewMessage, Tokens
 from casstore.records.runs import Page, Run
-from casstore.records.scoped import Context, Entry, Policy
+from casstore.records.scoped import Context, StateEntry, StatePolicy
 from casstore.store import Store
 
 TIMEOUT_S = 60.0
@@ -102,9 +102,9 @@ def test_scoped_state_through_a_run(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             states = AsyncScopedState(store)
-            scope = states.scope(HERE, "actor", Policy())
+            scope = states.scope(HERE, "actor", StatePolicy())
             assert_type(scope, AsyncScope)
-            assert_type(await scope.put("k", 1), Entry)
+            assert_type(await scope.put("k", 1), StateEntry)
             assert scope.key == scope.sync.key
             await states.begin_run("run", HERE, caller="plugin")
             state = await states.run("run", caller="plugin")
@@ -128,7 +128,7 @@ def test_the_three_lifecycles(tmp_path: Path) -> None:
                 session.working.set("x", 1)
                 made = await session.checkpoint("first")
                 found = await session.find_checkpoint("first")
-                assert_type(found, Checkpoint | None)
+                assert_type(found, AgentCheckpoint | None)
                 assert found is not None
                 assert found.payload == {"x": 1}
                 assert [each.number async for each in session.checkpoints()] == [1]
@@ -165,7 +165,7 @@ class Gate(MemoryEngine):
 STEPS: dict[str, Callable[[AsyncStore], Coroutine[Any, Any, object]]] = {
     "log": lambda store: AsyncSessionLog(store).append("s", NewMessage("user", "x")),
     "runs": lambda store: AsyncRuns(store).append_event("t", "r", 1),
-    "scoped": lambda store: AsyncScopedState(store).update(HERE, Policy(), "actor", "new", 2),
+    "scoped": lambda store: AsyncScopedState(store).update(HERE, StatePolicy(), "actor", "new", 2),
     "lifecycles": lambda store: AsyncLifecycles(store).users.put("ann", "new", 2),
 }
 
@@ -178,7 +178,7 @@ def test_a_call_that_is_cancelled_while_it_writes_is_done_whole(system: str) -> 
             await AsyncSessionLog(store).create("s")
             await AsyncRuns(store).create_thread("t", "agent")
             await AsyncRuns(store).create_run("t", "r", "agent", "m")
-            await AsyncScopedState(store).update(HERE, Policy(), "actor", "old", 1)
+            await AsyncScopedState(store).update(HERE, StatePolicy(), "actor", "old", 1)
             await AsyncLifecycles(store).users.put("ann", "old", 1)
             before = {table: dict(rows) for table, rows in engine._rows.items()}
             engine.open.clear()

@@ -15,8 +15,8 @@ from casstore.errors import CorruptionError
 from casstore.format.hashing import Kind
 from casstore.format.node_index import (
     RUN_NODES,
-    Page,
-    Run,
+    IndexPage,
+    IndexRun,
     Spine,
     bucket_of,
     decode_piece,
@@ -57,7 +57,7 @@ def pieces(engine: MemoryEngine) -> dict[str, list[bytes]]:
             [item] = engine.get_many([info.digest])
             assert item is not None
             piece = decode_piece(info.digest, item.data)
-            name = type(piece).__name__ + (str(piece.level) if isinstance(piece, Run) else "")
+            name = type(piece).__name__ + (str(piece.level) if isinstance(piece, IndexRun) else "")
             found.setdefault(name, []).append(info.digest)
     return found
 
@@ -73,7 +73,7 @@ def ask(session: Session) -> list[object]:
     ]
 
 
-SHAPES = ["Page", "Run1", "Run2", "Run3", "Bucket", "Spine"]
+SHAPES = ["IndexPage", "IndexRun1", "IndexRun2", "IndexRun3", "Bucket", "Spine"]
 
 
 def test_the_index_has_every_shape(written: MemoryEngine) -> None:
@@ -90,7 +90,7 @@ def test_a_flipped_bit_gives_the_right_nodes_or_an_error(written: MemoryEngine, 
     if shape == "Bucket":
         index = Store(written)._runtime.index(Store(written)._runtime.get("s").manifest)
         [run] = index.load(index.spine.runs[3])
-        assert isinstance(run, Run)
+        assert isinstance(run, IndexRun)
         chosen = {run.buckets[bucket_of(id_hash(FIRST))]}
     for digest in chosen:
         held = written._objects[digest]
@@ -110,7 +110,7 @@ def test_a_flipped_bit_gives_the_right_nodes_or_an_error(written: MemoryEngine, 
     assert ask(Store(written).session("s")) == right
 
 
-LIES: dict[str, Callable[[Page], Page]] = {
+LIES: dict[str, Callable[[IndexPage], IndexPage]] = {
     "two nodes in each other's place": lambda page: page._replace(
         digests=(page.digests[1], page.digests[0], *page.digests[2:])
     ),
@@ -138,13 +138,13 @@ def test_an_index_that_was_written_wrong_is_found_out(tmp_path: Path, why: str) 
         assert not report.sound
 
 
-def lie(store: Store, change: Callable[[Page], Page]) -> None:
+def lie(store: Store, change: Callable[[IndexPage], IndexPage]) -> None:
     """Write the head of session s again, with another first page in its node index."""
     state = store._runtime.get("s")
     index = store._runtime.index(state.manifest)
     spine = index.spine
     [page] = index.load(spine.runs[0][:1])
-    assert isinstance(page, Page)
+    assert isinstance(page, IndexPage)
     writer = PieceWriter()
     first = writer.emit(Kind.INDEX, *encode_piece(change(page)))
     other = Spine(spine.hashes, ((first, *spine.runs[0][1:]), *spine.runs[1:]))

@@ -279,8 +279,8 @@ def _copy_into(filled: MemoryEngine) -> Operation:
 
 def _rewrite(store: Store) -> None:
     assert vacuum.rewrite_hidden(store, "s").outcome in (
-        vacuum.Outcome.DONE,
-        vacuum.Outcome.NOTHING,
+        vacuum.VacuumOutcome.DONE,
+        vacuum.VacuumOutcome.NOTHING,
     )
 
 

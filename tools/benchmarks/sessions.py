@@ -23,7 +23,7 @@ import casstore
 from benchmarks.measuring import Goal, at_least, at_most, messages, seconds, side_by_side
 from benchmarks.sqlite_turns import SqliteTurns, Turn, create
 from benchmarks.store import used_bytes
-from casstore.engine.lmdb.group import Batch, CommitQueue
+from casstore.engine.lmdb.group import CommitQueue, TicketBatch
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, Write, WriteResult
 from casstore.session.data import Checkpoint, Commit, Lease, NodeDraft
@@ -251,7 +251,7 @@ def _finished_threads(place: str, work: Sequence[Sequence[bytes]]) -> float:
     slabs, heads = env.open_db(b"slabs"), env.open_db(b"heads")
     numbers = iter(range(1, 1 << 30))
 
-    def run(batch: Batch[tuple[int, bytes], int]) -> None:
+    def run(batch: TicketBatch[tuple[int, bytes], int]) -> None:
         answers: list[int] = []
         with env.begin(write=True) as txn:
             for ticket in batch.tickets:

@@ -257,7 +257,7 @@ class Branches:
         name, model = self._any()
         outcome = vacuum.rewrite_hidden(self.store, name).outcome
         if model.hidden:
-            assert outcome is vacuum.Outcome.DONE, outcome
+            assert outcome is vacuum.VacuumOutcome.DONE, outcome
         model.revisions = {
             revision: graph.without(model.hidden) for revision, graph in model.revisions.items()
         }

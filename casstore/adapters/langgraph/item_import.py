@@ -17,7 +17,7 @@ from casstore.adapters.langgraph.item_records import (
 )
 from casstore.adapters.langgraph.item_sources import FoundItem, ItemSource, naming, open_items
 from casstore.adapters.langgraph.raw import pack_form
-from casstore.compat.importing import ImportReport, Note, Presence, RowPart, run
+from casstore.compat.importing import ImportNote, ImportReport, Presence, RowPart, run
 from casstore.errors import ConditionFailedError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Progress
 from casstore.session.arguments import check_flag
@@ -82,9 +82,9 @@ class _Items(RowPart[FoundItem]):
             self._expired += sum(not item.content.is_live(now_ms) for item in page)
             yield page
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         found = ((EXPIRED, self._expired), (VECTORS, self._source.count_vectors()))
-        return [Note(what, number) for what, number in found if number]
+        return [ImportNote(what, number) for what, number in found if number]
 
     def look(self, page: Sequence[FoundItem]) -> list[Presence]:
         places: list[tuple[str, ...]] = []

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 _SOURCE: Final = "openai-agents"
 
 
-class View(NamedTuple):
+class ConversationView(NamedTuple):
     """A conversation at one revision."""
 
     revision: int
@@ -44,17 +44,17 @@ class View(NamedTuple):
     branches: Branches
 
 
-class At(NamedTuple):
+class CurrentBranch(NamedTuple):
     """A session object's current branch. A clear moves every session object back to main."""
 
     branch: str
     clears: int
 
 
-class Tail(NamedTuple):
+class LastItems(NamedTuple):
     """The last items of a branch, oldest first, and their nodes."""
 
-    at: At
+    at: CurrentBranch
     nodes: list[str]
     items: list[Any]
     #: True if the branch has no other items.
@@ -82,11 +82,11 @@ class Conversation:
 
     # --- reading ------------------------------------------------------------------------
 
-    def view(self) -> View:
+    def view(self) -> ConversationView:
         """The current revision of the conversation."""
         state = self._session.load(hydrate=False)
         if state is None:
-            return View(0, None, 0, Checkpoint(), table.none_yet())
+            return ConversationView(0, None, 0, Checkpoint(), table.none_yet())
         found = table.unpack(self._session.id, state.checkpoint.turn_state)
         if found is None:
             found = table.none_yet()
@@ -95,14 +95,18 @@ class Conversation:
                 Branch(MAIN, state.leaf, state.head.created_at_ms, len(state.nodes), turns)
             )
         head = state.head
-        return View(head.revision, state.leaf, head.node_count, state.checkpoint, found)
+        return ConversationView(head.revision, state.leaf, head.node_count, state.checkpoint, found)
 
-    def where(self, at: At, view: View) -> Branch:
+    def where(self, at: CurrentBranch, view: ConversationView) -> Branch:
         """The branch of a position; main if the conversation was cleared since."""
         return view.branches.get(at.branch if at.clears == view.branches.clears else MAIN)
 
     def read(
-        self, at: At, pick: Callable[[View, Branch, Nodes], Result], *, payloads: bool = True
+        self,
+        at: CurrentBranch,
+        pick: Callable[[ConversationView, Branch, Nodes], Result],
+        *,
+        payloads: bool = True,
     ) -> Result:
         """The result of ``pick`` for a branch and its nodes."""
         attempts = Attempts(f"session {self._session.id!r}")
@@ -125,11 +129,11 @@ class Conversation:
 
     # --- appending and removing -----------------------------------------------------------
 
-    def add(self, at: At, items: Sequence[Any]) -> None:
+    def add(self, at: CurrentBranch, items: Sequence[Any]) -> None:
         """Append items to a branch, all or none."""
         payloads = _payloads(items)
 
-        def change(view: View) -> Commit:
+        def change(view: ConversationView) -> Commit:
             branch = self.where(at, view)
             now_ms = self._store.engine.now_ms()
             added = _Growth(branch.leaf, branch.turns, view.revision + 1)
@@ -144,13 +148,13 @@ class Conversation:
 
         self._change(change)
 
-    def tail(self, at: At, limit: int) -> Tail:
+    def tail(self, at: CurrentBranch, limit: int) -> LastItems:
         """The last ``limit`` items of a branch."""
 
-        def pick(view: View, branch: Branch, nodes: Nodes) -> Tail:
+        def pick(view: ConversationView, branch: Branch, nodes: Nodes) -> LastItems:
             chosen = list(nodes[max(len(nodes) - limit, 0) :])
-            return Tail(
-                At(branch.name, view.branches.clears),
+            return LastItems(
+                CurrentBranch(branch.name, view.branches.clears),
                 [node.id for node in chosen],
                 [restored(node.payload) for node in chosen],
                 len(chosen) == len(nodes),
@@ -160,7 +164,7 @@ class Conversation:
 
     def replace_tail(
         self,
-        at: At,
+        at: CurrentBranch,
         expected: Sequence[str] | None,
         items: Sequence[Any],
         drops: Callable[[Any], bool] | None = None,
@@ -175,7 +179,7 @@ class Conversation:
         payloads = _payloads(items)
         replaced = False
 
-        def change(view: View) -> Commit | None:
+        def change(view: ConversationView) -> Commit | None:
             nonlocal replaced
             replaced = False
             branch = self.where(at, view)
@@ -216,7 +220,12 @@ class Conversation:
         return replaced
 
     def _usage_after(
-        self, view: View, branch: Branch, kept: Sequence[Node], dropped: int, moved: Sequence[str]
+        self,
+        view: ConversationView,
+        branch: Branch,
+        kept: Sequence[Node],
+        dropped: int,
+        moved: Sequence[str],
     ) -> dict[str, Any] | None:
         """Usage without the turns that are gone from a branch; None if nothing changes.
 
@@ -234,11 +243,11 @@ class Conversation:
                 left[new] = list(row._replace(turn=row.turn - gone))
         return None if left == own else {**usage, branch.name: left}
 
-    def pop(self, at: At) -> Any:
+    def pop(self, at: CurrentBranch) -> Any:
         """Remove and return the last item of a branch; None if it is empty."""
         popped: list[Any] = []
 
-        def change(view: View) -> Commit | None:
+        def change(view: ConversationView) -> Commit | None:
             popped.clear()
             branch = self.where(at, view)
             if branch.leaf is None:
@@ -266,7 +275,7 @@ class Conversation:
     def clear(self) -> Branches:
         """Remove all items, branches and usage, and earlier revisions."""
 
-        def change(view: View) -> Commit | None:
+        def change(view: ConversationView) -> Commit | None:
             if not view.revision:
                 return None
             cleared = view.branches.cleared(self._store.engine.now_ms())
@@ -281,7 +290,7 @@ class Conversation:
         """Remove items of no branch, and earlier revisions; returns the number of items."""
         removed = 0
 
-        def change(view: View) -> Commit | None:
+        def change(view: ConversationView) -> Commit | None:
             nonlocal removed
             # By id, the parent: a path goes on over nodes that are hidden, and a graph cannot.
             kept: dict[str, str | None] = {}
@@ -320,11 +329,13 @@ class Conversation:
 
     # --- branches ---------------------------------------------------------------------------
 
-    def branch(self, at: At, turn: int | None, name: Callable[[Branches], str]) -> At:
+    def branch(
+        self, at: CurrentBranch, turn: int | None, name: Callable[[Branches], str]
+    ) -> CurrentBranch:
         """Create a branch before a turn of this one, or (None) at its end."""
         made = at
 
-        def change(view: View) -> Commit:
+        def change(view: ConversationView) -> Commit:
             nonlocal made
             source = self.where(at, view)
             now_ms = self._store.engine.now_ms()
@@ -334,7 +345,7 @@ class Conversation:
                 start = self._turn_start(source, nodes, turn)
                 leaf = nodes[start - 1].id if start else None
                 new = new._replace(leaf=leaf, items=start, turns=turn - 1)
-            made = At(new.name, view.branches.clears)
+            made = CurrentBranch(new.name, view.branches.clears)
             return step(view, view.branches.put(new), leaf=new.leaf)
 
         self._change(change)
@@ -343,7 +354,7 @@ class Conversation:
     def delete_branch(self, name: str) -> None:
         """Delete a branch; items shared with other branches stay."""
 
-        def change(view: View) -> Commit:
+        def change(view: ConversationView) -> Commit:
             branch = view.branches.get(name)
             usage = self.usage(view)
             left = {key: rows for key, rows in usage.items() if key != branch.name}
@@ -370,7 +381,7 @@ class Conversation:
 
     # --- usage ------------------------------------------------------------------------------
 
-    def usage(self, view: View) -> dict[str, dict[str, list[Any]]]:
+    def usage(self, view: ConversationView) -> dict[str, dict[str, list[Any]]]:
         """The usage, by branch and by the first node of the turn."""
         link = view.checkpoint.execution_state
         if not isinstance(link, Link):
@@ -378,14 +389,14 @@ class Conversation:
         found: dict[str, dict[str, list[Any]]] = self._store.get_value(link.digest)
         return found
 
-    def put_usage(self, at: At, used: TurnUsage, model: str) -> bool:
+    def put_usage(self, at: CurrentBranch, used: TurnUsage, model: str) -> bool:
         """Record the usage of the latest turn of a branch, replacing an earlier record.
 
         False, and nothing happens, if the conversation was cleared since, or has no turn.
         """
         stored = False
 
-        def change(view: View) -> Commit | None:
+        def change(view: ConversationView) -> Commit | None:
             nonlocal stored
             stored = False
             if at.clears != view.branches.clears:
@@ -413,7 +424,7 @@ class Conversation:
 
     # --- committing -------------------------------------------------------------------------
 
-    def _change(self, make: Callable[[View], Commit | None]) -> None:
+    def _change(self, make: Callable[[ConversationView], Commit | None]) -> None:
         """Commit the change that ``make`` returns for the current conversation; None: no change."""
         attempts = Attempts(f"session {self._session.id!r}")
         while True:
@@ -433,7 +444,7 @@ class Conversation:
 
 
 def step(
-    view: View,
+    view: ConversationView,
     branches: Branches,
     *,
     usage: dict[str, Any] | None = None,

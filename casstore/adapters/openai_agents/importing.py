@@ -16,17 +16,17 @@ from typing import Any, Final, NamedTuple
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.conversation import (
     Conversation,
+    ConversationView,
     TurnUsage,
-    View,
     spent,
     step,
 )
 from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sdk_database import (
     Item,
-    Message,
     SdkDatabase,
     SourceBranch,
+    SourceMessage,
     SourceSession,
     UnreadableItemError,
 )
@@ -35,8 +35,8 @@ from casstore.compat.importing import (
     UNCHANGED,
     UPDATED,
     ImportedSession,
+    ImportNote,
     ImportReport,
-    Note,
     Notes,
     Part,
     PartReport,
@@ -112,7 +112,7 @@ def import_sessions(
 # --- where branches part ------------------------------------------------------------------------
 
 
-class Fork(NamedTuple):
+class BranchPoint(NamedTuple):
     """Where a branch leaves another: it shares the first ``at`` items with ``base``."""
 
     #: None: it shares nothing with any.
@@ -135,7 +135,7 @@ class BranchTree:
         # The branch that left another first, by that branch, the position, and its next row.
         self._left: dict[tuple[str | None, int, int], str] = {}
 
-    def add(self, name: str) -> Fork:
+    def add(self, name: str) -> BranchPoint:
         """Add a branch; return where it leaves those that were added before."""
         base: str | None = None
         theirs: Iterator[int] = iter(())
@@ -144,10 +144,10 @@ class BranchTree:
             if next(theirs, None) != row:
                 other = self._left.setdefault((base, at, row), name)
                 if other == name:
-                    return Fork(base, at, at + 1 + sum(1 for _ in rows))
+                    return BranchPoint(base, at, at + 1 + sum(1 for _ in rows))
                 base, theirs = other, islice(self._rows(other), at + 1, None)
             at += 1
-        return Fork(base, at, at)
+        return BranchPoint(base, at, at)
 
 
 # --- the import ---------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class _Plan(NamedTuple):
     """A branch of the source, and what the store holds of it."""
 
     source: SourceBranch
-    fork: Fork
+    fork: BranchPoint
     #: None: the store has no such branch.
     stored: Branch | None
     #: The number of its items that the store holds.
@@ -194,7 +194,7 @@ class _Items(Part):
                 unreadable = self._unreadable[session.id] = self._check(session)
             yield _Conversation(self._database, self._store, session, unreadable)
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         return self._notes.all()
 
     def _check(self, session: SourceSession) -> frozenset[int]:
@@ -258,10 +258,10 @@ class _Conversation(Unit):
             PartReport("items", items, missing),
         ]
 
-    def _path(self, branch: str, start: int = 0) -> Iterator[Message]:
+    def _path(self, branch: str, start: int = 0) -> Iterator[SourceMessage]:
         return islice(self._database.path(self._session, branch, self._unreadable), start, None)
 
-    def _look(self) -> View:
+    def _look(self) -> ConversationView:
         """The session as the store holds it; a new one with the source's count of clears."""
         try:
             view = self._conversation.view()
@@ -294,7 +294,11 @@ class _Conversation(Unit):
         return list(plans.values())
 
     def _compare(
-        self, source: SourceBranch, fork: Fork, stored: Branch, plans: dict[str | None, _Plan]
+        self,
+        source: SourceBranch,
+        fork: BranchPoint,
+        stored: Branch,
+        plans: dict[str | None, _Plan],
     ) -> int:
         """The number of items of a branch that the store holds; ConflictError if one differs."""
         both = min(len(self._nodes(stored)), fork.length)
@@ -381,7 +385,9 @@ class _Conversation(Unit):
             turns = sum(is_user(item) for item in islice(items, plan.fork.at))
         return begun._replace(leaf=last.id, turns=turns)
 
-    def _append(self, branch: Branch, items: list[tuple[Message, Item]], wrote: Wrote) -> Branch:
+    def _append(
+        self, branch: Branch, items: list[tuple[SourceMessage, Item]], wrote: Wrote
+    ) -> Branch:
         drafts: list[NodeDraft] = []
         leaf, turns = branch.leaf, branch.turns
         for message, item in items:

@@ -78,7 +78,7 @@ class SourceSession(NamedTuple):
     branched: bool
 
 
-class Message(NamedTuple):
+class SourceMessage(NamedTuple):
     """A message on a branch, without its content."""
 
     row: int
@@ -239,7 +239,7 @@ class SdkDatabase:
 
     def path(
         self, session: SourceSession, branch: str, without: Collection[int] = ()
-    ) -> Iterator[Message]:
+    ) -> Iterator[SourceMessage]:
         """The messages of a branch in the SDK's order, except some rows."""
         if session.branched:
             rows = self._ask(self._sql[_BRANCHED], (session.id, branch))
@@ -248,7 +248,7 @@ class SdkDatabase:
         for row, link, turn, created in rows:
             if row not in without:
                 node = f"m{row}" if link is None else f"s{link}"
-                yield Message(row, node, turn, time_ms(created))
+                yield SourceMessage(row, node, turn, time_ms(created))
 
     def item(self, row: int) -> Item:
         """The item of a message; UnreadableItemError if it is not valid."""

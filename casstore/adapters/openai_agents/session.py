@@ -17,7 +17,12 @@ from agents.memory.session_settings import (
 
 from casstore.adapters.in_order import InOrder
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
-from casstore.adapters.openai_agents.conversation import At, Conversation, TurnUsage, View
+from casstore.adapters.openai_agents.conversation import (
+    Conversation,
+    ConversationView,
+    CurrentBranch,
+    TurnUsage,
+)
 from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sqlite_names import SqliteNames
 from casstore.engine.forks import Lock
@@ -79,7 +84,7 @@ class CasstoreSession(SqliteNames):
         self._line = InOrder()
         self._lock = Lock()
         # -1: the number of clears is unknown until the first call reads the conversation.
-        self._at = At(branch, -1)
+        self._at = CurrentBranch(branch, -1)
 
     @property
     def current_branch(self) -> str:
@@ -112,8 +117,8 @@ class CasstoreSession(SqliteNames):
         The space comes back with gc. Names of branches stay taken.
         """
 
-        def clear(at: At) -> None:
-            self._move(At(MAIN, self._conversation.clear().clears))
+        def clear(at: CurrentBranch) -> None:
+            self._move(CurrentBranch(MAIN, self._conversation.clear().clears))
 
         await self._write(clear)
 
@@ -171,7 +176,7 @@ class CasstoreSession(SqliteNames):
             raise InvalidInputError("a branch has a name, or leave it out")
         label = "branch" if turn is None else f"branch_from_turn_{turn}"
 
-        def begin(at: At) -> str:
+        def begin(at: CurrentBranch) -> str:
             made = self._conversation.branch(at, turn, partial(_unused_name, name, label))
             self._move(made)
             return made.branch
@@ -181,16 +186,16 @@ class CasstoreSession(SqliteNames):
     async def switch(self, name: str) -> None:
         """Switch to another branch; BranchNotFoundError if the name does not exist."""
 
-        def go(at: At) -> None:
+        def go(at: CurrentBranch) -> None:
             branches = self._conversation.view().branches
-            self._move(At(branches.get(name).name, branches.clears))
+            self._move(CurrentBranch(branches.get(name).name, branches.clears))
 
         await self._write(go)
 
     async def branches(self) -> list[Branch]:
         """All branches, oldest first."""
 
-        def pick(view: View, branch: Branch, nodes: Nodes) -> list[Branch]:
+        def pick(view: ConversationView, branch: Branch, nodes: Nodes) -> list[Branch]:
             return sorted(view.branches.by_name.values(), key=lambda each: each.created_at_ms)
 
         return await self._read(MAIN, pick)
@@ -203,7 +208,7 @@ class CasstoreSession(SqliteNames):
         if branch_id == MAIN:
             raise InvalidInputError(f"the branch {MAIN!r} stays; clear_session() takes all away")
 
-        def delete(at: At) -> None:
+        def delete(at: CurrentBranch) -> None:
             if branch_id == at.branch and not force:
                 raise InvalidInputError(
                     f"{branch_id!r} is the current branch; switch to another, or use force=True"
@@ -249,7 +254,7 @@ class CasstoreSession(SqliteNames):
         model = getattr(result.last_agent, "model", None)
         name = model if type(model) is str else "unknown"
 
-        def note(at: At) -> None:
+        def note(at: CurrentBranch) -> None:
             # Of a run before a clear that this object has not heard of yet, nothing is left.
             self._conversation.put_usage(at, used, name)
 
@@ -258,7 +263,9 @@ class CasstoreSession(SqliteNames):
     async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
         """The recorded usage of the turns of each branch, or of one branch."""
 
-        def pick(view: View, branch: Branch, nodes: Nodes) -> dict[str, list[TurnUsage]]:
+        def pick(
+            view: ConversationView, branch: Branch, nodes: Nodes
+        ) -> dict[str, list[TurnUsage]]:
             return {
                 name: sorted(TurnUsage(*row) for row in rows.values())
                 for name, rows in self._conversation.usage(view).items()
@@ -269,33 +276,35 @@ class CasstoreSession(SqliteNames):
 
     # --- in threads -------------------------------------------------------------------------
 
-    def _move(self, at: At) -> None:
+    def _move(self, at: CurrentBranch) -> None:
         with self._lock:
             self._at = at
 
-    def _standing(self) -> At:
+    def _standing(self) -> CurrentBranch:
         """The position of this object; main if the conversation was cleared since its last call."""
         clears = self._conversation.view().branches.clears
         with self._lock:
             if self._at.clears != clears:
                 known = self._at.clears >= 0
-                self._at = At(MAIN if known else self._at.branch, clears)
+                self._at = CurrentBranch(MAIN if known else self._at.branch, clears)
             return self._at
 
     async def _read(
-        self, branch: str | None, pick: Callable[[View, Branch, Nodes], Result]
+        self, branch: str | None, pick: Callable[[ConversationView, Branch, Nodes], Result]
     ) -> Result:
-        def read(at: At) -> Result:
+        def read(at: CurrentBranch) -> Result:
             if branch is not None:
                 at = at._replace(branch=branch)
             return self._conversation.read(at, pick)
 
         return await self._read_at(read)
 
-    async def _read_at(self, read: Callable[[At], Result]) -> Result:
+    async def _read_at(self, read: Callable[[CurrentBranch], Result]) -> Result:
         return await asyncio.to_thread(lambda: read(self._standing()))
 
-    async def _write(self, change: Callable[[At], Result], *, as_known: bool = False) -> Result:
+    async def _write(
+        self, change: Callable[[CurrentBranch], Result], *, as_known: bool = False
+    ) -> Result:
         def write() -> Result:
             known = self._at
             at = known if as_known and known.clears >= 0 else self._standing()
@@ -325,12 +334,12 @@ async def _settled(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-def _items(limit: int | None, view: View, branch: Branch, nodes: Nodes) -> list[Any]:
+def _items(limit: int | None, view: ConversationView, branch: Branch, nodes: Nodes) -> list[Any]:
     chosen = nodes if limit is None or limit < 0 else nodes[max(len(nodes) - limit, 0) :]
     return [restored(node.payload) for node in chosen]
 
 
-def _turns(view: View, branch: Branch, nodes: Nodes) -> list[Turn]:
+def _turns(view: ConversationView, branch: Branch, nodes: Nodes) -> list[Turn]:
     turns: list[Turn] = []
     for node in nodes:
         item = restored(node.payload)

@@ -23,7 +23,7 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.index import AnyTransaction, index_key
 from casstore.engine.lmdb.log import RecoveryPoint, decode_recovery_point
-from casstore.engine.lmdb.memtable import Entry, Name
+from casstore.engine.lmdb.memtable import BatchEntry, Name
 from casstore.engine.lmdb.rows import CHECKSUM_BYTES as ROW_CHECKSUM_BYTES
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, prove_row, row_hash
 from casstore.errors import CorruptionError
@@ -51,7 +51,7 @@ def next_free_id(txn: AnyTransaction, env: Environment) -> int:
     return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
 
 
-def full_slabs(entries: Iterable[Entry], compressor: Compressor) -> list[tuple[bytes, bytes]]:
+def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tuple[bytes, bytes]]:
     """The slabs to store for these entries: objects of many commits together, compressed."""
     stored: list[tuple[bytes, bytes]] = []
     columns = slabs.Columns()
@@ -99,7 +99,7 @@ def _compressed(raw: bytes, compressor: Compressor) -> tuple[int, int, bytes]:
 def apply_entries(
     env: Environment,
     txn: lmdb.Transaction[bytes],
-    entries: Sequence[Entry],
+    entries: Sequence[BatchEntry],
     stored: Sequence[tuple[bytes, bytes]],
     state: RecoveryPoint,
 ) -> None:
@@ -155,7 +155,9 @@ def _apply_rows(
     txn.put(SUM_KEY, total.encode())
 
 
-def _apply_names(env: Environment, txn: lmdb.Transaction[bytes], entries: Sequence[Entry]) -> None:
+def _apply_names(
+    env: Environment, txn: lmdb.Transaction[bytes], entries: Sequence[BatchEntry]
+) -> None:
     added: set[Name] = set()
     for entry in entries:
         for name in entry.unnamed:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from casstore.engine.lmdb import notes
-from casstore.engine.lmdb.group import Batch
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, Proven, index_key
+from casstore.engine.lmdb.group import TicketBatch
+from casstore.engine.lmdb.index import PREFIX_BYTES, DigestIndex, Proven, index_key
 from casstore.engine.lmdb.memtable import Unchanged
 from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.lmdb.translation import translate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # LMDB reuses no page that an open reader may still see.
 READ_BATCH: Final = 512
 
-WriteBatch = Batch[Job, WriteResult]
+WriteBatch = TicketBatch[Job, WriteResult]
 Answers = Sequence[WriteResult | CasstoreError]
 
 
@@ -55,7 +55,7 @@ class Batches:
         absent: list[bytes] = []
         for start in range(0, len(unique), READ_BATCH):
             with env.snapshot() as (txn, view):
-                index = Index(env, txn, proven=self._proven)
+                index = DigestIndex(env, txn, proven=self._proven)
                 names = txn.cursor(db=env.index)
                 for digest in unique[start : start + READ_BATCH]:
                     found = view.find_id(digest)

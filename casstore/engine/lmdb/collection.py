@@ -39,7 +39,7 @@ _REFRESH_S: Final = notes.OPEN_MS / 1000 / 20
 _MAX_CATCH_UPS: Final = 64
 
 
-class Collection:
+class LmdbCollection:
     """One collection of a store. Use as a context manager: mark, then sweep until it is done."""
 
     def __init__(

@@ -199,12 +199,12 @@ def _copied(env: Environment) -> list[str]:
 
 
 def _packed(
-    look: packing.Look, compressor: Compressor, scope: packing.Scope
+    selection: packing.SlabSelection, compressor: Compressor, scope: packing.PackScope
 ) -> list[tuple[bytes, bytes]]:
     """The slabs that replace those that were looked at."""
-    if look.run is None:
-        return [(piece.key, piece.value) for piece in look.left]
-    return packing.rewritten(look.run, compressor, scope)
+    if selection.run is None:
+        return [(slab.key, slab.value) for slab in selection.left]
+    return packing.rewritten(selection.run, compressor, scope)
 
 
 class _Copier:
@@ -255,17 +255,16 @@ class _Copier:
         try:
             while next_id <= scope.newest or ahead:
                 if next_id <= scope.newest:
-                    look = packing.read_run(old, compressor, next_id, scope)
-                    next_id = look.next_id
-                    if look.damaged:
-                        raise CorruptionError(
-                            f"{old.path} is damaged and was left as it is: {look.damaged[0].reason}"
-                        )
-                    self._slabs_before += len(look.left)
-                    if look.run is not None:
-                        self._slabs_before += len(look.run.pieces)
-                        self._dropped += look.run.dead_objects
-                    ahead.append((next_id - 1, pool.submit(_packed, look, compressor, scope)))
+                    selection = packing.read_run(old, compressor, next_id, scope)
+                    next_id = selection.next_id
+                    if selection.damaged:
+                        why = selection.damaged[0].reason
+                        raise CorruptionError(f"{old.path} is damaged and was left as it is: {why}")
+                    self._slabs_before += len(selection.left)
+                    if selection.run is not None:
+                        self._slabs_before += len(selection.run.stored)
+                        self._dropped += selection.run.dead_objects
+                    ahead.append((next_id - 1, pool.submit(_packed, selection, compressor, scope)))
                 if len(ahead) > 2 * threads or next_id > scope.newest:
                     last_id, packed = ahead.popleft()
                     for key, value in packed.result():

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from casstore.engine import conditions
-from casstore.engine.clock import wall_clock_ms
 from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
@@ -43,8 +42,8 @@ from casstore.engine.lmdb.dictionaries import (
 )
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.group import CommitQueue
-from casstore.engine.lmdb.index import Index, is_named
-from casstore.engine.lmdb.memtable import Unchanged, View, merge
+from casstore.engine.lmdb.index import DigestIndex, is_named
+from casstore.engine.lmdb.memtable import MemtableView, Unchanged, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.reserve import Reserve
 from casstore.engine.lmdb.rows import likely_row, open_row, seek_first, seek_last
@@ -62,6 +61,7 @@ from casstore.engine.protocol import (
     Watch,
     Write,
     WriteResult,
+    wall_clock_ms,
 )
 from casstore.errors import (
     CasstoreError,
@@ -74,8 +74,8 @@ from casstore.errors import (
 if TYPE_CHECKING:
     from casstore.engine.faults import Examination, Fault, Progress, Structure
     from casstore.engine.lmdb.background import BackgroundPacker
-    from casstore.engine.lmdb.collection import Collection
-    from casstore.engine.lmdb.packing import Scope
+    from casstore.engine.lmdb.collection import LmdbCollection
+    from casstore.engine.lmdb.packing import PackScope
     from casstore.engine.protocol import (
         EngineSpace,
         HotCopyReport,
@@ -208,7 +208,7 @@ class LmdbEngine:
         with self._env.snapshot() as (txn, view):
             recent = view.names()
             found = [name for name, own in recent.items() if own and first <= name <= last]
-            applied = Index(self._env, txn).between(first, last)
+            applied = DigestIndex(self._env, txn).between(first, last)
             found += islice((name for name, _ in applied if name not in recent), limit)
         return sorted(found)[:limit]
 
@@ -221,7 +221,7 @@ class LmdbEngine:
             with self._env.snapshot() as (txn, view):
                 reader = self._reader(txn)
                 read, read_next, find_recent = reader.object, reader.next, view.find_id
-                index = Index(self._env, txn, reader.digest)
+                index = DigestIndex(self._env, txn, reader.digest)
                 find, has_row = index.find, index.has_row
                 for digest in digests[start : start + READ_BATCH]:
                     object_id = find_recent(digest)
@@ -266,7 +266,7 @@ class LmdbEngine:
     def _live_objects(
         self,
         txn: lmdb.Transaction[memoryview],
-        view: View,
+        view: MemtableView,
         key: bytes | memoryview,
         value: bytes | memoryview,
         before: int | None,
@@ -511,7 +511,7 @@ class LmdbEngine:
         """Let this thread use the disk space that is reserved for reclaiming space."""
         return self._reserve.reclaiming()
 
-    def _adopt_cold_dictionary(self, scope: Scope) -> None:
+    def _adopt_cold_dictionary(self, scope: PackScope) -> None:
         with importing():
             from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary
 
@@ -538,13 +538,13 @@ class LmdbEngine:
 
     # --- collecting -------------------------------------------------------------------------------
 
-    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> LmdbCollection:
         """A collection that keeps objects that roots reach or that are within the grace period."""
         with importing():
-            from casstore.engine.lmdb.collection import Collection
+            from casstore.engine.lmdb.collection import LmdbCollection
 
         self._env.gate.check()
-        return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
+        return LmdbCollection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
 
     def commits_since_collection(self) -> int:
         """How many commits there were since a collection last completed."""

@@ -45,7 +45,7 @@ from casstore.engine.lmdb.directory import (
 )
 from casstore.engine.lmdb.gate import Gate
 from casstore.engine.lmdb.log import MAX_LOG_BYTES, Position
-from casstore.engine.lmdb.memtable import Entry, View
+from casstore.engine.lmdb.memtable import BatchEntry, MemtableView
 from casstore.engine.lmdb.recent import Recent
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
@@ -91,7 +91,7 @@ class Environment:
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
-        instead_of_log: Sequence[tuple[Position, Entry]] | None = None,
+        instead_of_log: Sequence[tuple[Position, BatchEntry]] | None = None,
         map_bytes: int | None = None,
         log_bytes: int | None = None,
         lmdb_version: int | None = None,
@@ -167,7 +167,7 @@ class Environment:
                     self._let_go()
                 raise
 
-    def _replace_log(self, entries: Sequence[tuple[Position, Entry]]) -> None:
+    def _replace_log(self, entries: Sequence[tuple[Position, BatchEntry]]) -> None:
         """Apply these entries, and let the tables say that they need no log."""
         self.require_writable()
         with self.tables_lock:
@@ -405,22 +405,22 @@ class Environment:
         with self.write_lock, self.recent.locked():
             self.recent.take_out_of_use()
 
-    def reading(self) -> Reading[memoryview]:
+    def reading(self) -> ReadTransaction[memoryview]:
         """A short read transaction; no view of its data may outlive it."""
-        return Reading(self, buffers=True)
+        return ReadTransaction(self, buffers=True)
 
-    def reading_bytes(self) -> Reading[bytes]:
+    def reading_bytes(self) -> ReadTransaction[bytes]:
         """A read transaction that returns bytes: faster for many small values."""
-        return Reading(self, buffers=False)
+        return ReadTransaction(self, buffers=False)
 
     def require_writable(self) -> None:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         """A short read transaction on the tables, and the commits to read over them."""
-        return Snapshot(self)
+        return TableSnapshot(self)
 
     def lock_collector(self) -> Descriptor:
         """A descriptor that holds the collector lock; closing it releases the lock."""
@@ -581,7 +581,7 @@ def is_over(txn: lmdb.Transaction[bytes]) -> bool:
     return False
 
 
-class Reading(Generic[Stored]):
+class ReadTransaction(Generic[Stored]):
     """``with env.reading() as txn``: enters the gate, begins, ends, and translates errors."""
 
     __slots__ = ("_buffers", "_env", "_txn")
@@ -648,7 +648,7 @@ class Reading(Generic[Stored]):
             raise translate(exc, self._env.path) from exc
 
 
-class Snapshot:
+class TableSnapshot:
     """``with env.snapshot() as (txn, view)``: one state of the tables, and the commits since."""
 
     __slots__ = ("_env", "_reading")
@@ -656,7 +656,7 @@ class Snapshot:
     def __init__(self, env: Environment) -> None:
         self._env = env
 
-    def __enter__(self) -> tuple[lmdb.Transaction[memoryview], View]:
+    def __enter__(self) -> tuple[lmdb.Transaction[memoryview], MemtableView]:
         recent = self._env.recent
         for _ in range(_SNAPSHOT_TRIES):
             memtable = recent.current()

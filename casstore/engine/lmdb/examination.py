@@ -37,8 +37,8 @@ from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, is_named, read_key
-from casstore.engine.lmdb.memtable import Unchanged, View, merge
+from casstore.engine.lmdb.index import PREFIX_BYTES, DigestIndex, is_named, read_key
+from casstore.engine.lmdb.memtable import MemtableView, Unchanged, merge
 from casstore.engine.lmdb.pages import Lost, PageFile, read_record
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
@@ -265,9 +265,9 @@ def examine(
 def _examine_slab(
     env: Environment,
     txn: lmdb.Transaction[memoryview],
-    view: View,
+    view: MemtableView,
     reader: SlabReader,
-    directory: slabs.Directory,
+    directory: slabs.SlabDirectory,
     after: int,
     content: Callable[[int], bool] | None,
     found: Examination,
@@ -305,14 +305,14 @@ def find_ids(env: Environment, digests: Sequence[bytes]) -> list[int | None]:
     """The ids of these digests by the log and the index, in one snapshot."""
     ids: list[int | None] = []
     with env.snapshot() as (txn, view):
-        index = Index(env, txn)
+        index = DigestIndex(env, txn)
         for digest in digests:
             found = view.find_id(digest)
             ids.append(_indexed(index, digest) if isinstance(found, Unchanged) else found)
     return ids
 
 
-def _indexed(index: Index, digest: bytes) -> int | None:
+def _indexed(index: DigestIndex, digest: bytes) -> int | None:
     try:
         return index.find(digest)
     except CorruptionError:

@@ -7,7 +7,7 @@ themselves, so a single writer pays nothing for the queue.
 
 An interrupt (Ctrl-C) may hit the leader anywhere. Three rules keep the other writers safe:
 
-1. One assignment, ``Batch.answers``, answers a whole batch. A batch is never half-answered.
+1. One assignment, ``TicketBatch.answers``, answers a whole batch. A batch is never half-answered.
 2. The lead is a lock that is only ever taken by a ``with`` statement, so an interrupt cannot
    leave it held. Python handles signals after calls, not between them and the next operation.
 3. A sleeping writer wakes at intervals. An interrupted leader may not have woken it.
@@ -39,7 +39,7 @@ class Ticket(Generic[Work, Result]):
     def __init__(self, work: Work) -> None:
         self.work = work
         #: The batch that ran, or runs, this ticket last, and its place there.
-        self.batch: Batch[Work, Result] | None = None
+        self.batch: TicketBatch[Work, Result] | None = None
         self.place = 0
         #: The writer was interrupted and has left; no further batch should run its work.
         self.abandoned = False
@@ -60,7 +60,7 @@ class Ticket(Generic[Work, Result]):
         return self.abandoned or self.answer is not None
 
 
-class Batch(Generic[Work, Result]):
+class TicketBatch(Generic[Work, Result]):
     """Tickets that run together; assigning ``answers`` answers all of them at once."""
 
     __slots__ = ("answers", "tickets")
@@ -82,7 +82,7 @@ class CommitQueue(Generic[Work, Result]):
     them, it has changed nothing, and the next leader runs the other tickets of the batch.
     """
 
-    def __init__(self, run: Callable[[Batch[Work, Result]], None]) -> None:
+    def __init__(self, run: Callable[[TicketBatch[Work, Result]], None]) -> None:
         self._run = run
         self._lead = threading.Lock()
         # Guards the queue. Tickets leave it only once they are answered or abandoned, so an
@@ -126,7 +126,7 @@ class CommitQueue(Generic[Work, Result]):
         while ticket.answer is None:
             with self._lock:
                 unfinished = [other for other in self._waiting if not other.finished]
-                batch = Batch(unfinished[:MAX_BATCH])
+                batch = TicketBatch(unfinished[:MAX_BATCH])
             self._run(batch)
 
     def _pass_on(self) -> None:

@@ -34,7 +34,7 @@ from casstore.engine.lmdb.directory import (
 )
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.log import LOG_FILE, Position
-from casstore.engine.lmdb.memtable import Entry
+from casstore.engine.lmdb.memtable import BatchEntry
 from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
@@ -225,7 +225,9 @@ class _Copy:
             self._error = storage_error(f"cannot write {self._path}", exc)
 
 
-def _make_sound(part: str, source: Environment, entries: Sequence[tuple[Position, Entry]]) -> int:
+def _make_sound(
+    part: str, source: Environment, entries: Sequence[tuple[Position, BatchEntry]]
+) -> int:
     """Complete a copy, verify it, and remove what belongs to its source; the number of objects."""
     objects: list[int] = []
     env = Environment(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import lmdb
 
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.memtable import Unchanged, View
+from casstore.engine.lmdb.memtable import MemtableView, Unchanged
 from casstore.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Proven:
         self.ids[digest] = object_id
 
 
-class Index:
+class DigestIndex:
     """Looks digests up within one transaction."""
 
     __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn", "has_row")
@@ -169,11 +169,11 @@ class Index:
 
 def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
     """The id that the index has for a digest; None if it has none."""
-    return Index(env, txn).find(digest)
+    return DigestIndex(env, txn).find(digest)
 
 
 def is_named(
-    txn: AnyTransaction, env: Environment, view: View | None, digest: bytes, object_id: int
+    txn: AnyTransaction, env: Environment, view: MemtableView | None, digest: bytes, object_id: int
 ) -> bool:
     """True if this id names the object with this digest. Without a view, by the index alone."""
     if view is not None:

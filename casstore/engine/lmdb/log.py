@@ -82,7 +82,7 @@ class Position(NamedTuple):
     chain: bytes
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """A record, where it begins, and the position behind it."""
 
     offset: int
@@ -379,7 +379,7 @@ class RedoLog:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def read_next(self, end: Position) -> Record | None:
+    def read_next(self, end: Position) -> LogRecord | None:
         """The record after a position; None at the end of the log."""
         try:
             record = self._read_at(end.offset, end)
@@ -389,7 +389,7 @@ class RedoLog:
         except OSError as exc:
             raise storage_error(f"cannot read {self.path}", exc) from exc
 
-    def _read_at(self, offset: int, end: Position) -> Record | None:
+    def _read_at(self, offset: int, end: Position) -> LogRecord | None:
         header = os.pread(self._handle.fileno(), _RECORD_BYTES, offset)
         if len(header) < _RECORD_BYTES:
             return None
@@ -406,7 +406,7 @@ class RedoLog:
         if len(body) != body_bytes or not _is_proven(header, body):
             return None
         behind = offset + _padded(_RECORD_BYTES + body_bytes)
-        return Record(offset, Position(lsn, behind, checksum), body)
+        return LogRecord(offset, Position(lsn, behind, checksum), body)
 
     def require_end(self, end: Position) -> None:
         """Raise CorruptionError if the log says that a record after ``end`` was flushed."""

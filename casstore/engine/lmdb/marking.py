@@ -25,10 +25,10 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.index import PREFIX_BYTES, find_id, is_named
-from casstore.engine.lmdb.memtable import Unchanged, View
+from casstore.engine.lmdb.memtable import MemtableView, Unchanged
 from casstore.engine.lmdb.notes import Txn
 from casstore.engine.lmdb.rows import likely_row, open_row
-from casstore.engine.lmdb.slab import Directory
+from casstore.engine.lmdb.slab import SlabDirectory
 from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError
 
@@ -78,7 +78,7 @@ class Marks:
         env: Environment,
         roots: Roots,
         keep_after_ms: int,
-        view: View | None = None,
+        view: MemtableView | None = None,
     ) -> None:
         """``view``: commits that are only in the log and cannot be applied, for dry runs."""
         self._view = view
@@ -245,7 +245,9 @@ class Marks:
             self._states[object_id] |= _REACHED
             heapq.heappush(self._open, -object_id)
 
-    def _spread(self, directory: Directory, first: int, count: int, names: bytes | None) -> None:
+    def _spread(
+        self, directory: SlabDirectory, first: int, count: int, names: bytes | None
+    ) -> None:
         """Mark the children of every reached object of a slab. Most of the time is spent here.
 
         ``names`` are the states of its objects, if they are set now and not from the index before.
@@ -284,7 +286,7 @@ class Marks:
             self._add(first, names)
         self._require_named(directory, states[first : first + count])
 
-    def _require_named(self, directory: Directory, states: bytes) -> None:
+    def _require_named(self, directory: SlabDirectory, states: bytes) -> None:
         """Raise if an object is reached that the index does not name."""
         position = states.find(_STRAY)
         if position >= 0:
@@ -303,7 +305,7 @@ class Marks:
                 f"object {found} of {self._env.path} is linked to, but no slab holds it"
             )
 
-    def _directories(self, txn: Txn, below: int) -> Iterator[tuple[Directory, int]]:
+    def _directories(self, txn: Txn, below: int) -> Iterator[tuple[SlabDirectory, int]]:
         """Some slabs that hold ids below this one, newest first; and the end of each."""
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(below - 1)) or cursor.last()
@@ -326,7 +328,7 @@ class Marks:
 
     # --- catching up ----------------------------------------------------------------------
 
-    def _reach_recent(self, txn: Txn, view: View) -> None:
+    def _reach_recent(self, txn: Txn, view: MemtableView) -> None:
         """Mark the objects that commits that are only in the log rely on."""
         for key, value in view.slabs():
             directory = slabs.read_directory(key, value)
@@ -377,7 +379,7 @@ class Marks:
                 return False
         return True
 
-    def _is_named(self, txn: Txn, directory: Directory, position: int) -> bool:
+    def _is_named(self, txn: Txn, directory: SlabDirectory, position: int) -> bool:
         own = directory.first_id + position
         return is_named(txn, self._env, None, directory.digest(position), own)
 
@@ -405,7 +407,7 @@ class Marks:
     def _descend(self, txn: Txn, budget: _Budget) -> bool:
         """Mark all that newly reached objects link to, from the highest id down."""
         cursor = txn.cursor(db=self._env.slabs)
-        directory: Directory | None = None
+        directory: SlabDirectory | None = None
         starts: list[int] = []
         while self._open:
             if not budget.spend(1):
@@ -429,7 +431,7 @@ class Marks:
                 self._reach_child(directory, position, child)
         return True
 
-    def _reach_child(self, directory: Directory, position: int, child: int) -> None:
+    def _reach_child(self, directory: SlabDirectory, position: int, child: int) -> None:
         if not 0 < child < directory.first_id + position:
             raise CorruptionError(
                 f"object {directory.digest(position).hex()} is older than one it links to"
@@ -474,7 +476,7 @@ class Marks:
                 below = 1
         return found, below
 
-    def is_dead(self, directory: Directory) -> bool:
+    def is_dead(self, directory: SlabDirectory) -> bool:
         """True if nothing in this slab is named. Never the newest: new ids follow its last id."""
         stop = directory.first_id + directory.objects
         if stop > self.last_id:
@@ -539,7 +541,7 @@ class _Budget:
         return True
 
 
-def _size_of(directory: Directory, chosen: bytes) -> int:
+def _size_of(directory: SlabDirectory, chosen: bytes) -> int:
     """The bytes of the chosen objects of a slab, counted from its first: often all of them."""
     if len(chosen) == directory.objects and b"\0" not in chosen:
         return directory.size_bytes

@@ -122,21 +122,19 @@ def _measure_slabs(env: Environment) -> SlabSpace:
                 stored += len(value)
                 more = cursor.next()
                 try:
-                    piece = packing.look_at(env, txn, key, value)
+                    slab = packing.look_at(env, txn, key, value)
                 except CorruptionError as exc:
                     damaged.append(DamagedSlab(last_id, str(exc)))
                     continue
-                objects += len(piece.live)
-                raw += piece.live_bytes + piece.dead_bytes
-                dead_raw += piece.dead_bytes
-                logical += piece.live_bytes + DIGEST_BYTES * _cut_links(piece)
-                if piece.dead_bytes:
-                    dead_objects += packing.dead_objects(piece)
-                    payload = len(value) - piece.directory.payload_at
-                    dead_stored += (
-                        payload * piece.dead_bytes // (piece.live_bytes + piece.dead_bytes)
-                    )
-                if piece.live_bytes <= packing.SMALL_RAW_BYTES:
+                objects += len(slab.live)
+                raw += slab.live_bytes + slab.dead_bytes
+                dead_raw += slab.dead_bytes
+                logical += slab.live_bytes + DIGEST_BYTES * _cut_links(slab)
+                if slab.dead_bytes:
+                    dead_objects += packing.dead_objects(slab)
+                    payload = len(value) - slab.directory.payload_at
+                    dead_stored += payload * slab.dead_bytes // (slab.live_bytes + slab.dead_bytes)
+                if slab.live_bytes <= packing.SMALL_RAW_BYTES:
                     small += 1
                     small_stored += len(value)
     return SlabSpace(
@@ -145,8 +143,8 @@ def _measure_slabs(env: Environment) -> SlabSpace:
     )  # fmt: skip
 
 
-def _cut_links(piece: packing.Piece) -> int:
+def _cut_links(slab: packing.StoredSlab) -> int:
     """The number of links that were cut out of live objects."""
-    first = piece.directory.first_id
-    gaps = piece.directory.gap_counts()
-    return sum([gaps[object_id - first] for object_id in piece.live])
+    first = slab.directory.first_id
+    gaps = slab.directory.gap_counts()
+    return sum([gaps[object_id - first] for object_id in slab.live])

@@ -1,6 +1,6 @@
 """In-memory copy of the commits that are in the log but not yet applied to the tables.
 
-An ``Entry`` is the content of one log record: new objects, row changes, deleted names, objects
+A ``BatchEntry`` is the content of one log record: new objects, row changes, deleted names, objects
 whose gc grace period restarts. An object's name is its digest-to-id row in the index; without a
 name it cannot be found. The memtable keeps every version of a row with the LSN of its commit, so
 that a reader sees one moment while commits go on. A memtable only ever grows. Once its oldest
@@ -55,7 +55,7 @@ class Unchanged:
 UNCHANGED: Final = Unchanged()
 
 
-class Entry:
+class BatchEntry:
     """The changes of one transaction."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Entry:
         return self._slab
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: BatchEntry) -> bytes:
     """An entry as the body of a record."""
     objects: list[Any] = []
     for (digest, kind, data, children), links in zip(entry.objects, entry.links, strict=True):
@@ -116,7 +116,7 @@ def encode_entry(entry: Entry) -> bytes:
     return pack_checked([entry.now_ms, entry.first_id, objects, rows, unnamed, list(entry.touched)])
 
 
-def decode_entry(lsn: int, body: bytes) -> Entry:
+def decode_entry(lsn: int, body: bytes) -> BatchEntry:
     """The body of a record as an entry; CorruptionError if it is invalid."""
     try:
         now_ms, first_id, flat, cells, unnamed, touched = unpack_checked(body)
@@ -137,7 +137,7 @@ def decode_entry(lsn: int, body: bytes) -> Entry:
             (name[:DIGEST_BYTES], slabs.read_id(name[DIGEST_BYTES:]))
             for name in _cut(unnamed, _NAME_BYTES)
         ]
-        return Entry(now_ms, first_id, objects, links, rows, gone, touched)
+        return BatchEntry(now_ms, first_id, objects, links, rows, gone, touched)
     except (TypeError, ValueError, IndexError, OverflowError, InvalidInputError) as exc:
         raise CorruptionError(f"commit {lsn} in the log makes no sense: {exc}") from exc
 
@@ -164,7 +164,7 @@ class Memtable:
         #: The LMDB transaction that the state was read from; -1 if unknown.
         self.transaction = transaction
         #: Each entry with the position after its record.
-        self.entries: list[tuple[Position, Entry]] = []
+        self.entries: list[tuple[Position, BatchEntry]] = []
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
         self.changes = self.size_bytes = 0
@@ -187,7 +187,7 @@ class Memtable:
         """Where the record of the first entry begins; None without entries."""
         return self._offsets[0] if self._offsets else None
 
-    def add(self, offset: int, position: Position, entry: Entry) -> None:
+    def add(self, offset: int, position: Position, entry: BatchEntry) -> None:
         """Add an entry whose record begins at ``offset``. Readers see it once ``last`` is updated.
         Hold the write lock.
         """
@@ -235,9 +235,9 @@ class Memtable:
         rest.next_id = self.next_id
         return rest
 
-    def view(self) -> View:
+    def view(self) -> MemtableView:
         """A view of everything that it holds now."""
-        return View(self, self.last.lsn, self.next_id)
+        return MemtableView(self, self.last.lsn, self.next_id)
 
     # --- for views ----------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Memtable:
         # Commits after this view assigned higher ids.
         return UNCHANGED if isinstance(found, int) and found >= next_id else found
 
-    def find_entry(self, object_id: int) -> Entry | None:
+    def find_entry(self, object_id: int) -> BatchEntry | None:
         """The commit that stored an object; None if the tables have it."""
         entries = self.entries
         if not entries or object_id < entries[0][1].first_id:
@@ -276,7 +276,7 @@ class Memtable:
         return [key for name, key in list(self._rows) if name == table]
 
 
-class View:
+class MemtableView:
     """A memtable as it was after one commit."""
 
     __slots__ = ("_memtable", "_next_id", "lsn")
@@ -337,7 +337,7 @@ class View:
         entry = self._memtable.find_entry(object_id)
         return None if entry is None else entry.slab()
 
-    def entries(self) -> list[tuple[Position, Entry]]:
+    def entries(self) -> list[tuple[Position, BatchEntry]]:
         """All commits, each with the position after its record."""
         return [pair for pair in self._memtable.entries.copy() if pair[0].lsn <= self.lsn]
 

@@ -61,12 +61,12 @@ _ID_DIGITS: Final = 20
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)
 
 
-class Piece(NamedTuple):
+class StoredSlab(NamedTuple):
     """A slab as stored, and the ids in it that the index names."""
 
     key: bytes
     value: bytes
-    directory: slabs.Directory
+    directory: slabs.SlabDirectory
     live: frozenset[int]
     live_bytes: int
     dead_bytes: int
@@ -77,29 +77,29 @@ class Piece(NamedTuple):
         return self.directory.first_id + self.directory.objects - 1
 
 
-class Run(NamedTuple):
+class SlabRun(NamedTuple):
     """Neighbouring slabs that fit into one, each decoded and proven."""
 
-    pieces: list[Piece]
+    stored: list[StoredSlab]
     decoded: list[Slab]
 
     @property
     def is_dead(self) -> bool:
         """True if no object of it is named."""
-        return not any(piece.live for piece in self.pieces)
+        return not any(stored.live for stored in self.stored)
 
     @property
     def dead_bytes(self) -> int:
         """The bytes of its objects without names."""
-        return sum([piece.dead_bytes for piece in self.pieces])
+        return sum([stored.dead_bytes for stored in self.stored])
 
     @property
     def dead_objects(self) -> int:
         """How many objects lose their bytes when it is rewritten."""
-        return sum([dead_objects(piece) for piece in self.pieces])
+        return sum([dead_objects(stored) for stored in self.stored])
 
 
-class Scope(NamedTuple):
+class PackScope(NamedTuple):
     """Which slabs to read, and when a single slab is worth rewriting."""
 
     newest: int
@@ -113,12 +113,12 @@ class Scope(NamedTuple):
     target_bytes: int = slabs.PACKED_RAW_BYTES
 
 
-class Look(NamedTuple):
+class SlabSelection(NamedTuple):
     """Result from an id on: slabs to be rewritten as one, slabs to be left, damaged slabs."""
 
-    run: Run | None
+    run: SlabRun | None
     #: Slabs that gain nothing, or are too young.
-    left: list[Piece]
+    left: list[StoredSlab]
     damaged: list[DamagedSlab]
     next_id: int
     #: Was a slab left because it is too young?
@@ -130,7 +130,7 @@ def pack(
     compressor: Compressor,
     *,
     cold_before_ms: int | None,
-    prepare: Callable[[Scope], None],
+    prepare: Callable[[PackScope], None],
     progress: Callable[[PackReport], None] | None,
 ) -> PackReport:
     """Join small slabs, from the oldest to the one that was newest at the beginning.
@@ -145,17 +145,17 @@ def pack(
     next_id = 1
     packed_to = None
     while next_id <= scope.newest:
-        look = read_run(env, compressor, next_id, scope)
-        if packed_to is None and look.young:
+        selection = read_run(env, compressor, next_id, scope)
+        if packed_to is None and selection.young:
             # Times ascend with ids, unless a clock was set back.
-            packed_to = look.left[0].directory.first_id - 1
-        if look.damaged:
-            report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
-        if look.run is not None:
-            new = rewritten(look.run, compressor, scope)
-            if new != [(piece.key, piece.value) for piece in look.run.pieces]:
+            packed_to = selection.left[0].directory.first_id - 1
+        if selection.damaged:
+            report = report.plus(NOTHING._replace(damaged=tuple(selection.damaged)))
+        if selection.run is not None:
+            new = rewritten(selection.run, compressor, scope)
+            if new != [(stored.key, stored.value) for stored in selection.run.stored]:
                 try:
-                    report = report.plus(_replace(env, look.run, new))
+                    report = report.plus(_replace(env, selection.run, new))
                 except StorageFullError:
                     if scope.target_bytes <= _LEAST_RAW_BYTES:
                         raise
@@ -163,7 +163,7 @@ def pack(
                     continue
             if progress is not None:
                 progress(report)
-        next_id = look.next_id
+        next_id = selection.next_id
     _note_packed(env, scope, scope.newest if packed_to is None else packed_to)
     tidied = tidy(env)
     report = report.plus(tidied)
@@ -172,7 +172,7 @@ def pack(
     return report
 
 
-def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
+def scope_of(env: Environment, cold_before_ms: int | None) -> PackScope:
     """All slabs that exist now."""
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
@@ -181,17 +181,17 @@ def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
         text = b"0" if row is None else bytes(row)
     if not text.isdigit() or len(text) > _ID_DIGITS:
         raise CorruptionError(f"{env.path} says it is packed up to {text[:40]!r}")
-    return Scope(newest, cold_before_ms, int(text))
+    return PackScope(newest, cold_before_ms, int(text))
 
 
 def read_run(
     env: Environment,
     compressor: Compressor,
     first_id: int,
-    scope: Scope,
-) -> Look:
+    scope: PackScope,
+) -> SlabSelection:
     """The next slabs from ``first_id`` on; those that belong together come as a run."""
-    pieces: list[Piece] = []
+    candidates: list[StoredSlab] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
     next_id = first_id
@@ -205,56 +205,56 @@ def read_run(
                 next_id = scope.newest + 1
                 break
             try:
-                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
+                stored = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
-                if not pieces:
+                if not candidates:
                     damaged.append(DamagedSlab(last_id, str(exc)))
                     next_id = last_id + 1
                 break
             young = (
                 scope.cold_before_ms is not None
-                and piece.directory.stored_at_ms >= scope.cold_before_ms
+                and stored.directory.stored_at_ms >= scope.cold_before_ms
             )
-            full = young or piece.live_bytes > SMALL_RAW_BYTES
+            full = young or stored.live_bytes > SMALL_RAW_BYTES
             # Dropped slabs leave gaps in the ids, and a slab is a run of ids without a gap.
-            missing = piece.directory.first_id - next_id if pieces else 0
+            missing = stored.directory.first_id - next_id if candidates else 0
             room = (
-                raw_bytes + piece.live_bytes <= scope.target_bytes
-                and objects + missing + piece.directory.objects <= slabs.MAX_OBJECTS
+                raw_bytes + stored.live_bytes <= scope.target_bytes
+                and objects + missing + stored.directory.objects <= slabs.MAX_OBJECTS
             )
-            if pieces and (full or not room or missing >= _LONG_GAP):
+            if candidates and (full or not room or missing >= _LONG_GAP):
                 young = False
                 break
             objects += missing
             next_id = last_id + 1
-            pieces.append(piece)
-            raw_bytes += piece.live_bytes
-            objects += piece.directory.objects
-            gap = 0 if piece.live else gap + piece.directory.objects
+            candidates.append(stored)
+            raw_bytes += stored.live_bytes
+            objects += stored.directory.objects
+            gap = 0 if stored.live else gap + stored.directory.objects
             if full or (raw_bytes and gap >= _LONG_GAP):
                 break
             more = cursor.next()
-        if not pieces or young or not _is_worth_it(pieces, scope, next_id):
-            return Look(None, pieces, damaged, next_id, young)
+        if not candidates or young or not _is_worth_it(candidates, scope, next_id):
+            return SlabSelection(None, candidates, damaged, next_id, young)
         decoded: list[Slab] = []
-        for piece in pieces:
+        for stored in candidates:
             try:
-                decoded.append(_prove(env, compressor, txn, piece))
+                decoded.append(_prove(env, compressor, txn, stored))
             except CorruptionError as exc:
-                damaged.append(DamagedSlab(piece.last_id, str(exc)))
-                next_id = piece.last_id + 1
+                damaged.append(DamagedSlab(stored.last_id, str(exc)))
+                next_id = stored.last_id + 1
                 break
-    proven = pieces[: len(decoded)]
+    proven = candidates[: len(decoded)]
     if not proven or not _is_worth_it(proven, scope, next_id):
-        return Look(None, proven, damaged, next_id, young=False)
-    return Look(Run(proven, decoded), [], damaged, next_id, young=False)
+        return SlabSelection(None, proven, damaged, next_id, young=False)
+    return SlabSelection(SlabRun(proven, decoded), [], damaged, next_id, young=False)
 
 
-def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
-    if len(pieces) > 1 or pieces[0].last_id > scope.packed_to:
+def _is_worth_it(candidates: list[StoredSlab], scope: PackScope, next_id: int) -> bool:
+    if len(candidates) > 1 or candidates[0].last_id > scope.packed_to:
         return True
-    live, dead = pieces[0].live_bytes, pieces[0].dead_bytes
-    if not pieces[0].live and next_id <= scope.newest:
+    live, dead = candidates[0].live_bytes, candidates[0].dead_bytes
+    if not candidates[0].live and next_id <= scope.newest:
         return True
     return dead > 0 and dead * scope.many_dead >= live + dead if scope.many_dead else dead > 0
 
@@ -264,7 +264,7 @@ def look_at(
     txn: lmdb.Transaction[memoryview],
     key: bytes,
     value: bytes,
-) -> Piece:
+) -> StoredSlab:
     """A slab as stored, its directory checked, and its live ids."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
@@ -275,47 +275,47 @@ def look_at(
             live.append(own)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes
-    return Piece(key, value, directory, frozenset(live), live_bytes, dead_bytes)
+    return StoredSlab(key, value, directory, frozenset(live), live_bytes, dead_bytes)
 
 
 def _prove(
-    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: Piece
+    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], stored: StoredSlab
 ) -> Slab:
     """The slab, with every live object checked against its digest."""
     reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
-    slab = reader.decode_at(piece.last_id)
-    for object_id in sorted(piece.live):
+    slab = reader.decode_at(stored.last_id)
+    for object_id in sorted(stored.live):
         digest = slab.directory.digest(object_id - slab.first_id)
         check_object(digest, *reader.object(object_id))
     return slab
 
 
-def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[bytes, bytes]]:
+def rewritten(run: SlabRun, compressor: Compressor, scope: PackScope) -> list[tuple[bytes, bytes]]:
     """The replacement of a run: one slab, none, or the slab that is already stored."""
-    if run.is_dead and run.pieces[-1].last_id < scope.newest:
+    if run.is_dead and run.stored[-1].last_id < scope.newest:
         return []
     joined = _encode(run, compressor, newest=scope.newest)
     _require_same(run, joined, compressor)
-    before = len(run.pieces[0].value)
-    alone = len(run.pieces) == 1 and not run.dead_bytes
+    before = len(run.stored[0].value)
+    alone = len(run.stored) == 1 and not run.dead_bytes
     if alone and before - len(joined[1]) < before // _MIN_SAVING:
-        return [(run.pieces[0].key, run.pieces[0].value)]
+        return [(run.stored[0].key, run.stored[0].value)]
     return [joined]
 
 
-def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
+def _encode(run: SlabRun, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
     """The one slab that replaces a run of slabs, from its first live object to its last.
 
     The last slab of the store ends in the newest id, live or not: new ids follow it.
     """
     columns = slabs.Columns()
-    live = [object_id for piece in run.pieces for object_id in piece.live]
-    last_id = run.pieces[-1].last_id
+    live = [object_id for stored in run.stored for object_id in stored.live]
+    last_id = run.stored[-1].last_id
     first = min(live, default=last_id)
     last = last_id if last_id >= newest else max(live)
     stored_at_ms = 0
     next_id = run.decoded[0].first_id
-    for piece, slab in zip(run.pieces, run.decoded, strict=True):
+    for stored, slab in zip(run.stored, run.decoded, strict=True):
         # The time of the youngest: to the collector no object may look older than it is.
         stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
         columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
@@ -323,11 +323,11 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
         for position in range(slab.directory.objects):
             object_id = slab.first_id + position
             if first <= object_id <= last:
-                columns.add_stored(slab, position, alive=object_id in piece.live)
+                columns.add_stored(slab, position, alive=object_id in stored.live)
     return columns.encode(first, stored_at_ms, compressor.compress_hard, packed=True)
 
 
-def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
+def _require_same(run: SlabRun, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
     """Raise unless each live object is in the new slab under its id, unchanged."""
     directory = slabs.read_directory(*joined)
     new = Slab(
@@ -336,8 +336,8 @@ def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor)
             directory.codec, directory.dictionary, joined[1][directory.payload_at :], raw_bytes
         ),
     )
-    for piece, old in zip(run.pieces, run.decoded, strict=True):
-        for object_id in piece.live:
+    for stored, old in zip(run.stored, run.decoded, strict=True):
+        for object_id in stored.live:
             before, after = object_id - old.first_id, object_id - new.first_id
             if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
                 # A bug, or faulty memory; the stored slabs stay as they are.
@@ -350,23 +350,23 @@ def _entry(slab: Slab, position: int) -> tuple[object, ...]:
     return digest, kind, list(distances), list(gaps), slab.stripped(position)
 
 
-def dead_objects(piece: Piece) -> int:
+def dead_objects(stored: StoredSlab) -> int:
     """How many objects of a slab have bytes but no name."""
-    first = piece.directory.first_id
+    first = stored.directory.first_id
     return sum(
-        length > 0 and object_id not in piece.live
-        for object_id, length in enumerate(piece.directory.lengths, first)
+        length > 0 and object_id not in stored.live
+        for object_id, length in enumerate(stored.directory.lengths, first)
     )
 
 
-def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
+def _replace(env: Environment, run: SlabRun, new: list[tuple[bytes, bytes]]) -> PackReport:
     """Replace the slabs in one transaction, unless another transaction has changed them."""
     with env.writing() as txn:
         started = time.perf_counter()
-        unchanged = all(txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces)
+        unchanged = all(txn.get(stored.key, db=env.slabs) == stored.value for stored in run.stored)
         if unchanged:
-            for piece in run.pieces:
-                txn.delete(piece.key, db=env.slabs)
+            for stored in run.stored:
+                txn.delete(stored.key, db=env.slabs)
             for key, value in new:
                 txn.put(key, value, db=env.slabs)
         else:
@@ -374,14 +374,14 @@ def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> Pack
     locked_s = time.perf_counter() - started
     if not unchanged:
         return NOTHING
-    before = sum([len(piece.value) for piece in run.pieces])
+    before = sum([len(stored.value) for stored in run.stored])
     after = sum([len(value) for _, value in new])
     return PackReport(
-        len(run.pieces), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
+        len(run.stored), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
     )
 
 
-def _note_packed(env: Environment, scope: Scope, packed_to: int) -> None:
+def _note_packed(env: Environment, scope: PackScope, packed_to: int) -> None:
     if packed_to <= scope.packed_to:
         return
     with env.writing() as txn:

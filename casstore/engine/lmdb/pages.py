@@ -53,7 +53,7 @@ _RECORD: Final = Struct("=IHHQQQQQ")
 _META_BODY: Final = Struct("=IIQQ48s48sQQ")
 
 
-class Record(NamedTuple):
+class DatabaseRecord(NamedTuple):
     """LMDB's record of a database: the root of its tree, and its number of entries."""
 
     depth: int
@@ -66,10 +66,10 @@ class Meta(NamedTuple):
 
     transaction: int
     last_page: int
-    main: Record
+    main: DatabaseRecord
 
 
-class Entry(NamedTuple):
+class LeafEntry(NamedTuple):
     """An entry of a leaf. A long value is stored in its own run of pages."""
 
     key: bytes
@@ -80,14 +80,14 @@ class Entry(NamedTuple):
     is_database: bool
 
 
-class Page(NamedTuple):
+class DecodedPage(NamedTuple):
     """A decoded page."""
 
     number: int
     kind: int
     #: The transaction that wrote it; 0 if the format does not record it.
     transaction: int
-    entries: list[Entry]
+    entries: list[LeafEntry]
     #: Of a branch: the lowest key below each child, and the child.
     children: list[tuple[bytes, int]]
     #: Of an overflow page: how many pages its run has.
@@ -103,17 +103,17 @@ class Lost(NamedTuple):
     why: str
 
 
-class Reached(NamedTuple):
+class ReachedEntry(NamedTuple):
     """An entry found by walking a tree."""
 
     page: int
-    entry: Entry
+    entry: LeafEntry
 
 
-def read_record(data: bytes) -> Record:
+def read_record(data: bytes) -> DatabaseRecord:
     """The record of a database."""
     _, _, depth, _, _, _, entries, root = _RECORD.unpack(data)
-    return Record(depth, entries, root)
+    return DatabaseRecord(depth, entries, root)
 
 
 class PageFile:
@@ -218,12 +218,12 @@ class PageFile:
         data = self._read_at(number * self.page_bytes, size)
         return data if len(data) == size else None
 
-    def page(self, number: int) -> Page | None:
+    def page(self, number: int) -> DecodedPage | None:
         """A decoded page; None if LMDB could not have written it there."""
         data = self.read(number)
         return None if data is None else self.parse(number, data)
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[DecodedPage]:
         """Every valid page, in order, whether or not a tree refers to it."""
         total, step = self.page_count, _READ_AHEAD
         for start in range(_META_PAGES, total, step):
@@ -238,7 +238,7 @@ class PageFile:
                 if page is not None:
                     yield page
 
-    def parse(self, number: int, data: bytes) -> Page | None:
+    def parse(self, number: int, data: bytes) -> DecodedPage | None:
         """The parts of a page; None if LMDB could not have written it there."""
         header = self.header_bytes
         kind = _U16.unpack_from(data, header - 6)[0]
@@ -249,14 +249,14 @@ class PageFile:
             run_pages: int = _U32.unpack_from(data, header - 4)[0]
             if not 0 < run_pages <= self.page_count - number:
                 return None
-            return Page(number, kind, transaction, [], [], run_pages)
+            return DecodedPage(number, kind, transaction, [], [], run_pages)
         # Format 1 counts offsets from the end of the header.
         base = 0 if header == 16 else header
         lower, upper = _U16.unpack_from(data, header - 4)[0], _U16.unpack_from(data, header - 2)[0]
         count = (lower - header + base) >> 1
         if lower < header - base or lower > upper or upper + base > len(data):
             return None
-        entries: list[Entry] = []
+        entries: list[LeafEntry] = []
         children: list[tuple[bytes, int]] = []
         for at in range(count):
             offset = base + _U16.unpack_from(data, header + 2 * at)[0]
@@ -279,24 +279,24 @@ class PageFile:
             entries.append(entry)
         if kind == BRANCH and not children:
             return None
-        return Page(number, kind, transaction, entries, children, 0)
+        return DecodedPage(number, kind, transaction, entries, children, 0)
 
-    def _entry(self, data: bytes, key: bytes, at: int, size: int, flags: int) -> Entry | None:
+    def _entry(self, data: bytes, key: bytes, at: int, size: int, flags: int) -> LeafEntry | None:
         if flags & _LONG:
             if flags != _LONG or at + _U64.size > len(data):
                 return None
-            return Entry(key, None, size, _U64.unpack_from(data, at)[0], is_database=False)
+            return LeafEntry(key, None, size, _U64.unpack_from(data, at)[0], is_database=False)
         if flags not in (0, _DATABASE) or at + size > len(data):
             return None
         if flags == _DATABASE and size != _RECORD.size:
             return None
-        return Entry(key, data[at : at + size], size, 0, is_database=flags == _DATABASE)
+        return LeafEntry(key, data[at : at + size], size, 0, is_database=flags == _DATABASE)
 
     def run_length(self, size: int) -> int:
         """How many pages a long value takes."""
         return (self.header_bytes - 1 + size) // self.page_bytes + 1
 
-    def value(self, entry: Entry) -> bytes | None:
+    def value(self, entry: LeafEntry) -> bytes | None:
         """The value of an entry; None if its run of pages is missing."""
         if entry.value is not None:
             return entry.value
@@ -309,7 +309,7 @@ class PageFile:
             return None
         return data[self.header_bytes : self.header_bytes + entry.size]
 
-    def run_content(self, page: Page) -> bytes | None:
+    def run_content(self, page: DecodedPage) -> bytes | None:
         """The content of a run of overflow pages; its value may be shorter."""
         data = self.read(page.number, page.run_pages)
         return None if data is None else data[self.header_bytes :]
@@ -321,7 +321,7 @@ class PageFile:
         root: int,
         lost: Callable[[Lost], None],
         visit: Callable[[int, int], bool],
-    ) -> Iterator[Reached]:
+    ) -> Iterator[ReachedEntry]:
         """The entries of a tree in order, as far as it can be read.
 
         ``lost`` is called with each part that cannot be read. ``visit(page, pages)`` is called with
@@ -345,7 +345,7 @@ class PageFile:
                 continue
             if page.kind == LEAF:
                 for entry in page.entries:
-                    yield Reached(number, entry)
+                    yield ReachedEntry(number, entry)
                 continue
             bounds = [low, *names]
             above = [*names, high]

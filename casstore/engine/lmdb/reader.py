@@ -11,7 +11,7 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.index import index_key
-from casstore.engine.lmdb.memtable import View
+from casstore.engine.lmdb.memtable import MemtableView
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
@@ -44,7 +44,7 @@ class SlabReader:
         cursor: lmdb.Cursor[memoryview],
         cache: SlabCache,
         compressor: Compressor,
-        view: View | None = None,
+        view: MemtableView | None = None,
     ) -> None:
         """``view``: commits whose slabs are not in the tables yet."""
         self._view = view

@@ -36,17 +36,17 @@ from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.log import (
     ID_BYTES,
     LOG_FILE,
+    LogRecord,
     Position,
-    Record,
     RecoveryPoint,
     RedoLog,
     first_position,
 )
 from casstore.engine.lmdb.memtable import (
     UNKNOWN_ID,
-    Entry,
+    BatchEntry,
     Memtable,
-    View,
+    MemtableView,
     decode_entry,
     encode_entry,
 )
@@ -212,7 +212,7 @@ class Recent:
         """
         return not self._crashed or log.generation != self._crashed
 
-    def view(self, txn: AnyTransaction, memtable: Memtable) -> View | None:
+    def view(self, txn: AnyTransaction, memtable: Memtable) -> MemtableView | None:
         """The view over the tables of ``txn``; None if they hold more than the memtable.
 
         ``memtable`` was current before ``txn`` began.
@@ -269,7 +269,7 @@ class Recent:
             self._add(record)
         return True
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: LogRecord) -> None:
         entry = decode_entry(record.position.lsn, record.body)
         self.memtable.add(record.offset, record.position, entry)
 
@@ -329,7 +329,9 @@ class Recent:
             if self.memtable.state.applied.lsn < applied.lsn <= self.memtable.last.lsn:
                 self.memtable = self.memtable.after(applied)
 
-    def commit(self, entry: Entry, batch: WriteBatch, answers: Answers, *, durable: bool) -> None:
+    def commit(
+        self, entry: BatchEntry, batch: WriteBatch, answers: Answers, *, durable: bool
+    ) -> None:
         """Commit an entry and answer its batch. Hold the file lock.
 
         Raises without having changed anything, or answers. An interrupt may come after any call;
@@ -373,7 +375,7 @@ class Recent:
             if self.memtable.last.lsn == end.lsn:
                 self.memtable.add(offset, position, entry)
 
-    def _commit_directly(self, entry: Entry, batch: WriteBatch, answers: Answers) -> None:
+    def _commit_directly(self, entry: BatchEntry, batch: WriteBatch, answers: Answers) -> None:
         """Apply the log and an entry to the tables, without a record of its own."""
         memtable = self.memtable
         lsn = memtable.last.lsn + 1
@@ -506,7 +508,7 @@ class Recent:
         self._begin_after(state, self.memtable.next_id)
 
     def _apply_into(
-        self, txn: lmdb.Transaction[bytes], state: RecoveryPoint, entry: Entry | None = None
+        self, txn: lmdb.Transaction[bytes], state: RecoveryPoint, entry: BatchEntry | None = None
     ) -> None:
         entries = self.memtable.entries.copy()
         if entry is not None:
@@ -518,7 +520,7 @@ class Recent:
         self,
         txn: lmdb.Transaction[bytes],
         state: RecoveryPoint,
-        entries: Sequence[tuple[Position, Entry]],
+        entries: Sequence[tuple[Position, BatchEntry]],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
         """Write those entries that the tables do not hold yet."""

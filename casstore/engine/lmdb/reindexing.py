@@ -17,7 +17,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import Index, index_key, is_named
+from casstore.engine.lmdb.index import DigestIndex, index_key, is_named
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
 from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
@@ -98,13 +98,13 @@ def _rows(env: Environment, txn: lmdb.Transaction[bytes], table: str) -> Iterato
         yield Row(key, open_row(table, key, value))
 
 
-def _is_dead(directory: slabs.Directory, position: int) -> bool:
+def _is_dead(directory: slabs.SlabDirectory, position: int) -> bool:
     return directory.kinds[position] & ~slabs.KEEPS_LINKS == slabs.DEAD
 
 
 def _directories(
     env: Environment, txn: lmdb.Transaction[bytes], *, reverse: bool
-) -> Iterator[slabs.Directory]:
+) -> Iterator[slabs.SlabDirectory]:
     cursor = txn.cursor(db=env.slabs)
     for key, value in cursor.iterprev() if reverse else cursor.iternext():
         yield slabs.read_directory(key, value)
@@ -113,7 +113,7 @@ def _directories(
 def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSet:
     """Write the index, every digest once; returns the ids that have a name now."""
     txn.drop(env.index, delete=False)
-    index = Index(env, txn)
+    index = DigestIndex(env, txn)
     named = IdSet()
     for wanted in (found.linked, found.reached, found.young):
         # Descending: of two equal digests the higher id stays.

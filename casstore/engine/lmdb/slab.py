@@ -286,7 +286,7 @@ def is_dead_at(value: bytes | memoryview, position: int) -> bool:
     return directory.kinds[position] & ~KEEPS_LINKS == DEAD
 
 
-class Directory(NamedTuple):
+class SlabDirectory(NamedTuple):
     """The directory of a slab."""
 
     first_id: int
@@ -328,7 +328,7 @@ class Directory(NamedTuple):
 
 def read_directory(
     key: bytes | memoryview, value: bytes | memoryview, *, check: bool = True
-) -> Directory:
+) -> SlabDirectory:
     """Read everything of a slab but its payload.
 
     ``check`` compares the checksum. A reader of objects may leave that out: the digest of the
@@ -381,7 +381,7 @@ def read_directory(
         covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
         if plain_hash(covered, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
             raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
-    return Directory(
+    return SlabDirectory(
         last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths_b >> 4,
         codec, dictionary, stored_at_ms, at, size_bytes,
     )  # fmt: skip
@@ -415,7 +415,7 @@ class Slab:
         "size_bytes",
     )
 
-    def __init__(self, directory: Directory, inflate: Callable[[int], bytes]) -> None:
+    def __init__(self, directory: SlabDirectory, inflate: Callable[[int], bytes]) -> None:
         """Decode; ``inflate`` returns the payload, given its exact length."""
         self.directory = directory
         self.first_id = directory.first_id

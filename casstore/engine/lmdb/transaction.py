@@ -16,8 +16,8 @@ from casstore.engine import conditions
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
-from casstore.engine.lmdb.index import Index, Proven
-from casstore.engine.lmdb.memtable import Entry, Links, Memtable, Name, RowVersion, Unchanged
+from casstore.engine.lmdb.index import DigestIndex, Proven
+from casstore.engine.lmdb.memtable import BatchEntry, Links, Memtable, Name, RowVersion, Unchanged
 from casstore.engine.lmdb.rows import find_row
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
@@ -60,7 +60,7 @@ class Transaction:
         self._recent = recent
         self._memtable = memtable
         self._proven = proven
-        self._index: Index | None = None
+        self._index: DigestIndex | None = None
         self._first_id = memtable.next_id or next_free_id(txn, env)
         # The changes of this batch. A deleted row or name is None.
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
@@ -99,7 +99,7 @@ class Transaction:
             self._touch(write, hits)
         return WriteResult(self._now_ms, len(new))
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> BatchEntry | None:
         """All changes of the batch; None if it changes nothing."""
         if not (self._objects or self._rows or self._unnamed or self._touched):
             return None
@@ -110,7 +110,7 @@ class Transaction:
                 if ids[item.digest] != self._first_id + position:
                     links[position] = None
         rows: list[RowVersion] = [(*place, value) for place, value in self._rows.items()]
-        return Entry(
+        return BatchEntry(
             self._now_ms, self._first_id, self._objects, links, rows, self._unnamed,
             list(self._touched),
         )  # fmt: skip
@@ -143,7 +143,7 @@ class Transaction:
 
     def _find_stored(self, digest: bytes) -> int | None:
         if self._index is None:
-            self._index = Index(self._env, self._txn, proven=self._proven)
+            self._index = DigestIndex(self._env, self._txn, proven=self._proven)
         return self._index.find(digest)
 
     def _sort_objects(

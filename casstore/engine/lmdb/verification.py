@@ -13,7 +13,7 @@ from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.index import AnyTransaction, find_id
-from casstore.engine.lmdb.memtable import View
+from casstore.engine.lmdb.memtable import MemtableView
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
 from casstore.errors import CorruptionError
@@ -100,7 +100,7 @@ def _verify_recent(env: Environment, compressor: Compressor) -> None:
 
 
 def _recent_names(
-    env: Environment, txn: AnyTransaction, view: View
+    env: Environment, txn: AnyTransaction, view: MemtableView
 ) -> tuple[dict[bytes, int], int]:
     """The names that the log adds to the index, with their ids; how many names it deletes."""
     added: dict[bytes, int] = {}

@@ -26,7 +26,7 @@ class Longs(list[int]):
     """An array of eight-byte integers."""
 
 
-class Blobs(list[bytes | None]):
+class ByteStrings(list[bytes | None]):
     """An array of byte strings; None is NULL."""
 
 
@@ -46,7 +46,7 @@ class _LongsDumper(Dumper):
         return longs(obj)
 
 
-class _BlobsDumper(Dumper):
+class _ByteStringsDumper(Dumper):
     format = Format.BINARY
     oid = BYTEA_ARRAY
 
@@ -59,5 +59,5 @@ def adapters_with_arrays() -> AdaptersMap:
     known = AdaptersMap(adapters)
     known.register_dumper(Ints, _IntsDumper)
     known.register_dumper(Longs, _LongsDumper)
-    known.register_dumper(Blobs, _BlobsDumper)
+    known.register_dumper(ByteStrings, _ByteStringsDumper)
     return known

@@ -38,7 +38,7 @@ from psycopg import IsolationLevel
 from psycopg.types.numeric import Int8
 
 from casstore.engine.id_set import IdSet
-from casstore.engine.postgres.adapting import Blobs, Ints, Longs
+from casstore.engine.postgres.adapting import ByteStrings, Ints, Longs
 from casstore.engine.postgres.connections import Client
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import MarkReport, Roots, Row, SweepReport
@@ -188,7 +188,7 @@ class PostgresCollection:
         reached = IdSet()
         roots = 0
         for digests in self._named(connection):
-            found = dict(connection.execute(self._find_ids, (Blobs(digests),), binary=True))
+            found = dict(connection.execute(self._find_ids, (ByteStrings(digests),), binary=True))
             for digest in digests:
                 if digest not in found:
                     raise CorruptionError(f"a row names object {digest.hex()}, which is not stored")

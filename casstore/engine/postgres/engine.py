@@ -18,7 +18,7 @@ from psycopg.types.numeric import Int8
 from casstore.engine.compression import Compressor
 from casstore.engine.conditions import check_digests, check_key, check_table, validate
 from casstore.engine.postgres import request, schema
-from casstore.engine.postgres.adapting import Blobs, Ints
+from casstore.engine.postgres.adapting import ByteStrings, Ints
 from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.cache import ObjectCache, SpareObjects
 from casstore.engine.postgres.collection import PostgresCollection
@@ -156,7 +156,7 @@ class PostgresEngine(Examining):
         wanted = dict.fromkeys(digests)
         if not wanted:
             return []
-        found = {row[0] for row in self.connections.fetch(self._missing, (Blobs(wanted),))}
+        found = {row[0] for row in self.connections.fetch(self._missing, (ByteStrings(wanted),))}
         return [digest for digest in wanted if digest not in found]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
@@ -179,7 +179,7 @@ class PostgresEngine(Examining):
             read = {
                 digest: StoredObject(kind, self._inflated(digest, codec, size_bytes, content))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
-                    self._get_many, (Blobs(wanted),)
+                    self._get_many, (ByteStrings(wanted),)
                 )
             }
             self.cache.put(read.items(), generation)
@@ -320,7 +320,8 @@ class PostgresEngine(Examining):
         wanted = dict.fromkeys([(TABLE_NUMBERS[table], bytes(key)) for table, key in keys])
         if not wanted:
             return []
-        tables, names = Ints([table for table, _ in wanted]), Blobs([key for _, key in wanted])
+        tables = Ints([table for table, _ in wanted])
+        names = ByteStrings([key for _, key in wanted])
         found = {
             (table, key): value
             for table, key, value in self.connections.fetch(self._get_rows, (tables, names))

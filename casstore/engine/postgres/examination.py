@@ -22,7 +22,7 @@ from casstore.engine.faults import (
     Progress,
     Structure,
 )
-from casstore.engine.postgres.adapting import Blobs, Longs
+from casstore.engine.postgres.adapting import ByteStrings, Longs
 from casstore.engine.postgres.connections import Connections
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import Row, StoredObject
@@ -127,7 +127,9 @@ class Examining:
         if not digests:
             return []
         found = dict(
-            self._ask("SELECT digest, id FROM {s}.objects WHERE digest = ANY(%b)", Blobs(digests))
+            self._ask(
+                "SELECT digest, id FROM {s}.objects WHERE digest = ANY(%b)", ByteStrings(digests)
+            )
         )
         return [found.get(bytes(digest)) for digest in digests]
 

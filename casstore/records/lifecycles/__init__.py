@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from casstore.records.lifecycles.annotation import CLASSES, Annotation, Hold, Note, Seal
-from casstore.records.lifecycles.checkpoints import AgentSession, Checkpoint, CheckpointInfo
+from casstore.records.lifecycles.checkpoints import AgentCheckpoint, AgentSession, CheckpointInfo
 from casstore.records.lifecycles.key_files import FileKeys, KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles, SessionEnd
 from casstore.records.lifecycles.notes import Stayed
@@ -21,9 +21,9 @@ from casstore.records.lifecycles.user_data import UserErasure
 
 __all__ = [
     "CLASSES",
+    "AgentCheckpoint",
     "AgentSession",
     "Annotation",
-    "Checkpoint",
     "CheckpointInfo",
     "FileKeys",
     "Hold",

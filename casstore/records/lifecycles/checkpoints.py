@@ -37,8 +37,8 @@ from casstore.records.lifecycles.tables import (
     SESSIONS,
     AgentCheckpointRow,
     AgentSessionRow,
-    Change,
     ImportedRow,
+    LifecycleChange,
     LifecycleTables,
     content,
     read_content,
@@ -78,7 +78,7 @@ class CheckpointInfo(NamedTuple):
         return checkpoint_ref(self.session, self.number)
 
 
-class Checkpoint(NamedTuple):
+class AgentCheckpoint(NamedTuple):
     """A checkpoint and its content.
 
     >>> work = life.create_session("s1")
@@ -152,7 +152,7 @@ class AgentSession:
         entry = NewCheckpoint(self.id, label, self.working.chosen(wanted))
         return put_checkpoints(self._tables, self._subjects, [entry], annotation)[0]
 
-    def find_checkpoint(self, label: str) -> Checkpoint | None:
+    def find_checkpoint(self, label: str) -> AgentCheckpoint | None:
         """The newest checkpoint with this label, or None.
 
         >>> work = life.create_session("s1")
@@ -163,7 +163,7 @@ class AgentSession:
         {'draft': 'a better text'}
         """
 
-        def read() -> Checkpoint | None:
+        def read() -> AgentCheckpoint | None:
             for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
                 record = self._tables.checkpoints.find(self.id, index.key[2])
                 # If the checkpoint was removed between the two reads, the previous one is the
@@ -174,7 +174,7 @@ class AgentSession:
 
         return self._tables.look(read)
 
-    def get_checkpoint(self, number: int) -> Checkpoint:
+    def get_checkpoint(self, number: int) -> AgentCheckpoint:
         """One checkpoint by its number; RecordNotFoundError if it does not exist.
 
         >>> work = life.create_session("s1")
@@ -184,7 +184,7 @@ class AgentSession:
         """
         ref = checkpoint_ref(self.id, number)
 
-        def read() -> Checkpoint:
+        def read() -> AgentCheckpoint:
             record = self._tables.checkpoints.find(ref.owner, ref.name)
             if record is None:
                 raise not_found(ref)
@@ -216,7 +216,7 @@ class AgentSession:
         """
         ref = checkpoint_ref(self.id, number)
 
-        def step(change: Change) -> bool:
+        def step(change: LifecycleChange) -> bool:
             removal = remove_checkpoint(change, self._tables, ref)
             if removal.stays is not None:
                 raise removal.stays.as_error()
@@ -224,12 +224,12 @@ class AgentSession:
 
         return self._tables.change(str(ref), step)
 
-    def _read(self, record: Record) -> Checkpoint:
+    def _read(self, record: Record) -> AgentCheckpoint:
         row = CHECKPOINTS.read(record)
         payload = read_content(self._tables.store, row.content)
         if type(payload) is not dict:
             raise CorruptionError(f"checkpoint {record.key!r} is damaged")
-        return Checkpoint(_info(row), payload)
+        return AgentCheckpoint(_info(row), payload)
 
 
 def info_of(record: Record) -> CheckpointInfo:
@@ -275,7 +275,7 @@ def put_checkpoints(
         said = checked(annotation, has_subject=True, default=PROCESS)
     sources = Sources(tables, () if said is None else said.sources)
 
-    def step(change: Change) -> list[CheckpointInfo]:
+    def step(change: LifecycleChange) -> list[CheckpointInfo]:
         parts = sources.places()
         places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
         places += [*parts, *(subjects.places() if said is not None else [])]
@@ -366,7 +366,7 @@ def create_sessions(
         keys.id_bytes(session, "a session id")
     hashed = None if user is None else subjects.hash(user)
 
-    def step(change: Change) -> None:
+    def step(change: LifecycleChange) -> None:
         places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
         read = change.read([*places, *(subjects.places() if hashed is not None else [])])
         for session, record in zip(sessions, read, strict=False):
@@ -381,7 +381,7 @@ def create_sessions(
 
 
 def remove_checkpoint(
-    change: Change, tables: LifecycleTables, ref: Ref, only: bytes | None = None
+    change: LifecycleChange, tables: LifecycleTables, ref: Ref, only: bytes | None = None
 ) -> Removal:
     """Remove a checkpoint unless it is sealed or held; ``only``: if its row is this one."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
@@ -398,7 +398,7 @@ def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) 
     """Assign a session without a user to a user; SessionUserError if it has another user."""
     hashed = subjects.hash(user)
 
-    def step(change: Change) -> None:
+    def step(change: LifecycleChange) -> None:
         place: RowPlace = (tables.sessions, (session,))
         known, *setting = change.read([place, *subjects.places()])
         row = _required(session, known)
@@ -412,7 +412,7 @@ def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) 
 
 
 def drop_checkpoint(
-    change: Change, tables: LifecycleTables, ref: Ref, row: Record, note: Note | None
+    change: LifecycleChange, tables: LifecycleTables, ref: Ref, row: Record, note: Note | None
 ) -> None:
     """Remove a checkpoint that is neither sealed nor held."""
     checkpoint = CHECKPOINTS.read(row)
@@ -428,10 +428,15 @@ class EndingSession(Emptying):
         super().__init__(tables, (tables.sessions, (session,)), CHECKPOINT, tables.checkpoints)
 
     def _drop(
-        self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
+        self,
+        change: LifecycleChange,
+        ref: Ref,
+        row: Record,
+        note: Note | None,
+        owner: Record | None,
     ) -> None:
         drop_checkpoint(change, self._tables, ref, row, note)
 
-    def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
+    def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:
         if is_last and not self._any_stay:
             change.remove(self._tables.sessions, SESSIONS.read(owner))

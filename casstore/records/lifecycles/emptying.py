@@ -13,7 +13,7 @@ from typing import Final
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.notes import Stayed, note_of, objection
 from casstore.records.lifecycles.references import Ref
-from casstore.records.lifecycles.tables import Change, LifecycleTables
+from casstore.records.lifecycles.tables import LifecycleChange, LifecycleTables
 from casstore.records.schema import RowPlace
 from casstore.session.records import Record, Table
 
@@ -49,7 +49,7 @@ class Emptying(ABC):
             for note in self._gone:
                 self.processors.update(() if note is None else note.processors)
 
-    def _step(self, change: Change) -> None:
+    def _step(self, change: LifecycleChange) -> None:
         tables, owner = self._tables, self._owner[1][0]
         known = change.read([self._owner])[0]
         left = (row for row in self._table.scan(owner) if row.key[1] not in self._passed)
@@ -75,12 +75,17 @@ class Emptying(ABC):
 
     @abstractmethod
     def _drop(
-        self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
+        self,
+        change: LifecycleChange,
+        ref: Ref,
+        row: Record,
+        note: Note | None,
+        owner: Record | None,
     ) -> None:
         """Remove one row, its note and its indexes."""
 
     @abstractmethod
-    def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
+    def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:
         """Update the owner's row after ``gone`` rows were removed."""
 
     @property

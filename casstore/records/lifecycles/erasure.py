@@ -31,7 +31,7 @@ from casstore.records.lifecycles.references import (
     USER,
     Ref,
 )
-from casstore.records.lifecycles.tables import Change
+from casstore.records.lifecycles.tables import LifecycleChange
 from casstore.session import subjects
 from casstore.session.arguments import check_callable, list_of
 from casstore.session.records import Record, row_links
@@ -199,7 +199,7 @@ def rewrite_shared(
         if each.stays is not None or each.note is None or set(each.note.subjects) <= {hashed}:
             continue
 
-        def step(change: Change, ref: Ref = each.ref) -> bool:
+        def step(change: LifecycleChange, ref: Ref = each.ref) -> bool:
             without = partial(rewrite, ref)
             return rewrite_record(change, life.tables, ref, without, hashed, refs)
 

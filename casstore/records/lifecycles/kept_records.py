@@ -23,9 +23,9 @@ from casstore.records.lifecycles.references import RECORD, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     RECORDS,
-    Change,
+    CollectionRecordRow,
+    LifecycleChange,
     LifecycleTables,
-    RecordRow,
     content,
     read_content,
 )
@@ -78,7 +78,7 @@ class KeptRecords:
         ref = Ref(RECORD, collection, name)
         sources = Sources(self._tables, said.sources)
 
-        def step(change: Change) -> None:
+        def step(change: LifecycleChange) -> None:
             tables, parts = self._tables, sources.places()
             places = [tables.payload(ref), tables.note(ref), *parts, *self._subjects.places()]
             _, noted, *read = change.read(places, sources.sessions())
@@ -95,7 +95,7 @@ class KeptRecords:
             checked(said, has_subject=bool(about), default=None)
             note = made(said, about, now_ms)
             stored = content(change.draft, value)
-            row = change.put(tables.records, RecordRow(collection, name, now_ms, stored))
+            row = change.put(tables.records, CollectionRecordRow(collection, name, now_ms, stored))
             if said.seal is not None:
                 note = note._replace(seal=write_seal(said.seal, row, now_ms))
             put_note(change, tables, ref, before, note)
@@ -150,7 +150,7 @@ class KeptRecords:
         """
         ref = Ref(RECORD, collection, name)
 
-        def step(change: Change) -> bool:
+        def step(change: LifecycleChange) -> bool:
             removal = remove_record(change, self._tables, ref)
             if removal.stays is not None:
                 raise removal.stays.as_error()
@@ -164,7 +164,7 @@ def _listed(record: Record) -> KeptRecord:
 
 
 def remove_record(
-    change: Change, tables: LifecycleTables, ref: Ref, only: bytes | None = None
+    change: LifecycleChange, tables: LifecycleTables, ref: Ref, only: bytes | None = None
 ) -> Removal:
     """Remove a record in a change unless it is sealed or held; ``only`` if its row is this one."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
@@ -180,7 +180,7 @@ def remove_record(
 
 
 def rewrite_record(
-    change: Change,
+    change: LifecycleChange,
     tables: LifecycleTables,
     ref: Ref,
     rewrite: Callable[[Any], Any],

@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from casstore.engine.files import open_regular, storage_error, sync_directory, write_at
-from casstore.engine.paths import path_text
+from casstore.engine.files import open_regular, path_text, storage_error, sync_directory, write_at
 from casstore.errors import (
     ConflictError,
     CorruptionError,

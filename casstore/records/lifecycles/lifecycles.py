@@ -61,7 +61,13 @@ from casstore.records.lifecycles.references import (
     not_found,
 )
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import SESSIONS, USERS, Change, LifecycleTables, UserRow
+from casstore.records.lifecycles.tables import (
+    SESSIONS,
+    USERS,
+    LifecycleChange,
+    LifecycleTables,
+    UserRow,
+)
 from casstore.records.lifecycles.user_data import UserData
 from casstore.records.lifecycles.user_rows import FreshKeys, UserRows, user_of
 from casstore.records.schema import RowPlace
@@ -338,7 +344,7 @@ class Lifecycles:
         elif ref.kind == CHECKPOINT:
             owner = [(tables.sessions, (ref.owner,))]
 
-        def step(change: Change) -> None:
+        def step(change: LifecycleChange) -> None:
             fresh.begin()
             row, noted, *whose = change.read([self._row(ref), tables.note(ref)], owner)
             if row is None:
@@ -355,7 +361,7 @@ class Lifecycles:
             tables.change(str(ref), step)
 
     def _with_own_key(
-        self, change: Change, fresh: FreshKeys, ref: Ref, row: Record, person: UserRow
+        self, change: LifecycleChange, fresh: FreshKeys, ref: Ref, row: Record, person: UserRow
     ) -> bytes:
         """The row of a user's value, re-encrypted under its own key if needed."""
         before = USERS.read(row)
@@ -393,7 +399,7 @@ class Lifecycles:
         if only is not None and type(only) is not bytes:
             raise InvalidInputError(f"only must be bytes, got {type(only).__name__}")
 
-        def step(change: Change) -> Removal:
+        def step(change: LifecycleChange) -> Removal:
             if ref.kind == USER:
                 self.subjects.check()
                 return self.users.remove(change, ref, only)

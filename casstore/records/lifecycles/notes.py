@@ -16,7 +16,13 @@ from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
 from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
-from casstore.records.lifecycles.tables import NOTES, SESSIONS, Change, LifecycleTables, NoteRow
+from casstore.records.lifecycles.tables import (
+    NOTES,
+    SESSIONS,
+    LifecycleChange,
+    LifecycleTables,
+    NoteRow,
+)
 from casstore.records.schema import RowPlace
 from casstore.session import keys
 from casstore.session import subjects as session_subjects
@@ -137,7 +143,7 @@ class Sources:
             found.update([] if user is None else [user])
         return found
 
-    def session_subjects(self, change: Change, subjects: Subjects) -> set[str]:
+    def session_subjects(self, change: LifecycleChange, subjects: Subjects) -> set[str]:
         """The subjects of the store's sessions among the sources; a condition of the write.
 
         RecordNotFoundError if a session does not exist.
@@ -172,7 +178,11 @@ def made(annotation: Annotation, subjects: Iterable[str], now_ms: int) -> Note:
 
 
 def put_note(
-    change: Change, tables: LifecycleTables, ref: Ref, before: Note | None, after: Note | None
+    change: LifecycleChange,
+    tables: LifecycleTables,
+    ref: Ref,
+    before: Note | None,
+    after: Note | None,
 ) -> None:
     """Replace the note ``before`` by ``after`` and update its indexes; either may be None."""
     old = None if before is None else NoteRow(ref, before)

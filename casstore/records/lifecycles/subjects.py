@@ -14,7 +14,7 @@ from casstore.errors import InvalidInputError, SubjectSecretError
 from casstore.format.hashing import subject_hash
 from casstore.records.lifecycles.tables import (
     SUBJECTS_SETTING,
-    Change,
+    LifecycleChange,
     LifecycleTables,
     SettingRow,
 )
@@ -48,7 +48,7 @@ class Subjects:
         """Rows to read, in the same transaction as others, before a hash is used."""
         return [] if self._known else [(self._tables.settings, (SUBJECTS_SETTING,))]
 
-    def require(self, read: Sequence[Record | None], change: Change | None = None) -> None:
+    def require(self, read: Sequence[Record | None], change: LifecycleChange | None = None) -> None:
         """Check the rows of ``places``; with a change, record the secret's mark if it is missing.
 
         SubjectSecretError if the store uses another secret.

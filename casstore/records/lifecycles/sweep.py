@@ -24,7 +24,7 @@ LISTED: Final = 100
 _PAGE: Final = 256
 
 
-class SweepReport(NamedTuple):
+class RecordSweepReport(NamedTuple):
     """The result of a sweep, or of a dry run."""
 
     dry_run: bool
@@ -42,7 +42,7 @@ def sweep(
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> SweepReport:
+) -> RecordSweepReport:
     """Remove records that are older than their classes allow, unless they changed since read.
 
     ``max_age_ms`` has the maximum age of each class that expires. An exception raised by
@@ -91,7 +91,7 @@ def sweep(
         looked_at += len(page)
         if progress is not None:
             progress(Step("sweep", looked_at, None, "records"))
-    return SweepReport(dry_run, looked_at, swept, kept[SEALED], kept[HELD], tuple(stayed))
+    return RecordSweepReport(dry_run, looked_at, swept, kept[SEALED], kept[HELD], tuple(stayed))
 
 
 class _Candidate(NamedTuple):

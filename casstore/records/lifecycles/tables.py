@@ -94,7 +94,7 @@ class UserValueRow(NamedTuple):
     key: str | None = None
 
 
-class RecordRow(NamedTuple):
+class CollectionRecordRow(NamedTuple):
     """A record of a collection."""
 
     collection: str
@@ -171,7 +171,7 @@ PEOPLE: Final = Schema("life.people", UserRow, 1)
 USERS: Final = Schema(
     "life.users", UserValueRow, 2, parents=[Parent(PEOPLE, lambda row: (row.user,))]
 )
-RECORDS: Final = Schema("life.records", RecordRow, 2)
+RECORDS: Final = Schema("life.records", CollectionRecordRow, 2)
 NOTES: Final[Schema[NoteRow]] = Schema(
     "life.notes",
     NoteRow,
@@ -245,14 +245,14 @@ class LifecycleTables:
         """Rows of any tables, read in one transaction."""
         return find_records(self.store, places) if places else []
 
-    def change(self, what: str, step: Callable[[Change], Result]) -> Result:
+    def change(self, what: str, step: Callable[[LifecycleChange], Result]) -> Result:
         """Run a step as one transaction; retry if a row that it read has changed.
 
         BusyError if the rows of ``what`` keep changing.
         """
 
         def attempt() -> Result:
-            change = Change(self)
+            change = LifecycleChange(self)
             try:
                 result = step(change)
             except KeyDestroyedError:
@@ -272,7 +272,7 @@ class LifecycleTables:
         return read_again(read, (CorruptionError, KeyDestroyedError))
 
 
-class Change:
+class LifecycleChange:
     """One write; every row that it reads is a condition."""
 
     def __init__(self, tables: LifecycleTables) -> None:

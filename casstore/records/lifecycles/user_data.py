@@ -26,7 +26,7 @@ from casstore.records.lifecycles.references import USER, Ref
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     USERS,
-    Change,
+    LifecycleChange,
     LifecycleTables,
     UserRow,
     UserValueRow,
@@ -238,7 +238,7 @@ class UserData:
         ref = self.ref(user, name)
         self._subjects.check()
 
-        def step(change: Change) -> bool:
+        def step(change: LifecycleChange) -> bool:
             removal = self.remove(change, ref)
             if removal.stays is not None:
                 raise removal.stays.as_error()
@@ -248,7 +248,7 @@ class UserData:
         self._rows.destroy_here()
         return removed
 
-    def remove(self, change: Change, ref: Ref, only: bytes | None = None) -> Removal:
+    def remove(self, change: LifecycleChange, ref: Ref, only: bytes | None = None) -> Removal:
         """Remove a value unless it is sealed or held; ``only``: if its row is this one."""
         tables = self._tables
         counted: RowPlace = (tables.people, (ref.owner,))
@@ -322,7 +322,7 @@ def _place(place: Any) -> tuple[str, str]:
 
 
 def drop_value(
-    change: Change,
+    change: LifecycleChange,
     tables: LifecycleTables,
     rows: UserRows,
     ref: Ref,
@@ -358,7 +358,7 @@ class _Putting:
         self.fresh = FreshKeys(rows.keys)
         self.doomed = False
 
-    def step(self, change: Change) -> None:
+    def step(self, change: LifecycleChange) -> None:
         tables, count = self._tables, len(self._items)
         owners = list(dict.fromkeys(ref.owner for ref in self._items))
         places = [
@@ -393,7 +393,7 @@ class _Putting:
 
     def _put(
         self,
-        change: Change,
+        change: LifecycleChange,
         ref: Ref,
         item: NewValue,
         row: Record | None,
@@ -430,12 +430,17 @@ class _Erasing(Emptying):
         self._rows = rows
 
     def _drop(
-        self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
+        self,
+        change: LifecycleChange,
+        ref: Ref,
+        row: Record,
+        note: Note | None,
+        owner: Record | None,
     ) -> None:
         users_key = user_of(ref.owner, owner).key
         drop_value(change, self._tables, self._rows, ref, row, note, users_key)
 
-    def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
+    def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:
         person = self._tables.people.decode(owner)
         after = person._replace(values=person.values - gone)
         if is_last:

@@ -23,8 +23,8 @@ from casstore.records.lifecycles.key_files import KeyStore
 from casstore.records.lifecycles.references import Ref
 from casstore.records.lifecycles.tables import (
     PEOPLE,
-    Change,
     DoomedRow,
+    LifecycleChange,
     LifecycleTables,
     UserRow,
     UserValueRow,
@@ -111,7 +111,9 @@ class UserRows:
         bound = encryption.BoundTo(row.key, row.user, row.name)
         return encryption.open_sealed(self.keys, bound, held)
 
-    def put(self, change: Change, ref: Ref, key: str | None, value: Any, at_ms: int) -> bytes:
+    def put(
+        self, change: LifecycleChange, ref: Ref, key: str | None, value: Any, at_ms: int
+    ) -> bytes:
         """Write a value, encrypted if ``key`` is given; returns the row as stored."""
         used = None
         if key is not None and self.keys is not None:
@@ -132,7 +134,7 @@ class UserRows:
             return fresh.take(ref.owner, f"own {ref.to_text()}")
         return person.key or fresh.take(ref.owner, f"of {ref.owner}")
 
-    def doom(self, change: Change, key: str | None) -> bool:
+    def doom(self, change: LifecycleChange, key: str | None) -> bool:
         """List a key for destruction after the change is written; False if ``key`` is None."""
         if key is None:
             return False
@@ -154,7 +156,7 @@ class UserRows:
                 waiting += 1
                 continue
 
-            def forget(change: Change, name: str = name) -> None:
+            def forget(change: LifecycleChange, name: str = name) -> None:
                 change.delete((self._tables.doomed, (name,)))
 
             self._tables.change("the list of keys", forget)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.records.log.data import ACTIVE, FOLDED, Message, NewMessage
 from casstore.records.log.state import LogState
-from casstore.records.log.view import View
+from casstore.records.log.view import MessageOrder
 from casstore.session.data import Node
 
 _TOOL: Final = "tool"
@@ -71,7 +71,7 @@ def check_number(number: object, what: str, *, least: int = 0) -> None:
         )
 
 
-def message_of(node: Node, view: View) -> Message:
+def message_of(node: Node, view: MessageOrder) -> Message:
     """The message in a node."""
     payload = node.payload
     try:

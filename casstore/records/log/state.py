@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, NotALogError
 from casstore.objects import graph as objects
-from casstore.records.log.view import View
+from casstore.records.log.view import MessageOrder
 from casstore.session.checkpoint import component, read_checkpoint
 from casstore.session.data import Checkpoint
 from casstore.session.state import Runtime, State
@@ -37,7 +37,7 @@ class LogState(NamedTuple):
     send: int = 0
     round: int = 0
     folds: int = 0
-    view: View = View()
+    view: MessageOrder = MessageOrder()
     notes: tuple[int, ...] = ()
     #: The message whose tool calls have no results, and the ids of those calls; 0: none.
     calling: int = 0
@@ -79,7 +79,7 @@ def unpack(session: str, packed: Any) -> LogState:
             packed.get("send", 0),
             packed.get("round", 0),
             packed.get("folds", 0),
-            View(tuple(zip(runs[::2], runs[1::2], strict=True)), packed.get("upto", 0)),
+            MessageOrder(tuple(zip(runs[::2], runs[1::2], strict=True)), packed.get("upto", 0)),
             tuple(packed.get("notes", ())),
             calling,
             tuple(calls),

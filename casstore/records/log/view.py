@@ -1,4 +1,4 @@
-"""``View``: which messages a session shows, and in which order, after folds.
+"""``MessageOrder``: which messages a session shows, and in which order, after folds.
 
 Before the first fold, messages are shown in order of arrival. A note arrives last but is shown
 where its fold began. So the order up to the last fold is stored as runs of numbers; later messages
@@ -15,7 +15,7 @@ from casstore.errors import InvalidInputError
 Run = tuple[int, int]
 
 
-class View(NamedTuple):
+class MessageOrder(NamedTuple):
     """The order of messages: these runs, then everything above ``upto``."""
 
     runs: tuple[Run, ...] = ()
@@ -33,7 +33,7 @@ class View(NamedTuple):
         """Whether a message with this number is shown."""
         return number > self.upto or any(first <= number <= last for first, last in self.runs)
 
-    def folded(self, numbers: Iterable[int], note: int) -> View:
+    def folded(self, numbers: Iterable[int], note: int) -> MessageOrder:
         """The order after these messages are folded into the note, which is the newest message.
 
         InvalidInputError if one of them is not shown.
@@ -55,7 +55,7 @@ class View(NamedTuple):
             raise InvalidInputError(
                 f"message {min(left)} cannot be folded: it does not exist, or is folded already"
             )
-        return View(tuple(runs_of(order)), note)
+        return MessageOrder(tuple(runs_of(order)), note)
 
 
 def runs_of(numbers: Sequence[int]) -> Iterator[Run]:

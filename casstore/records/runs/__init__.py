@@ -14,13 +14,13 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     Page,
     RecoveryIntent,
     Run,
     RunRequest,
     SessionCheckpoint,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.runs import Committed, Runs
 
@@ -36,7 +36,6 @@ __all__ = [
     "Artifact",
     "Committed",
     "Event",
-    "Message",
     "Page",
     "RecoveryIntent",
     "Run",
@@ -44,4 +43,5 @@ __all__ = [
     "Runs",
     "SessionCheckpoint",
     "Thread",
+    "ThreadMessage",
 ]

@@ -24,20 +24,20 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     RecoveryIntent,
     Run,
     RunRequest,
     SessionCheckpoint,
+    ThreadMessage,
 )
 from casstore.records.runs.layout import (
     APPROVALS,
     ApprovalRow,
     ArtifactRow,
     EventRow,
-    MessageRow,
     RunRow,
     RunTables,
+    ThreadMessageRow,
 )
 from casstore.records.runs.names import (
     check_id,
@@ -216,20 +216,20 @@ def put_event(work: Working, row: RunRow, event: Event) -> None:
     work.change_thread(events=work.thread.events + 1)
 
 
-def _append_message(work: Working, step: steps.AppendMessage) -> Message:
+def _append_message(work: Working, step: steps.AppendMessage) -> ThreadMessage:
     check_id(step.role, "a role")
     if step.run is not None:
         work.run(step.run)
     number = work.thread.messages + 1
     at_ms = work.time_of(step.at_ms)
-    message = Message(work.thread.id, number, step.role, step.content, step.run, at_ms)
+    message = ThreadMessage(work.thread.id, number, step.role, step.content, step.run, at_ms)
     put_message(work, message)
     return message
 
 
-def put_message(work: Working, message: Message) -> None:
+def put_message(work: Working, message: ThreadMessage) -> None:
     """Add a message at the end, with its own time."""
-    work.tables.messages.put(work.draft, MessageRow(work.key, *message[1:]))
+    work.tables.messages.put(work.draft, ThreadMessageRow(work.key, *message[1:]))
     work.change_thread(messages=message.number)
 
 

@@ -31,7 +31,7 @@ STATUS_OF: Final = {"approve": "approved", "edit": "edited", "reject": "rejected
 APPROVAL_DECISION: Final = "approval-decision"
 
 
-class Given(Enum):
+class CheckpointMark(Enum):
     """Marks for a checkpoint; None removes the checkpoint."""
 
     #: Keep the current checkpoint.
@@ -40,8 +40,8 @@ class Given(Enum):
     COMMITTED = "committed"
 
 
-KEEP: Final = Given.KEEP
-COMMITTED: Final = Given.COMMITTED
+KEEP: Final = CheckpointMark.KEEP
+COMMITTED: Final = CheckpointMark.COMMITTED
 
 
 class SessionCheckpoint(NamedTuple):
@@ -60,7 +60,9 @@ class SessionCheckpoint(NamedTuple):
 #: Where a run can resume: a revision of a session of this store, or a name in another checkpoint
 #: store.
 CheckpointRef = SessionCheckpoint | str
-NewCheckpoint = SessionCheckpoint | str | Literal[Given.KEEP, Given.COMMITTED] | None
+NewCheckpoint = (
+    SessionCheckpoint | str | Literal[CheckpointMark.KEEP, CheckpointMark.COMMITTED] | None
+)
 
 
 class Thread(NamedTuple):
@@ -146,7 +148,7 @@ class Event(NamedTuple):
     created_at_ms: int
 
 
-class Message(NamedTuple):
+class ThreadMessage(NamedTuple):
     """A message in a thread. ``number`` counts from 1 without gaps.
 
     >>> message = runs.append_message("t", "user", "Tidy up.", run="r")

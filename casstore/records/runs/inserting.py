@@ -14,20 +14,20 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     RecoveryIntent,
     Run,
     RunRequest,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.layout import (
     NEXT,
     ApprovalRow,
     ArtifactRow,
     EventRow,
-    MessageRow,
     RunRow,
     RunTables,
+    ThreadMessageRow,
     ThreadRow,
 )
 from casstore.records.runs.names import check_id, check_path
@@ -45,7 +45,7 @@ class Made(NamedTuple):
     size_bytes: int
 
 
-Item = Thread | Run | Message | Event | Approval | RunRequest | RecoveryIntent | Made
+Item = Thread | Run | ThreadMessage | Event | Approval | RunRequest | RecoveryIntent | Made
 
 
 def stored(tables: RunTables, items: Sequence[Item]) -> list[Any]:
@@ -168,10 +168,10 @@ class _Insertion:
             self._owners.threads[run.thread] = thread._replace(latest=run.number)
         self._count(run.thread, runs=1)
 
-    def message(self, message: Message) -> None:
+    def message(self, message: ThreadMessage) -> None:
         """Put a message with its own number."""
         thread = self._owners.thread(message.thread)
-        self._tables.messages.put(self._draft, MessageRow(thread.key, *message[1:]))
+        self._tables.messages.put(self._draft, ThreadMessageRow(thread.key, *message[1:]))
         self._count(message.thread, messages=1)
 
     def event(self, event: Event) -> None:
@@ -229,7 +229,7 @@ def _place(tables: RunTables, owners: _Owners, item: Any) -> RowPlace | None:
             return tables.requests, (item.run,)
         case RecoveryIntent():
             return tables.intents, (item.run,)
-        case Message():
+        case ThreadMessage():
             thread = owners.threads.get(item.thread)
             if thread is None:
                 return None
@@ -255,7 +255,7 @@ def _read(tables: RunTables, owners: _Owners, item: Any, record: Record) -> Any:
             return tables.requests.decode(record)
         case RecoveryIntent():
             return tables.intents.decode(record)
-        case Message():
+        case ThreadMessage():
             return tables.messages.decode(record).public(item.thread)
     run = owners.runs[str(_run_of(item))].run
     if isinstance(item, Event):
@@ -266,7 +266,7 @@ def _read(tables: RunTables, owners: _Owners, item: Any, record: Record) -> Any:
 _PUT: Final[dict[type, Callable[[_Insertion, Any], None]]] = {
     Thread: _Insertion.thread,
     Run: _Insertion.run,
-    Message: _Insertion.message,
+    ThreadMessage: _Insertion.message,
     Event: _Insertion.event,
     Approval: _Insertion.approval,
     RunRequest: _Insertion.request,

@@ -37,11 +37,11 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     RecoveryIntent,
     Run,
     RunRequest,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.schema import Index, Parent, RowPlace, RowTable, Schema
 from casstore.session.records import Draft, Record, Table
@@ -114,7 +114,7 @@ class EventRow(NamedTuple):
         return Event(run.thread, run.id, *self[1:])
 
 
-class MessageRow(NamedTuple):
+class ThreadMessageRow(NamedTuple):
     """A message of the thread with this key."""
 
     thread_key: str
@@ -124,9 +124,9 @@ class MessageRow(NamedTuple):
     run: str | None
     created_at_ms: int
 
-    def public(self, thread: str) -> Message:
+    def public(self, thread: str) -> ThreadMessage:
         """The message as callers see it."""
-        return Message(thread, *self[1:])
+        return ThreadMessage(thread, *self[1:])
 
 
 class ArtifactRow(NamedTuple):
@@ -219,7 +219,7 @@ APPROVALS: Final[Schema[ApprovalRow]] = Schema(
     ],
 )
 EVENTS: Final = Schema("runs.events", EventRow, 2)
-MESSAGES: Final = Schema("runs.messages", MessageRow, 2)
+MESSAGES: Final = Schema("runs.messages", ThreadMessageRow, 2)
 REQUESTS: Final[Schema[RunRequest]] = Schema(
     "runs.requests", RunRequest, 1, parents=[Parent(RUNS, lambda row: (row.run,), _of_run)]
 )

@@ -16,12 +16,12 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     Page,
     RecoveryIntent,
     Run,
     RunRequest,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.layout import ApprovalRow, RunRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_number, check_path
@@ -244,7 +244,7 @@ class Reading:
         self._still(row)
         return page
 
-    def messages(self, thread: str, limit: int, before: int | None) -> list[Message]:
+    def messages(self, thread: str, limit: int, before: int | None) -> list[ThreadMessage]:
         """The last messages of a thread, or the last before one, oldest first."""
         _fetch(limit)
         row = self.thread(thread)

@@ -25,7 +25,6 @@ from casstore.records.runs.data import (
     Approval,
     Artifact,
     Event,
-    Message,
     NewCheckpoint,
     Page,
     RecoveryIntent,
@@ -33,6 +32,7 @@ from casstore.records.runs.data import (
     RunRequest,
     SessionCheckpoint,
     Thread,
+    ThreadMessage,
 )
 from casstore.records.runs.layout import RunTables
 from casstore.records.runs.reading import Reading
@@ -402,15 +402,17 @@ class Runs:
         *,
         run: str | None = None,
         at_ms: int | None = None,
-    ) -> Message:
+    ) -> ThreadMessage:
         """Append a message to a thread.
 
         >>> runs.append_message("t", "user", "Tidy up.", run="r").number
         1
         """
-        return self._one(thread, steps.AppendMessage(role, content, run, at_ms), Message)
+        return self._one(thread, steps.AppendMessage(role, content, run, at_ms), ThreadMessage)
 
-    def messages(self, thread: str, *, limit: int = 12, before: int | None = None) -> list[Message]:
+    def messages(
+        self, thread: str, *, limit: int = 12, before: int | None = None
+    ) -> list[ThreadMessage]:
         """The last messages, or the last before a number, oldest first.
 
         >>> for text in ("Tidy up.", "Which part?", "All of it."):

@@ -5,9 +5,9 @@ from casstore.records.scoped.erasure import ActorErasure
 from casstore.records.scoped.generations import Generation
 from casstore.records.scoped.layout import RunGrant
 from casstore.records.scoped.places import Located
-from casstore.records.scoped.policy import Outcome, Policy, Quota, Reason
+from casstore.records.scoped.policy import Quota, Reason, StatePolicy, UpdateOutcome
 from casstore.records.scoped.removal import Erased
-from casstore.records.scoped.scope import Entry, KeyPage, Scope, Usage
+from casstore.records.scoped.scope import KeyPage, Scope, ScopeUsage, StateEntry
 from casstore.records.scoped.scope_keys import SCOPES, Context, binding_identity, scope_key
 from casstore.records.scoped.states import RunState, ScopedState
 
@@ -17,20 +17,20 @@ __all__ = [
     "SCOPES",
     "ActorErasure",
     "Context",
-    "Entry",
     "Erased",
     "Generation",
     "KeyPage",
     "Located",
-    "Outcome",
-    "Policy",
     "Quota",
     "Reason",
     "RunGrant",
     "RunState",
     "Scope",
+    "ScopeUsage",
     "ScopedState",
-    "Usage",
+    "StateEntry",
+    "StatePolicy",
+    "UpdateOutcome",
     "binding_identity",
     "scope_key",
 ]

@@ -29,7 +29,7 @@ from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
 
-class Arrival(NamedTuple):
+class ArrivedValue(NamedTuple):
     """A value to import."""
 
     context: Context
@@ -71,7 +71,7 @@ class Adoption:
 
     # --- values -------------------------------------------------------------------------
 
-    def has_values(self, arrivals: Sequence[Arrival]) -> list[bool]:
+    def has_values(self, arrivals: Sequence[ArrivedValue]) -> list[bool]:
         """Which of these exist; ConflictError if one exists and is not the same."""
         tables = self._tables
         rows = tables.values.find_many([(*one.place, one.key) for one in arrivals])
@@ -100,7 +100,7 @@ class Adoption:
             there.append(stored is not None)
         return there
 
-    def put_values(self, arrivals: Sequence[Arrival]) -> None:
+    def put_values(self, arrivals: Sequence[ArrivedValue]) -> None:
         """Import these in one write; ConflictError if one was written meanwhile."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
@@ -124,7 +124,7 @@ class Adoption:
             return
 
     def _draft_scope(
-        self, draft: Draft, place: tuple[str, str], record: Record | None, come: list[Arrival]
+        self, draft: Draft, place: tuple[str, str], record: Record | None, come: list[ArrivedValue]
     ) -> None:
         tables = self._tables
         draft.expect(tables.scopes, place, record)
@@ -186,7 +186,7 @@ class Adoption:
             return
 
 
-def _first_scope(arrival: Arrival) -> ScopeRow:
+def _first_scope(arrival: ArrivedValue) -> ScopeRow:
     context, conversation = arrival.context, None
     if arrival.scope == "conversation":
         place = (context.workspace_id, context.bot_id, context.conversation_id)
@@ -194,7 +194,7 @@ def _first_scope(arrival: Arrival) -> ScopeRow:
     return new_scope(arrival.scope_key, arrival.generation, conversation)
 
 
-def _is_same(arrival: Arrival, stored: ValueRow, value: Any, context: Context) -> bool:
+def _is_same(arrival: ArrivedValue, stored: ValueRow, value: Any, context: Context) -> bool:
     return (
         # Compare as JSON: 1 differs from 1.0 and from true.
         json.dumps(value, sort_keys=True) == json.dumps(arrival.content.value, sort_keys=True)

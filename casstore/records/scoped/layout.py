@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.format.canonical import Link
 from casstore.records.schema import Index, Key, Parent, RowTable, Schema, number_text
-from casstore.records.scoped.policy import Policy
+from casstore.records.scoped.policy import StatePolicy
 from casstore.records.scoped.scope_keys import Context
 from casstore.session.records import Draft, Record
 from casstore.store import Store
@@ -153,7 +153,7 @@ class RunGrant(NamedTuple):
     id: str
     caller: str
     capabilities: tuple[str, ...]
-    policy: Policy
+    policy: StatePolicy
     context: Context
     #: By scope; scopes that the context has no identity for are missing.
     scope_keys: dict[str, str]

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from casstore.errors import InvalidInputError
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
 from casstore.records.scoped.layout import ScopedTables
-from casstore.records.scoped.removal import Erased, Pulse, Removal
+from casstore.records.scoped.removal import Erased, Pulse, ValueRemoval
 from casstore.records.scoped.runs import RunGrants
-from casstore.records.scoped.scope import Entry, context_of, entries
+from casstore.records.scoped.scope import StateEntry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
 from casstore.session.arguments import check_callable, check_text
 from casstore.session.attempts import Attempts
@@ -24,7 +24,7 @@ from casstore.session.records import Record
 _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
 
 
-class Where(NamedTuple):
+class ContextFilter(NamedTuple):
     """The dimensions that a context must have; None: any."""
 
     runner_id: str | None
@@ -55,10 +55,10 @@ class Located(NamedTuple):
     generation: int
     #: The context in which it was first put.
     context: Context
-    entry: Entry
+    entry: StateEntry
 
 
-def check_where(where: Where) -> Where:
+def check_where(where: ContextFilter) -> ContextFilter:
     """Require at least one valid dimension: without one, all state would match."""
     for name, wanted in zip(_NAMES, where, strict=True):
         if wanted is not None:
@@ -68,7 +68,7 @@ def check_where(where: Where) -> Where:
     return where
 
 
-def located(tables: ScopedTables, where: Where) -> Iterator[Located]:
+def located(tables: ScopedTables, where: ContextFilter) -> Iterator[Located]:
     """The matching values that have not expired, by the key of their scope."""
 
     def read(record: Record) -> Located | None:
@@ -88,7 +88,7 @@ def located(tables: ScopedTables, where: Where) -> Iterator[Located]:
     return (one for one in found if one is not None)
 
 
-def delete(tables: ScopedTables, where: Where, pulse: Pulse | None) -> Erased:
+def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> Erased:
     """End the matching runs, then remove the matching values, including expired ones."""
     if pulse is not None:
         check_callable(pulse, "pulse")
@@ -107,7 +107,7 @@ def delete(tables: ScopedTables, where: Where, pulse: Pulse | None) -> Erased:
     return Erased(removed, ended)
 
 
-def _remove(tables: ScopedTables, where: Where, keys: Sequence[tuple[str, ...]]) -> int:
+def _remove(tables: ScopedTables, where: ContextFilter, keys: Sequence[tuple[str, ...]]) -> int:
     """Remove values in one write; how many."""
     attempts = Attempts("the state of a place")
     while True:
@@ -118,13 +118,13 @@ def _remove(tables: ScopedTables, where: Where, keys: Sequence[tuple[str, ...]])
             for record in tables.values.find_many(keys)
             if record is not None and _belongs(tables, where, record)
         ]
-        removal = Removal(tables)
+        removal = ValueRemoval(tables)
         count = removal.values([(one.key, tables.values.decode(one).origin) for one in still])
         if removal.commit():
             return count
 
 
-def _belongs(tables: ScopedTables, where: Where, record: Record) -> tuple[str, ...] | None:
+def _belongs(tables: ScopedTables, where: ContextFilter, record: Record) -> tuple[str, ...] | None:
     """The key of a matching value, or None."""
     return (
         record.key

@@ -16,7 +16,7 @@ _LISTS: Final = frozenset((tuple, list, set, frozenset))
 class Reason(StrEnum):
     """Why state was refused. Of several reasons, the first in this order is reported.
 
-    >>> outcome = state.update(context, Policy(enabled=False), "actor", "language", "de")
+    >>> outcome = state.update(context, StatePolicy(enabled=False), "actor", "language", "de")
     >>> outcome.reason == Reason.DISABLED
     True
     """
@@ -46,7 +46,7 @@ class Reason(StrEnum):
 class Quota(NamedTuple):
     """The limits of one scope. Bytes are those of the keys and of the values' JSON, in UTF-8.
 
-    >>> policy = Policy(quotas={"actor": Quota(max_keys=1)})
+    >>> policy = StatePolicy(quotas={"actor": Quota(max_keys=1)})
     >>> [state.update(context, policy, "actor", key, 1).ok for key in ("a", "b")]
     [True, False]
     """
@@ -55,10 +55,10 @@ class Quota(NamedTuple):
     max_bytes: int | None = None
 
 
-class Policy(NamedTuple):
+class StatePolicy(NamedTuple):
     """What a binding allows: whether state is enabled, which scopes, and their quotas.
 
-    >>> policy = Policy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
+    >>> policy = StatePolicy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
     >>> [state.update(context, policy, scope, "k", 1).ok for scope in ("actor", "conversation")]
     [True, False]
     """
@@ -71,36 +71,36 @@ class Policy(NamedTuple):
     def plain(self) -> list[Any]:
         """The policy as a value that can be stored.
 
-        >>> policy = Policy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
-        >>> Policy.from_plain(policy.plain()) == policy
+        >>> policy = StatePolicy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
+        >>> StatePolicy.from_plain(policy.plain()) == policy
         True
         """
         quotas = {scope: list(quota) for scope, quota in self.quotas.items()}
         return [self.enabled, list(self.scopes), quotas]
 
     @staticmethod
-    def from_plain(fields: Any) -> Policy:
+    def from_plain(fields: Any) -> StatePolicy:
         """Decode the result of ``plain``.
 
-        >>> stored = store.put_value(Policy(scopes=("actor",)).plain())
-        >>> Policy.from_plain(store.get_value(stored)).scopes
+        >>> stored = store.put_value(StatePolicy(scopes=("actor",)).plain())
+        >>> StatePolicy.from_plain(store.get_value(stored)).scopes
         ('actor',)
         """
         try:
             enabled, scopes, quotas = fields
-            return Policy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
+            return StatePolicy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
         except (TypeError, ValueError, AttributeError) as exc:
             raise CorruptionError("a policy is damaged") from exc
 
 
 #: The policy that applies by default.
-DEFAULT: Final = Policy()
+DEFAULT: Final = StatePolicy()
 
 
-class Outcome(NamedTuple):
+class UpdateOutcome(NamedTuple):
     """The result of an update, with a message for people and a reason for programs.
 
-    >>> outcome = state.update(context, Policy(), "actor", "language", "de")
+    >>> outcome = state.update(context, StatePolicy(), "actor", "language", "de")
     >>> outcome.ok, outcome.reason
     (True, None)
     """
@@ -112,10 +112,10 @@ class Outcome(NamedTuple):
     version: str | None = None
 
 
-def check_policy(policy: Policy) -> None:
+def check_policy(policy: StatePolicy) -> None:
     """Refuse an invalid policy: a mistyped scope would allow, or limit, nothing."""
-    if not isinstance(policy, Policy):
-        raise InvalidInputError(f"policy must be a Policy, got {type(policy).__name__}")
+    if not isinstance(policy, StatePolicy):
+        raise InvalidInputError(f"policy must be a StatePolicy, got {type(policy).__name__}")
     enabled, scopes, quotas = policy
     check_flag(enabled, "enabled of a policy")
     if type(scopes) not in _LISTS or not all(scope in SCOPES for scope in scopes):
@@ -141,7 +141,7 @@ def refuse(reason: Reason, message: str) -> NoReturn:
     raise StateRefusedError(reason, message)
 
 
-def allowed_key(context: Context, policy: Policy, scope: str) -> str:
+def allowed_key(context: Context, policy: StatePolicy, scope: str) -> str:
     """The key of an allowed scope; else StateRefusedError with the first reason."""
     require_allowed(policy, scope)
     key = key_of(context, scope)
@@ -150,7 +150,7 @@ def allowed_key(context: Context, policy: Policy, scope: str) -> str:
     return key
 
 
-def require_allowed(policy: Policy, scope: str) -> None:
+def require_allowed(policy: StatePolicy, scope: str) -> None:
     """StateRefusedError if the policy does not allow the scope."""
     if not policy.enabled:
         refuse(Reason.DISABLED, "the binding's policy does not enable state")

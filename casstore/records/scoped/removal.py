@@ -37,7 +37,7 @@ class Erased(NamedTuple):
     runs: int
 
 
-class Removal:
+class ValueRemoval:
     """One write that removes values, and other records with them."""
 
     def __init__(self, tables: ScopedTables) -> None:
@@ -161,7 +161,7 @@ def erase_found(tables: ScopedTables, leads: Sequence[Record], own: Sequence[Rec
         attempts.begin()
         leads = _still(tables.people, leads)
         own = _still(tables.run_actors, own)
-        removal = Removal(tables)
+        removal = ValueRemoval(tables)
         values = removal.values([(one.key[2:], tables.people.decode(one).origin) for one in leads])
         for record in leads:
             removal.record(tables.people, record)
@@ -212,7 +212,7 @@ def _drop_some(tables: ScopedTables, place: Key) -> int:
     while True:
         attempts.begin()
         found = islice(tables.values.scan(*place), REMOVED_AT_ONCE)
-        removal = Removal(tables)
+        removal = ValueRemoval(tables)
         count = removal.values([(record.key, None) for record in found])
         if removal.commit():
             return count

@@ -21,7 +21,7 @@ from casstore.errors import (
 from casstore.records.schema import RowPlace
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.layout import RunGrant, ScopedTables
-from casstore.records.scoped.policy import Policy, Quota, Reason
+from casstore.records.scoped.policy import Quota, Reason, StatePolicy
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
 from casstore.session.attempts import Attempts, read_again
@@ -44,7 +44,7 @@ class RunGrants:
         self,
         run_id: str,
         context: Context,
-        policy: Policy,
+        policy: StatePolicy,
         *,
         caller: str,
         capabilities: Sequence[str],

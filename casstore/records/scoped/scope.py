@@ -48,7 +48,7 @@ MAX_LISTED: Final = 100
 Built = TypeVar("Built")
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """A value of state; a value of None is not the same as no entry.
 
     >>> entry = state.scope(context, "actor").put("language", "de")
@@ -84,7 +84,7 @@ class KeyPage(NamedTuple):
     cursor: str | None
 
 
-class Usage(NamedTuple):
+class ScopeUsage(NamedTuple):
     """The keys and bytes that count towards the quota, including expired values not yet removed.
 
     >>> scope = state.scope(context, "actor")
@@ -97,7 +97,7 @@ class Usage(NamedTuple):
     size_bytes: int
 
 
-class Guard(Protocol):
+class ScopeGuard(Protocol):
     """A row that must exist, and allow the call, for every read and write."""
 
     @property
@@ -140,7 +140,12 @@ class Scope:
     """
 
     def __init__(
-        self, tables: ScopedTables, spot: Spot, context: Context, quota: Quota, guard: Guard | None
+        self,
+        tables: ScopedTables,
+        spot: Spot,
+        context: Context,
+        quota: Quota,
+        guard: ScopeGuard | None,
     ) -> None:
         self._tables = tables
         self._spot = spot
@@ -162,7 +167,7 @@ class Scope:
 
     # --- reading ------------------------------------------------------------------------
 
-    def find(self, key: str, *, generation: int | None = None) -> Entry | None:
+    def find(self, key: str, *, generation: int | None = None) -> StateEntry | None:
         """A value and its version, or None if it does not exist.
 
         ``generation`` reads an earlier generation: 0 is the one before the first reset.
@@ -244,20 +249,20 @@ class Scope:
             if values.decode(one).is_live(look.now_ms):
                 yield one.key[2]
 
-    def usage(self, *, generation: int | None = None) -> Usage:
+    def usage(self, *, generation: int | None = None) -> ScopeUsage:
         """The number of keys and bytes.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.put("language", "de")
         >>> scope.usage()  # the key, and the JSON of the value
-        Usage(keys=1, size_bytes=12)
+        ScopeUsage(keys=1, size_bytes=12)
         """
         head = self._look([], generation).head
-        return Usage(0, 0) if head is None else Usage(head.keys, head.size_bytes)
+        return ScopeUsage(0, 0) if head is None else ScopeUsage(head.keys, head.size_bytes)
 
     # --- writing ------------------------------------------------------------------------
 
-    def put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> Entry:
+    def put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> StateEntry:
         """Write a value, replacing an existing one.
 
         It expires after ``ttl_ms``; without, it never does. StateRefusedError, and nothing changes,
@@ -272,7 +277,7 @@ class Scope:
 
     def swap(
         self, key: str, value: Any, *, expected: str | None, ttl_ms: int | None = None
-    ) -> Entry:
+    ) -> StateEntry:
         """Write a value if the key has this version; None: if the key does not exist.
 
         StateConflictError, with the actual version, if not.
@@ -341,7 +346,9 @@ class Scope:
                 continue
             return True
 
-    def _put(self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None) -> Entry:
+    def _put(
+        self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None
+    ) -> StateEntry:
         name, content = _checked(key, value, ttl_ms)
         attempts = Attempts(f"scope {self._spot.key}")
         while True:
@@ -361,7 +368,7 @@ class Scope:
         content: Content,
         ttl_ms: int | None,
         expected: _Version | None,
-    ) -> Entry:
+    ) -> StateEntry:
         look = self._look([name])
         now_ms, there = look.now_ms, look.values[0]
         before = there if there is not None and there.is_live(now_ms) else None
@@ -398,7 +405,7 @@ class Scope:
         )
         self._tables.values.put(draft, value)
         put_leads(self._tables, draft, self._spot.scope, self._context, value, before)
-        return Entry(
+        return StateEntry(
             name,
             content.value,
             head.version,
@@ -518,11 +525,11 @@ def context_of(store: Store, stored: ValueRow) -> Context:
     return Context(*(get_linked(store, [fields])[0] if type(fields) is Link else fields))
 
 
-def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[Entry]:
+def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[StateEntry]:
     """Values as callers see them; linked values are read in one call."""
     linked = iter(get_linked(tables.store, [one.value for one in found if type(one.value) is Link]))
     return [
-        Entry(
+        StateEntry(
             one.key,
             restored(next(linked) if type(one.value) is Link else one.value),
             one.version,

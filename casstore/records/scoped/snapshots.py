@@ -20,7 +20,7 @@ from casstore.records.scoped.layout import (
     Spot,
     ValueRow,
 )
-from casstore.records.scoped.scope import Entry, Guard, entries
+from casstore.records.scoped.scope import ScopeGuard, StateEntry, entries
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import find_records
 
@@ -31,7 +31,7 @@ MAX_SNAPSHOT_BYTES: Final = 64 << 20
 class Moment(NamedTuple):
     """The entries of each scope asked for, and the id of the conversation's latest reset."""
 
-    scopes: list[list[Entry]]
+    scopes: list[list[StateEntry]]
     reset_id: str | None
 
 
@@ -42,7 +42,7 @@ def read_moment(
     prefix: str = "",
     generation: int | None = None,
     max_bytes: int = MAX_SNAPSHOT_BYTES,
-    guard: Guard | None = None,
+    guard: ScopeGuard | None = None,
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
     reading = _Reading(tables, spots, generation, max_bytes, guard)
@@ -118,7 +118,7 @@ class _Reading:
         spots: Sequence[Spot],
         generation: int | None,
         max_bytes: int,
-        guard: Guard | None,
+        guard: ScopeGuard | None,
     ) -> None:
         self._tables = tables
         self._spots = spots

@@ -11,11 +11,11 @@ from casstore.records.scoped import generations, places, removal, runs
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.generations import Generation
 from casstore.records.scoped.layout import RunGrant, ScopedTables, Spot
-from casstore.records.scoped.places import Located, Where
-from casstore.records.scoped.policy import DEFAULT, Outcome, Policy, Quota, Reason
+from casstore.records.scoped.places import ContextFilter, Located
+from casstore.records.scoped.policy import DEFAULT, Quota, Reason, StatePolicy, UpdateOutcome
 from casstore.records.scoped.removal import Erased, Pulse
 from casstore.records.scoped.runs import RUN_MS, STATE, RunGrants, RunGuard
-from casstore.records.scoped.scope import MAX_LISTED, Entry, Guard, KeyPage, Scope
+from casstore.records.scoped.scope import MAX_LISTED, KeyPage, Scope, ScopeGuard, StateEntry
 from casstore.records.scoped.scope_keys import (
     ACTOR_TYPE,
     SCOPES,
@@ -54,7 +54,7 @@ class ScopedState:
 
     # --- for the host -------------------------------------------------------------------
 
-    def scope(self, context: Context, scope: str, policy: Policy = DEFAULT) -> Scope:
+    def scope(self, context: Context, scope: str, policy: StatePolicy = DEFAULT) -> Scope:
         """One scope; StateRefusedError if the policy forbids it or its identity is missing.
 
         >>> entry = state.scope(context, "actor").put("language", "de")
@@ -69,29 +69,30 @@ class ScopedState:
     def update(
         self,
         context: Context,
-        policy: Policy,
+        policy: StatePolicy,
         scope: str,
         key: str,
         value: Any,
         *,
         ttl_ms: int | None = None,
-    ) -> Outcome:
+    ) -> UpdateOutcome:
         """Put a value, or return why it was refused; does not raise StateRefusedError.
 
-        >>> outcome = state.update(context, Policy(scopes=("actor",)), "runner", "mode", "fast")
+        >>> policy = StatePolicy(scopes=("actor",))
+        >>> outcome = state.update(context, policy, "runner", "mode", "fast")
         >>> outcome.ok, outcome.reason
         (False, <Reason.SCOPE_NOT_ENABLED: 'scope_not_enabled'>)
         """
         try:
             entry = self.scope(context, scope, policy).put(key, value, ttl_ms=ttl_ms)
         except StateRefusedError as refused:
-            return Outcome(False, str(refused), Reason(refused.reason), None)
-        return Outcome(True, None, None, entry.version)
+            return UpdateOutcome(False, str(refused), Reason(refused.reason), None)
+        return UpdateOutcome(True, None, None, entry.version)
 
     def snapshot(
         self,
         context: Context,
-        policy: Policy = DEFAULT,
+        policy: StatePolicy = DEFAULT,
         *,
         prefix: str = "",
         max_bytes: int = MAX_SNAPSHOT_BYTES,
@@ -118,7 +119,7 @@ class ScopedState:
         self,
         run_id: str,
         context: Context,
-        policy: Policy = DEFAULT,
+        policy: StatePolicy = DEFAULT,
         *,
         caller: str,
         capabilities: Sequence[str] = (STATE,),
@@ -315,7 +316,7 @@ class ScopedState:
         >>> [(found.scope, found.entry.key) for found in state.list_state(bot_id="bot")]
         [('actor', 'language')]
         """
-        where = Where(runner_id, binding_identity, bot_id, workspace_id)
+        where = ContextFilter(runner_id, binding_identity, bot_id, workspace_id)
         return places.located(self._tables, places.check_where(where))
 
     def delete_state(
@@ -337,7 +338,7 @@ class ScopedState:
         >>> state.delete_state(runner_id="helper")
         Erased(values=1, runs=0)
         """
-        where = Where(runner_id, binding_identity, bot_id, workspace_id)
+        where = ContextFilter(runner_id, binding_identity, bot_id, workspace_id)
         return places.delete(self._tables, places.check_where(where), pulse)
 
 
@@ -387,7 +388,7 @@ class RunState:
             self._tables, run.context, run.policy, run.scope_keys, prefix, max_bytes, self._guard
         )
 
-    def find(self, scope: str | None, key: str | None) -> Entry | None:
+    def find(self, scope: str | None, key: str | None) -> StateEntry | None:
         """A value of a scope, or None if it does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
@@ -400,7 +401,7 @@ class RunState:
 
     def put(
         self, scope: str | None, key: str | None, value: Any, *, ttl_ms: int | None = None
-    ) -> Entry:
+    ) -> StateEntry:
         """Write a value, replacing an existing one.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
@@ -418,7 +419,7 @@ class RunState:
         *,
         expected: str | None,
         ttl_ms: int | None = None,
-    ) -> Entry:
+    ) -> StateEntry:
         """Write a value if the key has this version; None: if the key does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
@@ -477,10 +478,10 @@ def _spot(context: Context, scope: str, key: str) -> Spot:
 def _scope(
     tables: ScopedTables,
     context: Context,
-    policy: Policy,
+    policy: StatePolicy,
     scope: str,
     key: str,
-    guard: Guard | None,
+    guard: ScopeGuard | None,
 ) -> Scope:
     quota = policy.quotas.get(scope, Quota())
     return Scope(tables, _spot(context, scope, key), context, quota, guard)
@@ -489,11 +490,11 @@ def _scope(
 def _snapshot(
     tables: ScopedTables,
     context: Context,
-    policy: Policy,
+    policy: StatePolicy,
     keys: dict[str, str],
     prefix: str,
     max_bytes: int,
-    guard: Guard | None,
+    guard: ScopeGuard | None,
 ) -> Snapshot:
     check_text(prefix, "prefix")
     check_count(max_bytes, "max_bytes")

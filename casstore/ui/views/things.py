@@ -15,8 +15,8 @@ from casstore.format.canonical import links_in
 from casstore.format.digest import Digest
 from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.maintenance.keepers import Keeper, find_keepers
-from casstore.maintenance.object_pass import newest_first
 from casstore.maintenance.removed_nodes import remembered
+from casstore.maintenance.sharing import newest_first
 from casstore.objects import graph
 from casstore.objects.stored import Stored, open_stored
 from casstore.session.heads import decode_head

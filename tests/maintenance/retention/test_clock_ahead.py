@@ -26,7 +26,7 @@ def require_sound(store: Store) -> None:
     found = [one for one in check(store, level="full").findings if one.severity != INFO]
     assert found == []
     assert gc.collect(store, grace_ms=0).problem is None
-    assert vacuum.vacuum(store, grace_ms=0).outcome is not vacuum.Outcome.FAILED
+    assert vacuum.vacuum(store, grace_ms=0).outcome is not vacuum.VacuumOutcome.FAILED
 
 
 def test_a_pin_goes_before_its_object_so_that_it_does_not_come_back(

@@ -13,7 +13,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CorruptionError, InvalidInputError, SessionDeletedError
 from casstore.format.digest import Digest
-from casstore.maintenance import erasure, gc, object_pass, sharing
+from casstore.maintenance import erasure, gc, sharing
 from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
@@ -171,7 +171,7 @@ def test_lists_are_bounded_and_counts_are_not(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "_ROOTS_AT_ONCE", 3)
-    monkeypatch.setattr(object_pass, "_PAGE", 2)
+    monkeypatch.setattr(sharing, "_PAGE", 2)
     for n in range(20):
         step(store, f"s{n:02}", *[f"{m}" for m in range(5)], text=LONG)
     store.session("s00").add_subjects(["anna"])

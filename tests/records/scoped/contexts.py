@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from casstore.records.scoped import SCOPES, Context, Policy
+from casstore.records.scoped import SCOPES, Context, StatePolicy
 
 RUNNER = "plugin:me/agent/default"
 HERE = Context(
@@ -17,5 +17,5 @@ HERE = Context(
     subject_id="ticket-7",
     subject_type="ticket",
 )
-ALL = Policy(scopes=SCOPES)
+ALL = StatePolicy(scopes=SCOPES)
 TALK: dict[str, Any] = {"workspace_id": "space-1", "bot_id": "bot-1", "conversation_id": "talk-1"}

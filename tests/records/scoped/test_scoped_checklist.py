@@ -34,11 +34,11 @@ from casstore.records.scoped import (
     MAX_VALUE_BYTES,
     SCOPES,
     Context,
-    Outcome,
-    Policy,
     Quota,
     Reason,
     ScopedState,
+    StatePolicy,
+    UpdateOutcome,
     binding_identity,
     scope_key,
 )
@@ -183,14 +183,14 @@ WRONGS: list[tuple[Reason, dict[str, Any]]] = [
 ]
 
 
-def update(states: ScopedState, wrongs: list[dict[str, Any]]) -> Outcome:
+def update(states: ScopedState, wrongs: list[dict[str, Any]]) -> UpdateOutcome:
     call: dict[str, Any] = {"context": HERE, "scope": "actor", "key": "k", "value": 1}
     policy: dict[str, Any] = {}
     # The first reason that applies decides: let it have the last word.
     for wrong in reversed(wrongs):
         policy |= wrong.get("policy", {})
         call |= {name: told for name, told in wrong.items() if name != "policy"}
-    return states.update(policy=Policy(**policy), **call)
+    return states.update(policy=StatePolicy(**policy), **call)
 
 
 @pytest.mark.parametrize(("reason", "wrong"), WRONGS, ids=[str(one) for one, _ in WRONGS])
@@ -223,7 +223,7 @@ def test_policy_order__of_two_reasons_the_first_is_told(first: int, second: int)
 
 def test_policy_order__a_policy_allows_conversation_and_actor_unless_told(store: Store) -> None:
     states = ScopedState(store)
-    allowed = {scope: states.update(HERE, Policy(), scope, "k", 1).ok for scope in SCOPES}
+    allowed = {scope: states.update(HERE, StatePolicy(), scope, "k", 1).ok for scope in SCOPES}
     assert allowed == {"conversation": True, "actor": True, "subject": False, "runner": False}
 
 
@@ -322,8 +322,8 @@ def test_json_only__what_json_says_otherwise_is_read_as_json_says_it(store: Stor
 def test_snapshot__four_dicts_always(store: Store) -> None:
     states = ScopedState(store)
     assert states.snapshot(NOBODY, ALL) == EMPTY
-    assert states.snapshot(HERE, Policy(enabled=False)) == EMPTY
-    assert states.snapshot(HERE, Policy(scopes=("actor",))) == EMPTY
+    assert states.snapshot(HERE, StatePolicy(enabled=False)) == EMPTY
+    assert states.snapshot(HERE, StatePolicy(scopes=("actor",))) == EMPTY
 
 
 def test_snapshot__tells_the_conversations_id_and_does_not_write_it(store: Store) -> None:
@@ -331,7 +331,7 @@ def test_snapshot__tells_the_conversations_id_and_does_not_write_it(store: Store
     before = contents(store)
     seeded = {"external.conversation_id": "talk-1"}
     assert states.snapshot(HERE)["conversation"] == seeded
-    assert states.snapshot(HERE, Policy(scopes=("actor",)))["conversation"] == {}
+    assert states.snapshot(HERE, StatePolicy(scopes=("actor",)))["conversation"] == {}
     assert contents(store) == before
     scope = states.scope(HERE, "conversation")
     assert scope.find("external.conversation_id") is None

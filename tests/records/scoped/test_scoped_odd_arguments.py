@@ -11,9 +11,9 @@ from casstore.records.scoped import (
     SCOPES,
     ActorErasure,
     Context,
-    Policy,
     Quota,
     ScopedState,
+    StatePolicy,
     binding_identity,
     scope_key,
 )
@@ -23,7 +23,7 @@ from tests.records.refusals import NAN, SURROGATE, CountingEngine, assert_refuse
 ODD: Any = 5
 NONE: Any = None
 HERE = Context("runner", bot_id="bot", conversation_id="talk", actor_id="anna")
-ALL = Policy(scopes=SCOPES)
+ALL = StatePolicy(scopes=SCOPES)
 
 
 @pytest.fixture
@@ -93,22 +93,22 @@ def test_it_is_refused(engine: CountingEngine, states: ScopedState, call: str) -
     assert states.snapshot(HERE)["actor"] == {"key": "value"}
 
 
-POLICIES: dict[str, Policy] = {
-    "enabled by a text": Policy("no"),  # type: ignore[arg-type]
-    "enabled by a number": Policy(1),  # type: ignore[arg-type]
-    "scopes that are none": Policy(scopes=NONE),
-    "one scope": Policy(scopes="actor"),  # type: ignore[arg-type]
-    "scopes that are lists": Policy(scopes=("actor", [])),  # type: ignore[arg-type]
-    "a scope that there is not": Policy(scopes=("actor", "actors")),
-    "scopes that can be read once": Policy(scopes=iter(["actor"])),  # type: ignore[arg-type]
-    "quotas that are none": Policy(quotas=NONE),
-    "quotas that are a list": Policy(quotas=[Quota()]),  # type: ignore[arg-type]
-    "a quota of a scope that there is not": Policy(quotas={"actors": Quota(1)}),
-    "a quota that is a number": Policy(quotas={"actor": ODD}),
-    "a quota that is two": Policy(quotas={"actor": (1, 2)}),  # type: ignore[dict-item]
-    "a quota of a text": Policy(quotas={"actor": Quota("9")}),  # type: ignore[arg-type]
-    "a quota below zero": Policy(quotas={"actor": Quota(max_bytes=-1)}),
-    "a quota that is no number": Policy(quotas={"actor": Quota(max_bytes=NAN)}),  # type: ignore[arg-type]
+POLICIES: dict[str, StatePolicy] = {
+    "enabled by a text": StatePolicy("no"),  # type: ignore[arg-type]
+    "enabled by a number": StatePolicy(1),  # type: ignore[arg-type]
+    "scopes that are none": StatePolicy(scopes=NONE),
+    "one scope": StatePolicy(scopes="actor"),  # type: ignore[arg-type]
+    "scopes that are lists": StatePolicy(scopes=("actor", [])),  # type: ignore[arg-type]
+    "a scope that there is not": StatePolicy(scopes=("actor", "actors")),
+    "scopes that can be read once": StatePolicy(scopes=iter(["actor"])),  # type: ignore[arg-type]
+    "quotas that are none": StatePolicy(quotas=NONE),
+    "quotas that are a list": StatePolicy(quotas=[Quota()]),  # type: ignore[arg-type]
+    "a quota of a scope that there is not": StatePolicy(quotas={"actors": Quota(1)}),
+    "a quota that is a number": StatePolicy(quotas={"actor": ODD}),
+    "a quota that is two": StatePolicy(quotas={"actor": (1, 2)}),  # type: ignore[dict-item]
+    "a quota of a text": StatePolicy(quotas={"actor": Quota("9")}),  # type: ignore[arg-type]
+    "a quota below zero": StatePolicy(quotas={"actor": Quota(max_bytes=-1)}),
+    "a quota that is no number": StatePolicy(quotas={"actor": Quota(max_bytes=NAN)}),  # type: ignore[arg-type]
 }
 
 

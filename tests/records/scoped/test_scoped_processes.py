@@ -11,7 +11,7 @@ import pytest
 
 import casstore
 from casstore.errors import StateConflictError, StateRefusedError
-from casstore.records.scoped import Policy, Quota, Reason, ScopedState
+from casstore.records.scoped import Quota, Reason, ScopedState, StatePolicy
 from casstore.store import Store
 from tests.records.scoped.contexts import ALL, HERE, TALK
 
@@ -40,7 +40,7 @@ def mixed(store: Store, number: int) -> dict[str, Any]:
     """A bit of everything on shared scopes; what this process alone knows."""
     states = ScopedState(store)
     context = HERE._replace(actor_id=f"actor-{number}")
-    tight = Policy(scopes=("runner",), quotas={"runner": Quota(max_keys=PROCESSES * 4)})
+    tight = StatePolicy(scopes=("runner",), quotas={"runner": Quota(max_keys=PROCESSES * 4)})
     shared = states.scope(context, "conversation")
     first = states.update(context, ALL, "subject", "first", number)
     counted = granted = won = 0
@@ -84,7 +84,7 @@ def beginning(store: Store, number: int) -> int:
     """One of the same run for all: the first freezes it."""
     states = ScopedState(store)
     try:
-        states.begin_run("r", HERE, Policy(scopes=("actor",)), caller=f"caller-{number}")
+        states.begin_run("r", HERE, StatePolicy(scopes=("actor",)), caller=f"caller-{number}")
     except casstore.CasstoreError:
         return 0
     states.run("r", caller=f"caller-{number}").put("actor", "k", number)

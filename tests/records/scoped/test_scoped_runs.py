@@ -12,7 +12,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write
 from casstore.errors import InvalidInputError, RunFrozenError, StateRefusedError
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.scoped import Context, Policy, Quota, Reason, RunState, ScopedState
+from casstore.records.scoped import Context, Quota, Reason, RunState, ScopedState, StatePolicy
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from tests.records.conftest import Clock
@@ -31,10 +31,10 @@ def refusal(call: Callable[[], Any]) -> str:
 
 def test_frozen_authorisation__a_change_of_policy_in_mid_run_has_no_effect(store: Store) -> None:
     states = ScopedState(store)
-    policy = Policy(scopes=("conversation", "actor"), quotas={"actor": Quota(max_keys=1)})
+    policy = StatePolicy(scopes=("conversation", "actor"), quotas={"actor": Quota(max_keys=1)})
     states.begin_run("r1", HERE, policy, caller=ME)
     # The binding is changed: less for some, more for others. Only new runs see it.
-    later = Policy(scopes=("runner",))
+    later = StatePolicy(scopes=("runner",))
     states.begin_run("r2", HERE, later, caller=ME)
     first, second = states.run("r1", caller=ME), states.run("r2", caller=ME)
     first.put("actor", "k", 1)
@@ -120,7 +120,7 @@ def test_a_run_without_the_capability_reaches_no_state(store: Store) -> None:
 
 def test_the_gate_refuses_in_one_order(store: Store) -> None:
     states = ScopedState(store)
-    off = Policy(enabled=False)
+    off = StatePolicy(enabled=False)
     states.begin_run("r", Context("runner"), off, caller=ME, capabilities=())
     assert refusal(lambda: states.run(None, caller=None)) == Reason.NO_RUN_ID
     assert refusal(lambda: states.run("", caller=ME)) == Reason.NO_RUN_ID
@@ -135,7 +135,7 @@ def test_the_gate_refuses_in_one_order(store: Store) -> None:
     assert refusal(lambda: gate.find("galaxy", "k")) == Reason.DISABLED
     assert refusal(lambda: gate.list_keys("actor")) == Reason.DISABLED
     assert gate.snapshot() == {"conversation": {}, "actor": {}, "subject": {}, "runner": {}}
-    states.begin_run("t", Context("runner"), Policy(), caller=ME)
+    states.begin_run("t", Context("runner"), StatePolicy(), caller=ME)
     gate = states.run("t", caller=ME)
     assert refusal(lambda: gate.put("galaxy", "k", object())) == Reason.UNKNOWN_SCOPE
     assert refusal(lambda: gate.put("runner", "k", object())) == Reason.SCOPE_NOT_ENABLED
@@ -186,9 +186,9 @@ def test_after_its_end_a_run_reaches_nothing(store: Store) -> None:
     assert states.snapshot(HERE)["actor"] == {"k": 1}
 
 
-@pytest.mark.parametrize("later", [Policy(enabled=False), ALL])
+@pytest.mark.parametrize("later", [StatePolicy(enabled=False), ALL])
 def test_another_run_under_the_id_of_one_that_ended_does_not_speak_for_it(
-    store: Store, later: Policy
+    store: Store, later: StatePolicy
 ) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME)
@@ -270,7 +270,7 @@ def test_of_two_that_change_a_run_at_once_one_comes_first(store: Store) -> None:
 
         engine.write = write
 
-    first(lambda: states.begin_run("r", HERE, Policy(scopes=("actor",)), caller="you"))
+    first(lambda: states.begin_run("r", HERE, StatePolicy(scopes=("actor",)), caller="you"))
     with pytest.raises(RunFrozenError):
         states.begin_run("r", HERE, ALL, caller=ME)
     run = states.find_run("r")
@@ -318,7 +318,7 @@ def test_a_run_sees_the_conversation_begin_anew(store: Store) -> None:
         ("", {}), (None, {}), ("r\0", {}), ("r", {"caller": ""}), ("r", {"caller": " "}),
         ("r", {"caller": None}), ("r", {"ttl_ms": 0}), ("r", {"ttl_ms": None}),
         ("r", {"capabilities": "state"}), ("r", {"capabilities": [1]}),
-        ("r", {"policy": Policy(scopes=("galaxy",))}), ("r", {"context": Context("")}),
+        ("r", {"policy": StatePolicy(scopes=("galaxy",))}), ("r", {"context": Context("")}),
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_and_nothing_is_written(

@@ -23,7 +23,15 @@ from casstore.errors import (
 )
 from casstore.maintenance import expiring, gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.scoped import Entry, Policy, Quota, Reason, Scope, ScopedState, changes
+from casstore.records.scoped import (
+    Quota,
+    Reason,
+    Scope,
+    ScopedState,
+    StateEntry,
+    StatePolicy,
+    changes,
+)
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.records import Record, Table
 from casstore.store import Store
@@ -33,11 +41,11 @@ from tests.records.scoped.contexts import ALL, HERE
 
 
 def actor_scope(store: Store, quota: Quota | None = None) -> Scope:
-    policy = Policy() if quota is None else Policy(quotas={"actor": quota})
+    policy = StatePolicy() if quota is None else StatePolicy(quotas={"actor": quota})
     return ScopedState(store).scope(HERE, "actor", policy)
 
 
-def found(scope: Scope, key: str) -> Entry:
+def found(scope: Scope, key: str) -> StateEntry:
     entry = scope.find(key)
     assert entry is not None
     return entry
@@ -306,7 +314,7 @@ def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
 
 def test_however_much_has_expired_makes_room_at_once(store: Store, clock: Clock) -> None:
     quota = Quota(max_bytes=10_000)
-    actor = ScopedState(store).scope(HERE, "actor", Policy(quotas={"actor": quota}))
+    actor = ScopedState(store).scope(HERE, "actor", StatePolicy(quotas={"actor": quota}))
     for number in range(changes.REMOVED_AT_ONCE + 100):
         actor.put(f"k{number:03}", 1234567, ttl_ms=10)
     actor.put("stays", 1)
@@ -352,12 +360,12 @@ def test_a_quota_holds_with_many_writers(store: Store, quota: Quota) -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(quotas={"galaxy": Quota()}), Policy(quotas={"actor": Quota(-1)}),
-        Policy(quotas={"actor": Quota(1.5)}), Policy(scopes=("galaxy",)),  # type: ignore[arg-type]
-        Policy(enabled=1), Policy(scopes="actor"),  # type: ignore[arg-type]
+        StatePolicy(quotas={"galaxy": Quota()}), StatePolicy(quotas={"actor": Quota(-1)}),
+        StatePolicy(quotas={"actor": Quota(1.5)}), StatePolicy(scopes=("galaxy",)),  # type: ignore[arg-type]
+        StatePolicy(enabled=1), StatePolicy(scopes="actor"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused_when_it_is_frozen(store: Store, policy: Policy) -> None:
+def test_what_is_no_policy_is_refused_when_it_is_frozen(store: Store, policy: StatePolicy) -> None:
     with pytest.raises(InvalidInputError):
         ScopedState(store).begin_run("r", HERE, policy, caller="me")
 

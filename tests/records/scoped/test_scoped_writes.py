@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from casstore.records.scoped import Policy, Quota, ScopedState
+from casstore.records.scoped import Quota, ScopedState, StatePolicy
 from casstore.records.scoped.expiry import sweep
 from casstore.store import Store
 from tests.records.conftest import Clock
@@ -18,7 +18,7 @@ from tests.records.scoped.contexts import ALL, HERE, TALK
 
 BOB = HERE._replace(actor_id="bob", subject_type="user", subject_id="ann")
 LONG = ["x" * 3000]
-TIGHT = Policy(quotas={"actor": Quota(max_keys=3)})
+TIGHT = StatePolicy(quotas={"actor": Quota(max_keys=3)})
 
 
 def filled(store: Store) -> ScopedState:
@@ -91,7 +91,7 @@ def test_an_operation_reads_once_and_writes_once(store: Store) -> None:
         setattr(engine, name, partial(counted, getattr(engine, name), name))
     scope = states.scope(HERE, "actor")
     nobody = HERE._replace(actor_id="new")
-    actors = Policy(scopes=("actor",))
+    actors = StatePolicy(scopes=("actor",))
     costs: list[tuple[Callable[[], Any], list[str]]] = [
         (lambda: scope.put("k", 1), ["get_rows", "write"]),
         (lambda: scope.find("k"), ["get_rows"]),

@@ -11,8 +11,8 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import open_dictionary
 from casstore.engine.lmdb.page_scan.trees import NEWEST, STRAY
-from casstore.engine.lmdb.pages import Entry, PageFile
-from casstore.engine.lmdb.slab import Directory, Slab
+from casstore.engine.lmdb.pages import LeafEntry, PageFile
+from casstore.engine.lmdb.slab import Slab, SlabDirectory
 from casstore.engine.protocol import NewObject, StoredObject
 from casstore.errors import CorruptionError
 from casstore.format.hashing import DIGEST_BYTES, check_object
@@ -48,7 +48,7 @@ class FoundSlabs:
         self._compressor = Compressor(self._dictionary)
         self._decoded: OrderedDict[FoundSlab, Slab] = OrderedDict()
         self._decoded_bytes = 0
-        self._directories: OrderedDict[FoundSlab, Directory] = OrderedDict()
+        self._directories: OrderedDict[FoundSlab, SlabDirectory] = OrderedDict()
         #: Digests of lost objects, by id, found through index rows.
         self.lost_digests: dict[int, bytes] = {}
 
@@ -60,7 +60,7 @@ class FoundSlabs:
 
     # --- adding ---------------------------------------------------------------------------
 
-    def add_entry(self, page: int, entry: Entry, rank: int) -> bool:
+    def add_entry(self, page: int, entry: LeafEntry, rank: int) -> bool:
         """Add an entry of a page; False if it is not a valid slab."""
         if len(entry.key) != _ID_BYTES:
             return False
@@ -80,7 +80,7 @@ class FoundSlabs:
         self._found.append(found)
         return True
 
-    def _position_of(self, number: int, entry: Entry) -> int:
+    def _position_of(self, number: int, entry: LeafEntry) -> int:
         page = self._file.page(number)
         return -1 if page is None else page.entries.index(entry)
 
@@ -97,7 +97,7 @@ class FoundSlabs:
         """Add a slab whose ids were determined by ``keyless``."""
         self._found.append(found)
 
-    def add_dictionary(self, entry: Entry) -> bool:
+    def add_dictionary(self, entry: LeafEntry) -> bool:
         """Add an entry of a page; False if it is not a valid dictionary."""
         if len(entry.key) != _NUMBER_BYTES:
             return False
@@ -179,7 +179,7 @@ class FoundSlabs:
             raise CorruptionError(f"page {found.page} cannot be read")
         return value
 
-    def directory(self, found: FoundSlab) -> Directory:
+    def directory(self, found: FoundSlab) -> SlabDirectory:
         """The directory of a slab; CorruptionError if its page has become unreadable."""
         decoded = self._decoded.get(found)
         if decoded is not None:

@@ -16,8 +16,8 @@ from casstore.engine.lmdb.index import PREFIX_BYTES
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlab, FoundSlabs
 from casstore.engine.lmdb.page_scan.reachable import index_rows
 from casstore.engine.lmdb.page_scan.trees import STRAY
-from casstore.engine.lmdb.pages import Page, PageFile
-from casstore.engine.lmdb.slab import Directory
+from casstore.engine.lmdb.pages import DecodedPage, PageFile
+from casstore.engine.lmdb.slab import SlabDirectory
 from casstore.errors import CorruptionError
 
 _ID_BYTES: Final = 8
@@ -32,11 +32,11 @@ _TRIED_SLABS: Final = 3
 class _Keyless(NamedTuple):
     """A slab in a run of overflow pages that no leaf refers to."""
 
-    page: Page
-    directory: Directory
+    page: DecodedPage
+    directory: SlabDirectory
 
 
-def place_slabs(file: PageFile, found: FoundSlabs, runs: Sequence[Page]) -> None:
+def place_slabs(file: PageFile, found: FoundSlabs, runs: Sequence[DecodedPage]) -> None:
     """Add the slabs in ``runs``, with the ids that their checksums confirm."""
     opened = [(page, _open(file, page)) for page in runs]
     keyless = [_Keyless(page, directory) for page, directory in opened if directory is not None]
@@ -64,7 +64,7 @@ def place_slabs(file: PageFile, found: FoundSlabs, runs: Sequence[Page]) -> None
                 break
 
 
-def _open(file: PageFile, page: Page) -> Directory | None:
+def _open(file: PageFile, page: DecodedPage) -> SlabDirectory | None:
     value = file.run_content(page)
     try:
         return slabs.read_directory(bytes(_ID_BYTES), value or b"", check=False)
@@ -97,7 +97,7 @@ def _free_first_ids(found: FoundSlabs, count: int) -> Iterator[int]:
     yield from range(next_id, next_id + slabs.MAX_OBJECTS)
 
 
-def place_dictionaries(file: PageFile, found: FoundSlabs, runs: Sequence[Page]) -> None:
+def place_dictionaries(file: PageFile, found: FoundSlabs, runs: Sequence[DecodedPage]) -> None:
     """Add the dictionaries in ``runs``, each under the number whose slabs it can decompress."""
     missing = found.missing_dictionaries()
     for page in runs:
@@ -112,7 +112,7 @@ def place_dictionaries(file: PageFile, found: FoundSlabs, runs: Sequence[Page]) 
                 break
 
 
-def _open_dictionary(file: PageFile, page: Page) -> bytes | None:
+def _open_dictionary(file: PageFile, page: DecodedPage) -> bytes | None:
     """The dictionary in a run of pages. Its frame records its own length."""
     try:
         return open_dictionary(0, file.run_content(page), file.path)

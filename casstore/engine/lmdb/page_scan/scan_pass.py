@@ -20,10 +20,10 @@ from casstore.engine.lmdb.page_scan.trees import BEFORE, NEWEST, SAVED_TABLES, S
 from casstore.engine.lmdb.pages import (
     LEAF,
     OVERFLOW,
-    Entry,
+    DecodedPage,
+    LeafEntry,
     Lost,
     Meta,
-    Page,
     PageFile,
     read_record,
 )
@@ -79,7 +79,7 @@ class ScanPass:
         """
         return self._written_sum not in (None, self._sum.encode())
 
-    def run(self) -> list[Page]:
+    def run(self) -> list[DecodedPage]:
         """Scan the file; returns the runs of overflow pages that belong to no known entry."""
         metas = self._file.metas()
         for rank in (NEWEST, BEFORE):
@@ -140,7 +140,7 @@ class ScanPass:
         self._visited.add(page)
         return True
 
-    def _visit_run(self, entry: Entry) -> None:
+    def _visit_run(self, entry: LeafEntry) -> None:
         if entry.value is None:
             length = min(self._file.run_length(entry.size), _LONGEST_RUN_PAGES)
             for page in range(entry.run, entry.run + length):
@@ -182,7 +182,7 @@ class ScanPass:
         if damaged:
             gaps.append(Lost(0, below, None, "a row is damaged"))
 
-    def _prove(self, table: str, entry: Entry, rank: int) -> bytes | None:
+    def _prove(self, table: str, entry: LeafEntry, rank: int) -> bytes | None:
         stored = self._file.value(entry)
         if stored is None or len(stored) < CHECKSUM_BYTES or not 0 < len(entry.key) < 512:
             return None
@@ -236,9 +236,9 @@ class ScanPass:
 
     # --- stray pages --------------------------------------------------------------------------
 
-    def _scan_strays(self) -> list[Page]:
+    def _scan_strays(self) -> list[DecodedPage]:
         """Scan the stray pages; returns the runs of overflow pages that no known entry owns."""
-        runs: list[Page] = []
+        runs: list[DecodedPage] = []
         damaged_tables = self._gaps.damaged_tables()
         total = self._file.page_count
         for page in self._file.pages():
@@ -254,7 +254,7 @@ class ScanPass:
         known = self._slabs.runs()
         return [page for page in runs if page.number not in known]
 
-    def _add_stray(self, page: int, entry: Entry, damaged_tables: list[str]) -> None:
+    def _add_stray(self, page: int, entry: LeafEntry, damaged_tables: list[str]) -> None:
         if self._slabs.add_entry(page, entry, STRAY) or self._slabs.add_dictionary(entry):
             return
         for table in damaged_tables:
