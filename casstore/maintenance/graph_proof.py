@@ -7,7 +7,8 @@ Manifests are given one after the other, and nodes that they share are read once
 spine names all nodes that it covers, in order: a spine that was proven, whether as a whole graph or
 as the beginning of one, need not be proven again. That serves graphs of one branch. A graph of
 several branches is followed from where its index parts from the last such graph. What is kept
-is 100 bytes for every page of sixteen nodes, and 56 bytes a node of one graph with branches.
+is 100 bytes for every page of sixteen nodes, 56 bytes a node of one graph with branches, and 16 MiB
+for the filter that finds repeated ids of a long path.
 
 ``rebuild_node_index`` makes the index of a graph from its nodes alone, for a store in which parts
 of the index are damaged.
@@ -19,6 +20,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from casstore.errors import BundleLimitError, CorruptionError
@@ -26,7 +28,7 @@ from casstore.format.canonical import Link
 from casstore.format.hashing import DIGEST_BYTES, digest_of
 from casstore.format.manifest import NOTHING, Manifest
 from casstore.format.node import NodeHeader
-from casstore.format.node_index import HASH_BYTES, PAGE_NODES, Tail, id_hash
+from casstore.format.node_index import HASH_BYTES, PAGE_NODES, RUN_NODES, SPLIT_LEVEL, Tail, id_hash
 from casstore.format.splitting import Emit
 from casstore.objects import graph as objects
 from casstore.objects.node_index import IndexCache, NodeIndex, common_prefix, empty_index
@@ -38,6 +40,8 @@ _NONE: Final = -1
 _FEW: Final = 64
 # How many spines are remembered.
 _MAX_PROVEN: Final = 1_000_000
+# The bits of the filter for ids of a long path: a million nodes leave one in a hundred set.
+_FILTER_BITS: Final = 1 << 27
 
 
 class IndexMismatch(CorruptionError):
@@ -60,6 +64,9 @@ class GraphProof:
         # The path that was proven last, and its last node.
         self._path = empty_index(reader, self._cache)
         self._path_end: NodeHeader | None = None
+        # One bit for each hash of an id of that path; None until enough ids were looked for.
+        self._filter: bytearray | None = None
+        self._looked_for = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -97,6 +104,7 @@ class GraphProof:
             before = self._path.digests(range(max(0, start - 1), start))
             builder = self._path.builder(_named)
         else:
+            self._filter, self._looked_for = None, 0
             start = self._proven_pages(index) * PAGE_NODES
             # The node before is the parent of the first.
             before = index.digests(range(max(0, start - 1), start))
@@ -162,14 +170,30 @@ class GraphProof:
         return low
 
     def _require_new_ids(self, index: NodeIndex, start: int) -> None:
-        """Raise if a node from position ``start`` on has the id of another."""
-        for first in range(start, index.count, _READ_BATCH):
-            batch = range(first, min(first + _READ_BATCH, index.count))
-            hashes = index.hashes(batch)
-            wanted = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+        """Raise if a node from position ``start`` on has the id of another.
+
+        Looking for one id among a million reads up to 360 KB of the index, so on a long path a
+        filter answers first: an id whose bit is not set is new.
+        """
+        self._looked_for += index.count - start
+        is_long = index.count >= RUN_NODES[SPLIT_LEVEL]
+        if self._filter is None and is_long and self._looked_for * _FEW >= index.count:
+            self._filter = bytearray(_FILTER_BITS // 8)
+            start = 0
+        hashes = self._hashes_of(index, start)
+        if self._filter is not None:
+            known = self._filter
+            hashes = (hashed for hashed in hashes if _is_set(known, hashed))
+        while wanted := list(islice(hashes, _READ_BATCH)):
             for alike in index.candidates(wanted):
                 if len(alike) > 1:
                     self._require_distinct_at(index.digests(alike))
+
+    def _hashes_of(self, index: NodeIndex, start: int) -> Iterator[bytes]:
+        """The hashes of the ids from position ``start`` on."""
+        for first in range(start, index.count, _READ_BATCH):
+            hashes = index.hashes(range(first, min(first + _READ_BATCH, index.count)))
+            yield from [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
 
     # --- several branches -----------------------------------------------------------------
 
@@ -376,3 +400,13 @@ def rebuild_node_index(reader: PieceReader, digest: bytes, manifest: Manifest, e
         own = bytes(digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
         builder.append(bytes(hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]), [far], [own])
     return builder.finish()
+
+
+def _is_set(known: bytearray, hashed: bytes) -> bool:
+    """True if the bit of a hash is set in a filter; sets it."""
+    number = int.from_bytes(hashed, "big") % _FILTER_BITS
+    at, bit = number >> 3, 1 << (number & 7)
+    if known[at] & bit:
+        return True
+    known[at] |= bit
+    return False

@@ -12,12 +12,13 @@ from casstore.engine.protocol import NewObject, PutRow, Write
 from casstore.errors import CorruptionError
 from casstore.format.closure import links_of
 from casstore.format.hashing import Kind
-from casstore.format.node_index import RUN_NODES
+from casstore.format.node_index import RUN_NODES, SPLIT_LEVEL
 from casstore.maintenance.check import check
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch, rebuild_node_index
 from casstore.maintenance.salvage import salvage
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session.data import Commit, NodeDraft
+from casstore.session.graph import _Growth
 from casstore.store import Store
 from tests.maintenance.wounds import flip, open_store, wounding
 
@@ -72,6 +73,30 @@ def test_a_proof_finds_an_index_of_other_nodes() -> None:
         far = tail._replace(distances=(*tail.distances[:-1], tail.distances[-1] + 1))
         with pytest.raises(CorruptionError):
             proof.prove(state.head.manifest, state.manifest._replace(node_index=far))
+
+
+@pytest.mark.parametrize("size", [700, 2_000])
+def test_a_proof_finds_an_id_that_a_long_path_has_twice(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``size`` nodes a revision: the filter is made when the path is long, and is kept."""
+    monkeypatch.setattr(_Growth, "_require_new", lambda self, nodes: None)
+    store = Store(MemoryEngine())
+    session = store.session("s")
+    count = RUN_NODES[SPLIT_LEVEL] + 2 * size
+    for start in range(0, count, size):
+        session.append(*[NodeDraft(f"n{at}", None) for at in range(start, start + size)])
+    proof = GraphProof(PieceReader(store.engine))
+
+    def prove() -> None:
+        for entry in reversed(list(session.history())):
+            state = store._runtime.at("s", entry)
+            proof.prove(state.head.manifest, state.manifest)
+
+    prove()
+    session.append(NodeDraft("n5", "another"))
+    with pytest.raises(CorruptionError, match="two nodes 'n5'"):
+        prove()
 
 
 @pytest.mark.usefixtures("slab_a_commit")
