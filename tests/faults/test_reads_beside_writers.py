@@ -18,7 +18,7 @@ import pytest
 import casstore
 
 ROOT = Path(__file__).parent.parent.parent
-READS = 150_000
+READS = 60_000
 
 _WRITER = """
 import sys, casstore
