@@ -462,6 +462,75 @@ class PackReport(NamedTuple):
         )
 
 
+class VectorPart(NamedTuple):
+    """A part of a path. Its vectors are copied together."""
+
+    path: bytes
+    part: bytes
+
+
+class VectorCopy(NamedTuple):
+    """The vectors that a row holds, to be copied."""
+
+    row: RowKey
+    name: bytes
+    #: Of two equally similar names, the one with the lower number comes first.
+    created: int
+    #: Another version of a name replaces its vectors.
+    version: int
+    dims: int
+    #: float32, little-endian, one after the other.
+    vectors: bytes
+
+
+class NearVector(NamedTuple):
+    """A name, and the cosine similarity of its best vector, about."""
+
+    path: bytes
+    part: bytes
+    name: bytes
+    score: float
+
+
+class VectorSearch(Protocol):
+    """Copies of vectors that the engine can search. All of it is derived from rows.
+
+    A copy belongs to a space, of which only one is in use, to a path, and to a part of the path.
+    """
+
+    def parts(self, space: str, start: bytes, stop: bytes) -> dict[VectorPart, int]:
+        """The stamps of the parts with ``start <= path < stop``."""
+        ...
+
+    def replace(
+        self, space: str, part: VectorPart, stamp: int, copies: Sequence[VectorCopy]
+    ) -> bool:
+        """Make the copies of a part these; False if one of their rows does not exist any more."""
+        ...
+
+    def keep_only(self, space: str) -> None:
+        """Delete the copies of all other spaces."""
+        ...
+
+    def nearest(
+        self, space: str, start: bytes, stop: bytes, query: Sequence[float], limit: int
+    ) -> list[NearVector]:
+        """The names with ``start <= path < stop`` whose best vector is most similar, by cosine."""
+        ...
+
+
+@runtime_checkable
+class VectorSearching(Protocol):
+    """An engine that may be able to search vectors."""
+
+    def vector_search(self, dims: int, *, install: bool = False) -> VectorSearch | None:
+        """The copies of vectors; None if the engine cannot search vectors of ``dims`` dimensions.
+
+        ``install`` sets up what the search needs, where that is possible.
+        """
+        ...
+
+
 @runtime_checkable
 class Collecting(Protocol):
     """An engine that can remove unreachable objects."""

@@ -52,7 +52,13 @@ from casstore.adapters.langgraph.item_records import (
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.sweeping import Sweeper
-from casstore.adapters.langgraph.vector_index import Embedded, VectorIndex, fields_of, packed
+from casstore.adapters.langgraph.vector_index import (
+    Distance,
+    Embedded,
+    VectorIndex,
+    fields_of,
+    packed,
+)
 from casstore.adapters.langgraph.vector_records import (
     INDEX_KEY,
     IndexRow,
@@ -60,9 +66,11 @@ from casstore.adapters.langgraph.vector_records import (
     vectors_key,
 )
 from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
+from casstore.adapters.langgraph.vector_server import ServerRanking
 from casstore.adapters.langgraph.vector_writing import TICK_US, describe, now_ticks, put_vectors
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
+from casstore.engine.protocol import VectorSearch, VectorSearching
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -134,8 +142,13 @@ class CasstoreStore(StoreClient, BaseStore):
     from_conn_string = from_path
 
     def setup(self) -> None:
-        """Open the store. LangGraph's own stores create their tables here; this one needs none."""
+        """Open the store; with an index on PostgreSQL, add pgvector if the server has it.
+
+        Nothing else is needed: LangGraph's own stores create their tables here.
+        """
         self._pool.open_blocking()
+        if self._index is not None:
+            self._vector_server(self._index, install=True)
 
     asetup = awaited(setup)
 
@@ -171,6 +184,7 @@ class CasstoreStore(StoreClient, BaseStore):
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
         self._cache = VectorCache()
+        self._ranking = ServerRanking()
         self._collectors = Collectors(self.abatch, ttl)
         self._sweeper = Sweeper(self.sweep_ttl, ttl)
 
@@ -458,10 +472,12 @@ class CasstoreStore(StoreClient, BaseStore):
             return
         index.require(found)
         now_ms = tables.store.engine.now_ms()
-        snapshot = self._cache.find(
-            tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
-        )
-        ranked = snapshot.ranked(query, first, index.distance)
+        below = tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
+        server = self._vector_server(index)
+        if server is not None:
+            ranked = self._ranking.ranked(server, *below, query, first)
+        else:
+            ranked = self._cache.find(*below).ranked(query, first, index.distance)
         size = max(first, _FEW)
         while page := list(islice(ranked, size)):
             records = table.find_many([(each.prefix, each.key) for _, each in page])
@@ -475,6 +491,13 @@ class CasstoreStore(StoreClient, BaseStore):
                 ):
                     yield score, item
             size = min(2 * size, _SWEEP_BATCH)
+
+    def _vector_server(self, index: VectorIndex, *, install: bool = False) -> VectorSearch | None:
+        """The search of the engine, if it has one and compares as the index does."""
+        engine = self._pool.store.engine
+        if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
+            return None
+        return engine.vector_search(index.dims, install=install)
 
     def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
         check_count(op.limit, "limit")

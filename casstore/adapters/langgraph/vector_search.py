@@ -8,7 +8,7 @@ scored in float64, one by one, so that equal vectors have equal scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 #: The bytes of matrices that a cache keeps; the one used last always stays.
 CACHE_BYTES: Final = 1 << 30
-# More than the error of a product in float32, of vectors of length 1.
-_UNIT_ERROR: Final = 1e-4
+#: More than the error of a product in float32, of vectors of length 1.
+UNIT_ERROR: Final = 1e-4
 _FIRST_ROWS: Final = 64
 _GROWTH: Final = 4
 # Rows that are scored in float64 at once.
@@ -178,7 +178,7 @@ class _Cosine:
         self.error = self._error(most_norm)
 
     def _error(self, most_norm: float) -> float:
-        return _UNIT_ERROR
+        return UNIT_ERROR
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
         import numpy as np
@@ -206,7 +206,7 @@ class _InnerProduct(_Cosine):
     """Compares a query with rows by their product."""
 
     def _error(self, most_norm: float) -> float:
-        return _UNIT_ERROR * self.length * most_norm
+        return UNIT_ERROR * self.length * most_norm
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
         import numpy as np
@@ -225,7 +225,7 @@ class _L2(_Cosine):
     """Compares a query with rows by their distance; the scores are negative squares."""
 
     def _error(self, most_norm: float) -> float:
-        return _UNIT_ERROR * (self.length + most_norm) ** 2
+        return UNIT_ERROR * (self.length + most_norm) ** 2
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
         import numpy as np
@@ -310,13 +310,26 @@ def _loaded(tables: VectorTables, prefix: str, generation: str, dims: int) -> Sn
     return Snapshot(_read(records, generation, dims), stamps, generation)
 
 
+def changed_buckets(
+    tables: VectorTables, prefix: str, known: Mapping[Bucket, int]
+) -> tuple[dict[Bucket, int], list[Bucket]]:
+    """The times of the buckets below a namespace, and those that are not at a known time."""
+    stamps = _stamps(tables, prefix)
+    changed = [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
+    return stamps, changed
+
+
+def ranked_records(
+    records: Iterable[Record], generation: str, dims: int, query: Sequence[float]
+) -> Iterator[tuple[float, VectorItem]]:
+    """The items of some records by cosine, as ``Snapshot.ranked``."""
+    rows = _read(records, generation, dims)
+    return Snapshot(rows, {}, generation).ranked(query, len(rows.items))
+
+
 def _refreshed(tables: VectorTables, prefix: str, dims: int, known: Snapshot) -> Snapshot | None:
     """A snapshot with the buckets re-read that have changed; None if that is not worth it."""
-    stamps = _stamps(tables, prefix)
-    changed = [
-        bucket for bucket in {**known.stamps, **stamps}
-        if stamps.get(bucket) != known.stamps.get(bucket)
-    ]  # fmt: skip
+    stamps, changed = changed_buckets(tables, prefix, known.stamps)
     if not changed:
         return known
     if len(changed) > len(stamps) * _MAX_UNUSED:
