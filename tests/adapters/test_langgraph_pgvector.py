@@ -124,6 +124,35 @@ def test_the_copies_follow_their_items(store: Store, url: str) -> None:
     assert copies(url) == 3
 
 
+def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(
+    store: Store, url: str
+) -> None:
+    CasstoreStore(store, index=index()).put(("x",), "k", {"text": "a"})
+    grants = """CREATE EXTENSION IF NOT EXISTS vector; CREATE ROLE limited LOGIN;
+        GRANT USAGE ON SCHEMA casstore TO limited; GRANT USAGE ON ALL SEQUENCES IN SCHEMA casstore
+        TO limited; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA casstore TO limited
+        """
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(grants)
+        try:
+            # First there are no tables, and the role may not create them; then it may not use them.
+            for number in (0, 1):
+                with casstore.open(url.replace("postgres@", "limited@"), "relaxed") as other:
+                    limited = CasstoreStore(other, index=index())
+                    limited.setup()
+                    assert scores(limited.search(("x",), query="a")) == [("k", 1.0)]
+                    assert limited._cache._known
+                assert copies(url) == number
+                with casstore.open(url, "relaxed") as own:
+                    CasstoreStore(own, index=index()).search(("x",), query="a")
+            # What it deletes is deleted from the copies all the same.
+            with casstore.open(url.replace("postgres@", "limited@"), "relaxed") as other:
+                CasstoreStore(other, index=index()).delete(("x",), "k")
+            assert copies(url) == 0
+        finally:
+            connection.execute("DROP OWNED BY limited; DROP ROLE limited")
+
+
 def test_a_reader_of_a_store_searches_in_its_own_process(store: Store, url: str) -> None:
     memory = CasstoreStore(store, index=index())
     memory.put(("x",), "k", {"text": "a"})

@@ -73,15 +73,20 @@ class VectorCopies:
 
     def create(self) -> bool:
         """Make the tables, if they are not there; False if the role may not use them."""
-        table = self._statement("{s}.vectors").decode()
+        names = [
+            self._statement(f"{{s}}.{table}").decode() for table in ("vectors", "vector_parts")
+        ]
 
         def may_write(connection: Client) -> bool | None:
             [found] = connection.execute(
-                "SELECT has_table_privilege(to_regclass(%s), 'INSERT')", (table,)
+                "SELECT bool_and(has_table_privilege(to_regclass(name), right_)), "
+                "bool_or(to_regclass(name) IS NULL) "
+                "FROM unnest(%s::text[]) AS name, "
+                "unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_",
+                (names,),
             ).fetchall()
-            # None: there is no table.
-            answer: bool | None = found[0]
-            return answer
+            may, is_missing = found
+            return None if is_missing else bool(may)
 
         def make(connection: Client) -> bool:
             found = may_write(connection)
