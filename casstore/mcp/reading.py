@@ -125,10 +125,13 @@ def read_state(
             )
         document["component"] = component
         return document | _part(components[component], path, offset, characters)
+    stop = _check_offset(offset) + MAX_ROWS
     each = max(_LEAST_CHARACTERS, _size(characters) // max(len(components), 1))
-    begun = {name: begin(value, each) for name, value in islice(components.items(), MAX_ROWS)}
+    chosen = islice(components.items(), offset, stop)
+    begun = {name: begin(value, each) for name, value in chosen}
     document["components"] = {name: one.value for name, one in begun.items()}
     document["incomplete"] = [name for name, one in begun.items() if one.is_cut]
+    document["next_offset"] = stop if stop < len(components) else None
     return document
 
 
@@ -168,23 +171,27 @@ def compare_sessions(
     found = store.compare(old, new)
     hidden = [_hidden(store, session) for session in {old[0], new[0]}]
 
-    def shown(nodes: Sequence[Any]) -> tuple[list[Document], int]:
+    def shown(nodes: Sequence[Any]) -> tuple[list[Document], int, int]:
+        """Nodes of this page, how many entries fit into it, and how many nodes there are."""
         kept = [node for node in nodes if not any(node.digest in each for each in hidden)]
         part = [(node.id, node.parent, node.digest) for node in kept[start : start + count]]
-        return _bounded_nodes(store, part, each, None), len(kept)
+        made = _bounded_nodes(store, part, each, None)
+        return made, count if len(made) == len(part) else len(made), len(kept)
 
     details = [one for several in found.details.values() for one in several]
     plain = [one for one in found.changes if one.path[0] not in found.details]
     changes: list[Any] = [*[one.summary for one in details], *plain]
-    (added, added_total), (dropped, dropped_total) = shown(found.added), shown(found.dropped)
-    stop = start + count
+    added, added_fit, added_total = shown(found.added)
+    dropped, dropped_fit, dropped_total = shown(found.dropped)
+    fit = min(added_fit, dropped_fit)
+    stop = start + fit
     more = stop < max(added_total, dropped_total, len(changes))
     return {
         "equal": found.equal,
         "last_common_node": None if found.ancestor is None else found.ancestor.id,
-        "added": added,
+        "added": added[:fit],
         "added_total": added_total,
-        "dropped": dropped,
+        "dropped": dropped[:fit],
         "dropped_total": dropped_total,
         "changes": [str(one)[:each] for one in changes[start:stop]],
         "changes_total": len(changes),
@@ -235,6 +242,12 @@ def _size(characters: int) -> int:
     return characters
 
 
+def _check_offset(offset: int) -> int:
+    if offset < 0:
+        raise InvalidInputError(f"offset must be 0 or more, got {offset}")
+    return offset
+
+
 def _hidden(store: Store, session: str) -> Container[bytes]:
     runtime = Runtime(store)
     state = read_again(lambda: runtime.find(session))
@@ -266,8 +279,7 @@ def _bounded_nodes(
 def _part(
     value: Stored | None, path: Sequence[str | int], offset: int, characters: int
 ) -> Document:
-    if offset < 0:
-        raise InvalidInputError(f"offset must be 0 or more, got {offset}")
+    _check_offset(offset)
     if path:
         if value is None:
             raise PathNotFoundError(path[:1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from casstore.errors import InvalidInputError
 from casstore.mcp.reading import At, Document
 from casstore.store import Store
 
@@ -31,6 +32,8 @@ def append_nodes(
     expected_revision: int | None,
 ) -> Document:
     """Append a node for each payload, as one commit."""
+    if not payloads:
+        raise InvalidInputError("payloads must have at least one payload")
     result = store.session(session).append(*payloads, turn=turn, expected=expected_revision)
     return {
         "session": session,

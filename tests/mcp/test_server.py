@@ -206,10 +206,14 @@ def test_answers_are_bounded_and_their_pages_are_the_whole(tmp_path: Path) -> No
             *[NodeDraft(f"n{n}", {"n": n, "content": "z" * 5000}) for n in range(150)],
             entries=entries,
             picture=bytes(300_000),
+            label="first",
         )
+        parts_of = session.fork("parts", at="first")
+        parts_of.commit(components={f"c{n:03}": {"n": n} for n in range(130)})
         session.append(NodeDraft("text", {"content": [{"text": text}]}))
         for n in range(150):
             store.create_session(f"s{n:03}")
+        store.session("s000").append("x")
 
         async def calls(client: Client) -> None:
             async def pages(tool: str, mark: str, asked: str, **given: Any) -> list[Any]:
@@ -224,7 +228,7 @@ def test_answers_are_bounded_and_their_pages_are_the_whole(tmp_path: Path) -> No
                     following = {asked: answer[mark]}
 
             listed = await pages("list_sessions", "next_after", "after", limit=60)
-            assert [len(each["sessions"]) for each in listed] == [60, 60, 31]
+            assert [len(each["sessions"]) for each in listed] == [60, 60, 32]
             read = await pages(
                 "read_session", "next_start", "start", session="long", limit=100, characters=4000
             )
@@ -249,6 +253,15 @@ def test_answers_are_bounded_and_their_pages_are_the_whole(tmp_path: Path) -> No
                 "read_state", "next_offset", "offset", session="long", component="entries"
             )
             assert {key: value for each in parts for key, value in each["value"].items()} == entries
+            parts = await pages("read_state", "next_offset", "offset", session="parts")
+            assert [len(each["components"]) for each in parts] == [100, 32]
+            compared = await pages(
+                "compare_sessions", "next_start", "start",
+                old_session="s000", new_session="long", limit=60, characters=3000,
+            )  # fmt: skip
+            found = [node["node"] for each in compared for node in each["added"]]
+            assert found == seen
+            assert sum(len(each["changes"]) for each in compared) == compared[0]["changes_total"]
             state = await call(client, "read_state", session="long")
             assert state["incomplete"] == ["entries"]
             assert state["components"]["picture"] == {"$size_bytes": 300_000}
@@ -274,6 +287,7 @@ def test_errors_have_the_messages_of_the_store(place: Path) -> None:
                 ("fork_session", {"session": "agent", "new_session": "other"}, "'other'"),
                 ("append_nodes", {"session": "agent", "payloads": ["x"], "expected_revision": 7},
                  "7"),
+                ("append_nodes", {"session": "new", "payloads": []}, "payloads must have"),
             ]  # fmt: skip
             for tool, given, said in wrong:
                 message = await refused(client, tool, **given)
