@@ -483,8 +483,16 @@ class VectorCopy(NamedTuple):
     vectors: bytes
 
 
+class VectorChange(NamedTuple):
+    """All vectors of a part, and a number that grows with every change of them."""
+
+    part: VectorPart
+    stamp: int
+    copies: Sequence[VectorCopy]
+
+
 class NearVector(NamedTuple):
-    """A name, and the cosine similarity of its best vector, about."""
+    """The name of a vector, and its cosine similarity, about."""
 
     path: bytes
     part: bytes
@@ -502,10 +510,11 @@ class VectorSearch(Protocol):
         """The stamps of the parts with ``start <= path < stop``."""
         ...
 
-    def replace(
-        self, space: str, part: VectorPart, stamp: int, copies: Sequence[VectorCopy]
-    ) -> bool:
-        """Make the copies of a part these; False if one of their rows does not exist any more."""
+    def replace(self, space: str, changes: Iterable[VectorChange]) -> bool:
+        """Make the copies of parts these; False if a row does not exist any more.
+
+        A part that is stored with this stamp or a later one stays.
+        """
         ...
 
     def keep_only(self, space: str) -> None:
@@ -515,7 +524,7 @@ class VectorSearch(Protocol):
     def nearest(
         self, space: str, start: bytes, stop: bytes, query: Sequence[float], limit: int
     ) -> list[NearVector]:
-        """The names with ``start <= path < stop`` whose best vector is most similar, by cosine."""
+        """The vectors with ``start <= path < stop`` that are most similar, by cosine."""
         ...
 
 

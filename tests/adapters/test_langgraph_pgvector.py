@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,15 @@ from langgraph.store.memory import InMemoryStore
 
 import casstore
 from casstore.adapters.langgraph import CasstoreStore
+from casstore.engine.protocol import (
+    PutRow,
+    RowKey,
+    VectorChange,
+    VectorCopy,
+    VectorPart,
+    VectorSearching,
+    Write,
+)
 from casstore.maintenance.check import check
 from casstore.store import Store
 from servers.postgres import Server
@@ -109,6 +119,9 @@ def test_the_copies_follow_their_items(store: Store, url: str) -> None:
         another.put(("x",), "2", {"text": "a"})
         another.put(("x",), "3", {"text": "ab"}, index=["text"])
     assert [key for key, _ in scores(memory.search((), query="a"))] == ["0", "2", "1", "3"]
+    # The connection that created the tables and copied the vectors writes as before.
+    memory.put(("y",), "k", {"text": "b"})
+    memory.delete(("y",), "k")
     assert copies(url) == 4
     # A deletion deletes the copy at once, by whichever way the row goes.
     memory.delete(("x",), "0")
@@ -122,6 +135,29 @@ def test_the_copies_follow_their_items(store: Store, url: str) -> None:
     assert changed.reindex() == 3
     assert [item.score is None for item in changed.search((), query="a")] == [False] * 3
     assert copies(url) == 3
+
+
+def test_copies_are_not_replaced_by_older_ones_nor_made_of_rows_that_are_gone(store: Store) -> None:
+    """Two searches at the same time may have read the same part at different moments."""
+    assert isinstance(store.engine, VectorSearching)
+    search = store.engine.vector_search(2, install=True)
+    assert search is not None
+    part, row = VectorPart(b"p", b"0"), RowKey("records", b"key")
+    gone = VectorCopy(RowKey("records", b"gone"), b"gone", 0, 1, 2, bytes(8))
+    made = VectorCopy(row, b"name", 0, 1, 2, array("f", [0, 1, 1, 1]).tobytes())
+    store.engine.write(Write(rows=[PutRow(*row, b"value")]))
+    assert search.replace("s", [VectorChange(part, 6, [made])])
+    assert search.replace("s", [VectorChange(part, 5, [])])
+    assert search.parts("s", b"p", b"q") == {part: 6}
+    assert not search.replace("s", [VectorChange(part, 7, [made, gone])])
+    assert search.parts("s", b"p", b"q") == {part: 6}
+    found = search.nearest("s", b"p", b"q", [1, 1], 5)
+    assert [(each.name, round(each.score, 4)) for each in found] == [
+        (b"name", 1.0),
+        (b"name", 0.7071),
+    ]
+    assert search.replace("s", [VectorChange(part, 8, [])])
+    assert search.nearest("s", b"p", b"q", [1, 1], 5) == []
 
 
 def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(

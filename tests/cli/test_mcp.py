@@ -12,10 +12,10 @@ from tests.cli.running import run
 
 def test_mcp_lists_its_tools(own: str) -> None:
     pytest.importorskip("mcp", reason="needs the extra: pip install '.[dev]'")
-    told = run("mcp", own, "--tools", "--json").json
-    assert (told["store"], told["write"]) == (own, False)
-    assert told["tools"]["read_state"].startswith("Read the state of a session")
-    assert "append_nodes" not in told["tools"]
+    printed = run("mcp", own, "--tools", "--json").json
+    assert (printed["store"], printed["write"]) == (own, False)
+    assert printed["tools"]["read_state"].startswith("Read the state of a session")
+    assert "append_nodes" not in printed["tools"]
     shown = run("mcp", "--tools", "--write", store=own).out
     assert "append_nodes  Append a node for each payload" in shown
 

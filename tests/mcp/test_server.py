@@ -274,7 +274,7 @@ def test_errors_have_the_messages_of_the_store(place: Path) -> None:
 
         async def calls(client: Client) -> None:
             wrong: list[tuple[str, dict[str, Any], str]] = [
-                ("read_session", {"session": "nobody"}, "no session 'nobody' in this store"),
+                ("read_session", {"session": "missing"}, "no session 'missing' in this store"),
                 ("read_session", {"session": "agent", "at": 9}, "session 'agent' has nothing at 9"),
                 ("read_node", {"session": "agent", "node": "left", "path": ["x"]},
                  "nothing at $.x"),

@@ -19,10 +19,10 @@ from casstore.adapters.langgraph.vector_search import (
     ranked_records,
 )
 from casstore.engine.forks import Lock
-from casstore.engine.protocol import VectorCopy, VectorPart, VectorSearch
+from casstore.engine.protocol import VectorChange, VectorCopy, VectorPart, VectorSearch
 from casstore.errors import BusyError
 
-_FIRST_ITEMS: Final = 64
+_FIRST_VECTORS: Final = 64
 _GROWTH: Final = 4
 _ATTEMPTS: Final = 5
 
@@ -53,13 +53,15 @@ class ServerRanking:
                 self._known[prefix] = generation, times
         start, stop = _span(prefix)
         done: set[VectorItem] = set()
-        count = max(first, _FIRST_ITEMS)
+        count = max(first, _FIRST_VECTORS)
         while True:
             near = search.nearest(generation, start, stop, query, count)
             is_all = len(near) < count
             least = float("-inf") if is_all else near[-1].score
-            keys = [(each.path.decode(), each.part.decode(), each.name.decode()) for each in near]
-            found = [record for record in tables.vectors.find_many(keys) if record is not None]
+            # An item may have several vectors among them.
+            keys = dict.fromkeys([(each.path, each.part, each.name) for each in near])
+            texts = [(path.decode(), part.decode(), name.decode()) for path, part, name in keys]
+            found = [record for record in tables.vectors.find_many(texts) if record is not None]
             for score, item in ranked_records(found, generation, dims, query):
                 # An item that is not among the candidates may have a higher score.
                 if score < least + UNIT_ERROR and not is_all:
@@ -86,35 +88,30 @@ def _update(
             search.keep_only(generation)
         # The times first: a change after they are read is noticed by the next call.
         ours, changed = changed_buckets(tables, prefix, theirs)
-        done = [
-            _copy(search, tables, bucket, ours.get(bucket, 0), generation, dims)
-            for bucket in changed
-        ]
-        if all(done):
+        if not changed:
+            return
+        if search.replace(
+            generation,
+            (_change(tables, bucket, ours.get(bucket, 0), generation, dims) for bucket in changed),
+        ):
             return
     raise BusyError("items change faster than their vectors can be copied; search once more")
 
 
-def _copy(
-    search: VectorSearch,
-    tables: VectorTables,
-    bucket: Bucket,
-    stamp: int,
-    generation: str,
-    dims: int,
-) -> bool:
+def _change(
+    tables: VectorTables, bucket: Bucket, stamp: int, generation: str, dims: int
+) -> VectorChange:
     prefix, part = bucket
     copies: list[VectorCopy] = []
     for record in tables.vectors.scan(*bucket):
         row = VECTORS.read(record)
         if row.generation == generation:
             place = tables.vectors.place(*record.key)
+            name = row.key.encode()
             copies.append(
-                VectorCopy(
-                    place, row.key.encode(), row.created_us, row.updated_us, dims, row.vectors
-                )
+                VectorCopy(place, name, row.created_us, row.updated_us, dims, row.vectors)
             )
-    return search.replace(generation, VectorPart(prefix.encode(), part.encode()), stamp, copies)
+    return VectorChange(VectorPart(prefix.encode(), part.encode()), stamp, copies)
 
 
 def _span(prefix: str) -> tuple[bytes, bytes]:

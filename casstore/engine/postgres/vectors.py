@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -24,7 +25,7 @@ from psycopg.types.numeric import Int8
 
 from casstore.engine.postgres.connections import Client, Connections
 from casstore.engine.postgres.request import TABLE_NUMBERS
-from casstore.engine.protocol import NearVector, VectorCopy, VectorPart
+from casstore.engine.protocol import NearVector, VectorChange, VectorCopy, VectorPart
 
 #: The most dimensions that a value of pgvector's type can have.
 MAX_DIMS: Final = 16_000
@@ -41,6 +42,8 @@ CREATE TABLE IF NOT EXISTS {s}.vectors (
     created bigint NOT NULL, version bigint NOT NULL, embedding {x}.vector NOT NULL,
     FOREIGN KEY (kind, key) REFERENCES {s}.rows (kind, key) ON DELETE CASCADE
 );
+-- A search reads all vectors: in the rows, and not one by one from the table for long values.
+ALTER TABLE {s}.vectors ALTER embedding SET STORAGE MAIN;
 CREATE INDEX IF NOT EXISTS vectors_of_part ON {s}.vectors (space, path, part);
 CREATE INDEX IF NOT EXISTS vectors_of_row ON {s}.vectors (kind, key);
 """
@@ -50,13 +53,13 @@ _COPY: Final = (
 )
 _COPY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END: Final = struct.pack("!h", -1)
-# The product with a vector of zeros is not a number; such a vector is like no query.
+# The distance to a vector of zeros is not a number; such a vector is like no query.
 _NEAREST: Final = """
-SELECT path, part, name, max(score) AS best FROM (
+SELECT path, part, name, 1 - distance FROM (
     SELECT path, part, name, created,
-        coalesce(nullif(1 - (embedding OPERATOR({x}.<=>) %s::{x}.vector), 'NaN'), 0) AS score
+        coalesce(nullif(embedding OPERATOR({x}.<=>) %s::{x}.vector, 'NaN'), 1) AS distance
     FROM {s}.vectors WHERE space = %s AND path >= %s AND path < %s
-) AS scored GROUP BY path, part, name ORDER BY best DESC, min(created) LIMIT %s
+) AS compared ORDER BY distance, created LIMIT %s
 """
 
 
@@ -101,7 +104,7 @@ class VectorCopies:
                 return False
             return True
 
-        return self._connections.run(make)
+        return self._connections.run_alone(make)
 
     def parts(self, space: str, start: bytes, stop: bytes) -> dict[VectorPart, int]:
         """The stamps of the parts with ``start <= path < stop``."""
@@ -114,77 +117,80 @@ class VectorCopies:
         )
         return {VectorPart(path, part): stamp for path, part, stamp in found}
 
-    def replace(
-        self, space: str, part: VectorPart, stamp: int, copies: Sequence[VectorCopy]
-    ) -> bool:
-        """Make the copies of a part these; False if one of their rows does not exist any more.
+    def replace(self, space: str, changes: Iterable[VectorChange]) -> bool:
+        """Make the copies of parts these; False if a row does not exist any more.
 
-        Only copies of another version are written.
+        A part that is stored with this stamp or a later one stays. Of the others, only copies of
+        another version are written. Each part is one transaction.
         """
-        here = space, part.path, part.part
+        # Not a connection of the pool: psycopg discards the prepared statements of a connection
+        # when a transaction is rolled back, among them those that the pool's clients rely on.
+        with self._connections.alone() as connection:
+            done = [self._replaced(connection, space, change) for change in changes]
+        return all(done)
 
-        def work(connection: Client) -> None:
+    def _replaced(self, connection: Client, space: str, change: VectorChange) -> bool:
+        here = space, change.part.path, change.part.part
+        try:
             with connection.transaction():
                 # Locks the part.
-                connection.execute(
+                is_later = connection.execute(
                     self._statement(
-                        "INSERT INTO {s}.vector_parts VALUES (%s, %s, %s, %s) "
-                        "ON CONFLICT (space, path, part) DO UPDATE SET stamp = excluded.stamp"
+                        "INSERT INTO {s}.vector_parts AS known VALUES (%s, %s, %s, %s) "
+                        "ON CONFLICT (space, path, part) DO UPDATE SET stamp = excluded.stamp "
+                        "WHERE known.stamp < excluded.stamp RETURNING true"
                     ),
-                    (*here, stamp),
-                )
-                known = connection.execute(
-                    self._statement(
-                        "SELECT DISTINCT name, version FROM {s}.vectors "
-                        "WHERE space = %s AND path = %s AND part = %s"
-                    ),
-                    here,
-                    binary=True,
-                ).fetchall()
-                wanted = {(copy.name, copy.version): copy for copy in copies}
-                stale = [name for name, version in known if (name, version) not in wanted]
-                if stale:
-                    connection.execute(
-                        self._statement(
-                            "DELETE FROM {s}.vectors "
-                            "WHERE space = %s AND path = %s AND part = %s AND name = ANY(%s)"
-                        ),
-                        (*here, stale),
-                    )
-                kept = {pair for pair in map(tuple, known) if pair[0] not in set(stale)}
-                new = [copy for pair, copy in wanted.items() if pair not in kept]
-                if new:
-                    with connection.cursor().copy(self._statement(_COPY)) as stream:
-                        stream.write(_COPY_HEADER)
-                        for copy in new:
-                            stream.write(_copied(here, copy))
-                        stream.write(_COPY_END)
+                    (*here, change.stamp),
+                ).fetchone()
+                if is_later is not None:
+                    self._write(connection, here, change.copies)
+        except psycopg.errors.ForeignKeyViolation:
+            return False
+        return True
 
-        def attempt(connection: Client) -> bool:
-            try:
-                work(connection)
-            except psycopg.errors.ForeignKeyViolation:
-                return False
-            return True
-
-        return self._connections.run(attempt)
+    def _write(
+        self, connection: Client, here: tuple[str, bytes, bytes], copies: Sequence[VectorCopy]
+    ) -> None:
+        wanted = {(copy.name, copy.version): copy for copy in copies}
+        known = connection.execute(
+            self._statement(
+                "SELECT DISTINCT name, version FROM {s}.vectors "
+                "WHERE space = %s AND path = %s AND part = %s"
+            ),
+            here,
+            binary=True,
+        ).fetchall()
+        stale = {name for name, version in known if (name, version) not in wanted}
+        if stale:
+            connection.execute(
+                self._statement(
+                    "DELETE FROM {s}.vectors "
+                    "WHERE space = %s AND path = %s AND part = %s AND name = ANY(%s)"
+                ),
+                (*here, list(stale)),
+            )
+        kept = {(name, version) for name, version in known if name not in stale}
+        new = [copy for pair, copy in wanted.items() if pair not in kept]
+        if new:
+            with connection.cursor().copy(self._statement(_COPY)) as stream:
+                stream.write(_COPY_HEADER)
+                for copy in new:
+                    stream.write(_copied(here, copy))
+                stream.write(_COPY_END)
 
     def keep_only(self, space: str) -> None:
         """Delete the copies of all other spaces."""
-
-        def work(connection: Client) -> None:
-            with connection.transaction():
-                for table in ("vectors", "vector_parts"):
-                    connection.execute(
-                        self._statement(f"DELETE FROM {{s}}.{table} WHERE space <> %s"), (space,)
-                    )
-
-        self._connections.run(work)
+        for table in ("vectors", "vector_parts"):
+            self._connections.run(
+                partial(
+                    _execute, self._statement(f"DELETE FROM {{s}}.{table} WHERE space <> %s"), space
+                )
+            )
 
     def nearest(
         self, space: str, start: bytes, stop: bytes, query: Sequence[float], limit: int
     ) -> list[NearVector]:
-        """The names with ``start <= path < stop`` whose best vector is most similar, by cosine."""
+        """The vectors with ``start <= path < stop`` that are most similar, by cosine."""
         text = "[" + ",".join([repr(float(number)) for number in query]) + "]"
         found = self._connections.fetch(
             self._statement(_NEAREST), (text, space, start, stop, Int8(limit))
@@ -208,11 +214,15 @@ def find_copies(
             "WHERE extname = 'vector'"
         ).fetchone()
 
-    found = connections.run(look)
+    found = connections.run_alone(look)
     if found is None:
         return None
     copies = VectorCopies(connections, schema, found[0])
     return copies if copies.create() else None
+
+
+def _execute(statement: bytes, value: str, connection: Client) -> None:
+    connection.execute(statement, (value,))
 
 
 def _install(connection: Client) -> None:
