@@ -75,6 +75,7 @@ EXTRAS = {
     "casstore.adapters.openai_agents": "agents",
     "FileKeys": "cryptography",
     "casstore.workspace": "pathspec",
+    "from mcp import": "mcp",
 }
 
 

@@ -24,7 +24,7 @@ LAYERS = (
     ("records",),
     ("compat",),
     ("workspace",),
-    ("adapters", "cli", "ui", "__main__"),
+    ("adapters", "cli", "mcp", "ui", "__main__"),
     ("testing",),
 )
 # Nothing in the core loads a module of an extension.
@@ -39,7 +39,7 @@ CORE = (
     "aio",
     "maintenance",
 )
-EXTENSIONS = ("records", "compat", "adapters", "workspace", "cli", "ui")
+EXTENSIONS = ("records", "compat", "adapters", "workspace", "cli", "mcp", "ui")
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
 # The package itself offers the public names, so it stands on top of all but testing.
@@ -70,6 +70,7 @@ DOORS = {
     "uvicorn": ("casstore.ui.serving",),
     "jinja2": ("casstore.ui.pages",),
     "markupsafe": ("casstore.ui",),
+    "mcp": ("casstore.mcp.server",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }

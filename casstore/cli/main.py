@@ -50,6 +50,7 @@ _MODULES: Final = {
     "import_": ("import",),
     "workspace": ("workspace", "bisect"),
     "ui": ("ui", "html"),
+    "mcp": ("mcp",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))

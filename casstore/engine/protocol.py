@@ -468,6 +468,84 @@ class PackReport(NamedTuple):
         )
 
 
+class VectorPart(NamedTuple):
+    """A part of a path. Its vectors are copied together."""
+
+    path: bytes
+    part: bytes
+
+
+class VectorCopy(NamedTuple):
+    """The vectors that a row holds, to be copied."""
+
+    row: RowKey
+    name: bytes
+    #: Of two equally similar names, the one with the lower number comes first.
+    created: int
+    #: Another version of a name replaces its vectors.
+    version: int
+    dims: int
+    #: float32, little-endian, one after the other.
+    vectors: bytes
+
+
+class VectorChange(NamedTuple):
+    """All vectors of a part, and a number that grows with every change of them."""
+
+    part: VectorPart
+    stamp: int
+    copies: Sequence[VectorCopy]
+
+
+class NearVector(NamedTuple):
+    """The name of a vector, and its cosine similarity, about."""
+
+    path: bytes
+    part: bytes
+    name: bytes
+    score: float
+
+
+class VectorSearch(Protocol):
+    """Copies of vectors that the engine can search. All of it is derived from rows.
+
+    A copy belongs to a space, of which only one is in use, to a path, and to a part of the path.
+    """
+
+    def parts(self, space: str, start: bytes, stop: bytes) -> dict[VectorPart, int]:
+        """The stamps of the parts with ``start <= path < stop``."""
+        ...
+
+    def replace(self, space: str, changes: Iterable[VectorChange]) -> bool:
+        """Make the copies of parts these; False if a row does not exist any more.
+
+        A part that is stored with this stamp or a later one stays.
+        """
+        ...
+
+    def keep_only(self, space: str) -> None:
+        """Delete the copies of all other spaces."""
+        ...
+
+    def nearest(
+        self, space: str, start: bytes, stop: bytes, query: Sequence[float], limit: int
+    ) -> list[NearVector]:
+        """The vectors with ``start <= path < stop`` that are most similar, by cosine."""
+        ...
+
+
+@runtime_checkable
+class VectorSearching(Protocol):
+    """An engine that may be able to search vectors."""
+
+    def vector_search(self, dims: int, *, install: bool = False) -> VectorSearch | None:
+        """The copies of vectors; None if the engine cannot search vectors of ``dims`` dimensions.
+
+        ``install`` sets up what the search needs, where that is possible.
+        """
+        ...
+
+
 @runtime_checkable
 class Collecting(Protocol):
     """An engine that can remove unreachable objects."""

@@ -14,7 +14,7 @@ for needed in ("psycopg", "langgraph.store.postgres", "langgraph.store.sqlite"):
 import psycopg
 
 from casstore.adapters.langgraph import CasstoreStore, import_items
-from casstore.adapters.langgraph.item_import import VECTORS
+from casstore.adapters.langgraph.embedding_import import LEFT_OUT
 from casstore.errors import ForeignSourceError, StorageUnavailableError
 from casstore.maintenance.progress import Step
 from casstore.store import Store
@@ -78,9 +78,9 @@ def test_embeddings_stay_behind_and_are_counted(postgres_server: Server, store: 
                 pytest.skip("this server has no pgvector")
             theirs.put(("a",), "k", {"title": "one", "text": "two"})
             theirs.put(("a",), "l", {"title": "three"}, index=False)
-        assert memory.move(store, dry_run=True).note(VECTORS).number == 2
+        assert memory.move(store, dry_run=True).note(LEFT_OUT).number == 2
         report = memory.move(store)
-        assert (report.imported, report.note(VECTORS).number) == (2, 2)
+        assert (report.imported, report.note(LEFT_OUT).number) == (2, 2)
 
 
 def test_times_are_kept_to_the_microsecond(memory: PostgresMemory, store: Store) -> None:

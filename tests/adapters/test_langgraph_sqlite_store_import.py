@@ -18,7 +18,7 @@ from langgraph.store.sqlite.aio import AsyncSqliteStore
 from langgraph.store.sqlite.base import VECTOR_MIGRATIONS
 
 from casstore.adapters.langgraph import CasstoreStore, import_items
-from casstore.adapters.langgraph.item_import import VECTORS
+from casstore.adapters.langgraph.embedding_import import LEFT_OUT
 from casstore.errors import (
     BadItemError,
     BusyError,
@@ -114,8 +114,8 @@ def test_embeddings_stay_behind_and_are_counted(memory: SqliteMemory, store: Sto
             field,
             bytes(8),
         )
-    assert memory.move(store, dry_run=True).note(VECTORS).number == 2
-    assert memory.move(store).note(VECTORS).number == 2
+    assert memory.move(store, dry_run=True).note(LEFT_OUT).number == 2
+    assert memory.move(store).note(LEFT_OUT).number == 2
 
 
 # What others may have written into the file: column, content, and what is said of it.

@@ -143,6 +143,37 @@ def test_of_many_vectors_the_nearest_are_found(store: Store) -> None:
         assert keys(ours.search(("v",), query="7", limit=4)) == ["7", "100", "200", "300"]
 
 
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+def test_distances_are_those_of_the_database_stores(store: Store, distance: str) -> None:
+    import numpy as np
+
+    source = np.random.default_rng(5)
+    # Of very different lengths, so that the three orders differ; one is zero, two are equal.
+    vectors = (source.standard_normal((500, 8)) * source.uniform(0.01, 1000, (500, 1))).astype(
+        np.float32
+    )
+    vectors[3], vectors[9] = 0, vectors[8]
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        return [[float(each) for each in vectors[int(text)]] for text in texts]
+
+    config: Any = {"dims": 8, "embed": embed, "fields": ["at"], "distance_type": distance}
+    memory = CasstoreStore(store, index=config)
+    memory.batch([PutOp(("v",), f"{at}", {"at": at}) for at in range(500)])
+    wide = vectors.astype(np.float64)
+    for query in (8, 40, 499):
+        lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(wide[query])
+        expected = {
+            "cosine": wide @ wide[query] / np.where(lengths, lengths, 1),
+            "l2": -np.linalg.norm(wide - wide[query], axis=1),
+            "inner_product": wide @ wide[query],
+        }[distance]
+        found = memory.search(("v",), query=str(query), limit=20)
+        best = np.argsort(-expected, kind="stable")[:20]
+        assert [item.score for item in found] == pytest.approx(expected[best], rel=1e-9, abs=1e-9)
+        assert set(keys(found)) == {f"{at}" for at in best}
+
+
 def test_embedders_of_any_kind_are_used(store: Store) -> None:
     async def work(embed: Any) -> list[str]:
         memory = CasstoreStore(store, index=index(embed))
@@ -166,6 +197,8 @@ def test_an_index_that_cannot_be_right_is_refused(store: Store) -> None:
     for wrong in ({"dims": 4}, {"embed": counted}, index(counted) | {"dims": 0}, {"dims": "4"}):
         with pytest.raises(InvalidInputError):
             CasstoreStore(store, index=wrong)
+    with pytest.raises(InvalidInputError, match="distance_type must be one of cosine, l2"):
+        CasstoreStore(store, index=index() | {"distance_type": "hamming"})
     with pytest.raises(InvalidInputError, match="fields"):
         CasstoreStore(store, index=index() | {"fields": "text"})
     for embed in (lambda texts: [[1.0]] * len(texts), lambda texts: []):

@@ -1,6 +1,7 @@
 """Imports the items of LangGraph's own stores, for CasstoreStore.
 
-Every item keeps its namespace, key, value, times and expiry.
+Every item keeps its namespace, key, value, times and expiry; with ``index`` also its embeddings,
+if they are those that the index would make (``embedding_import``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from langgraph.store.base import IndexConfig
+
+from casstore.adapters.langgraph.embedding_import import LEFT_OUT, Embeddings
 from casstore.adapters.langgraph.item_records import (
     MS_US,
     ItemRow,
@@ -17,7 +21,9 @@ from casstore.adapters.langgraph.item_records import (
 )
 from casstore.adapters.langgraph.item_sources import FoundItem, ItemSource, naming, open_items
 from casstore.adapters.langgraph.raw import pack_form
-from casstore.compat.importing import ImportNote, ImportReport, Presence, RowPart, run
+from casstore.adapters.langgraph.vector_index import VectorIndex
+from casstore.adapters.langgraph.vector_records import VectorTables
+from casstore.compat.importing import ImportNote, ImportReport, Part, Presence, RowPart, run
 from casstore.errors import ConditionFailedError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Progress
 from casstore.session.arguments import check_flag
@@ -25,13 +31,13 @@ from casstore.session.records import Draft, Record
 from casstore.store import Store, check_store
 
 EXPIRED: Final = "expired items, which CasstoreStore does not show; sweep_ttl() deletes them"
-VECTORS: Final = "embeddings, left out; CasstoreStore.reindex() embeds the items"
 
 
 def import_items(
     store: Store,
     source: str | os.PathLike[str],
     *,
+    index: IndexConfig | None = None,
     replace: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -42,7 +48,12 @@ def import_items(
     It is read in one snapshot, also while the store is in use. ForeignSourceError if the source
     has other tables; BadItemError if an item cannot be stored as it is; ItemConflictError if the
     store holds an item with other content, unless ``replace``. Notes count expired items, and
-    embeddings, which are left out.
+    embeddings that are left out.
+
+    With the ``index`` of the source, as ``CasstoreStore`` will have it, embeddings are imported:
+    those of the items whose fields and dims are the same. The embedder is called with a few texts
+    first. If it returns other vectors than the source has, all embeddings are left out.
+    VectorIndexChangedError if the store has vectors of another index.
 
     >>> from langgraph.store.sqlite import SqliteStore
     >>> with SqliteStore.from_conn_string(str(place / "memory.sqlite")) as memory:
@@ -53,9 +64,20 @@ def import_items(
     """
     check_store(store)
     check_flag(replace, "replace")
+    vectors = None if index is None else VectorIndex(index)
+    if vectors is not None:
+        vectors.require(VectorTables(store).find_index())
     with open_items(source) as (database, items):
-        part = _Items(items, store, replace=replace)
-        return run("langgraph-items", database, store, [part], dry_run=dry_run, progress=progress)
+        parts: list[Part] = [_Items(items, store, replace=replace)]
+        notes: list[Note] = []
+        if vectors is not None:
+            parts.append(Embeddings(items, store, vectors))
+        elif left_out := items.count_vectors():
+            notes.append(Note(LEFT_OUT, left_out))
+        return run(
+            "langgraph-items", database, store, parts,
+            notes=notes, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
 
 
 class _Items(RowPart[FoundItem]):
@@ -83,8 +105,7 @@ class _Items(RowPart[FoundItem]):
             yield page
 
     def notes(self) -> Sequence[ImportNote]:
-        found = ((EXPIRED, self._expired), (VECTORS, self._source.count_vectors()))
-        return [ImportNote(what, number) for what, number in found if number]
+        return [ImportNote(EXPIRED, self._expired)] if self._expired else []
 
     def look(self, page: Sequence[FoundItem]) -> list[Presence]:
         places: list[tuple[str, ...]] = []
@@ -115,11 +136,14 @@ class _Items(RowPart[FoundItem]):
         return Presence.OUTDATED
 
     def store(self, rows: Sequence[FoundItem]) -> None:
-        draft = Draft(self._store)
+        draft, vectors = Draft(self._store), VectorTables(self._store)
         for item in rows:
             known = self._known[item.place]
             draft.expect(self._table, item.place, known)
-            self._table.put(draft, item.content, self._table.decode_found(known))
+            before = self._table.decode_found(known)
+            self._table.put(draft, item.content, before)
+            if before is not None and before.updated_us != item.content.updated_us:
+                vectors.delete(draft, *item.place)
         try:
             draft.commit()
         except ConditionFailedError as exc:

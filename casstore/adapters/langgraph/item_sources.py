@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.item_records import DOT, ItemRow, lasting_us, time_of
 from casstore.adapters.langgraph.raw import dump_raw
+from casstore.adapters.langgraph.vector_index import packed
 from casstore.compat import importing
 from casstore.compat.importing import Source
 from casstore.compat.sqlite_source import SqliteSource, utc_us
@@ -45,12 +46,22 @@ class FoundItem(NamedTuple):
         return self.place[1]
 
 
+class EmbeddedItem(NamedTuple):
+    """An item of the source with its embeddings: packed float32, by the path of their text."""
+
+    item: FoundItem
+    embeddings: Mapping[str, bytes]
+
+
 class ItemQueries(NamedTuple):
     """The queries of every store, in the dialect of its database."""
 
     count: Any
     #: None if there is no such table.
     count_vectors: Any
+    #: The embeddings from the position of an item to that of another: prefix, key, path, vector,
+    #: and whether it was made for the item as it is.
+    vectors: Any
     #: The rows after one, in order, up to a number of rows and about a number of bytes. Their
     #: first columns are the position that the next page starts after.
     page: Any
@@ -84,12 +95,48 @@ class ItemSource(ABC):
 
     def pages(self) -> Iterator[list[FoundItem]]:
         """All items in order, in pages of bounded size."""
+        for rows in self._rows():
+            yield [self.read(row) for row in rows]
+
+    def embedded_pages(self) -> Iterator[list[EmbeddedItem]]:
+        """The items that have embeddings, in pages of bounded size.
+
+        An embedding that was made before its item was last put has the empty vector.
+        """
+        query = self._queries.vectors
+        if not self.count_vectors():
+            return
+        for rows in self._rows():
+            names = self.named(rows)
+            found: dict[tuple[str, str], dict[str, bytes]] = {}
+            for prefix, key, path, vector, is_current in self._ask(query, self.span(rows)):
+                made = found.setdefault((prefix, key), {})
+                made[path] = self.vector(vector) if is_current else b""
+            yield [
+                EmbeddedItem(self.read(row), found[name])
+                for row, name in zip(rows, names, strict=True)
+                if name in found
+            ]
+
+    def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
         after = self._start
         while rows := list(
             self._ask(self._queries.page, (*after, importing.PAGE_ROWS, importing.PAGE_BYTES))
         ):
-            yield [self.read(row) for row in rows]
+            yield rows
             after = rows[-1][: len(self._start)]
+
+    @abstractmethod
+    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
+        """The prefix and key of rows, as the query of the embeddings returns them."""
+
+    @abstractmethod
+    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """The parameters of the query of the embeddings, for a page."""
+
+    @abstractmethod
+    def vector(self, stored: Any) -> bytes:
+        """An embedding, packed; empty if it is not a vector of floats."""
 
 
 @contextmanager
@@ -164,6 +211,10 @@ _SQLITE_PAGE: Final = """
         SELECT *, sum(length(value)) OVER (ORDER BY at) - length(value) AS before
         FROM (SELECT rowid AS at, * FROM store WHERE rowid > ? ORDER BY rowid LIMIT ?)
     ) WHERE before < ? ORDER BY at"""
+_SQLITE_VECTORS: Final = """
+    SELECT CAST(prefix AS BLOB), CAST(key AS BLOB), field_name, embedding,
+        v.updated_at >= store.updated_at
+    FROM store JOIN store_vectors AS v USING (prefix, key) WHERE store.rowid BETWEEN ? AND ?"""
 _FIRST: Final = -(1 << 63)
 _TEXT: Final = "text"
 
@@ -181,7 +232,7 @@ class _SqliteStore(ItemSource):
             expires="expires_at" if "expires_at" in columns else "NULL",
         )
         vectors = f"SELECT count(*) FROM {_VECTORS}" if _VECTORS in source.tables else None
-        queries = ItemQueries(f"SELECT count(*) FROM {_TABLE}", vectors, page)
+        queries = ItemQueries(f"SELECT count(*) FROM {_TABLE}", vectors, _SQLITE_VECTORS, page)
         super().__init__(source.ask, queries, (_FIRST,))
         self._encoding = source.encoding
 
@@ -202,6 +253,16 @@ class _SqliteStore(ItemSource):
                 expires_us=None if expires is None else utc_us(expires),
             )
 
+    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
+        return [(row[2], row[4]) for row in rows]
+
+    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return rows[0][0], rows[-1][0]
+
+    def vector(self, stored: Any) -> bytes:
+        # sqlite-vec stores float32, packed.
+        return stored if isinstance(stored, bytes) else b""
+
 
 # --- PostgreSQL ---------------------------------------------------------------------------------
 
@@ -218,6 +279,12 @@ _POSTGRES_PAGE: Final = b"""
             SELECT * FROM store WHERE %s OR (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
         ) AS page
     ) AS sized WHERE before < %s ORDER BY prefix, key"""
+
+# The collation of the column orders both pages and this range.
+_POSTGRES_VECTORS: Final = b"""
+    SELECT prefix, key, field_name, embedding::text, v.updated_at >= store.updated_at
+    FROM store JOIN store_vectors AS v USING (prefix, key)
+    WHERE (prefix, key) BETWEEN (%s, %s) AND (%s, %s)"""
 
 
 class _PostgresStore(ItemSource):
@@ -239,7 +306,7 @@ class _PostgresStore(ItemSource):
             .replace(b"%EXPIRES%", _time(b"expires_at") if ends else b"NULL::text")
         )
         vectors = b"SELECT count(*) FROM store_vectors" if source.columns(_VECTORS) else None
-        queries = ItemQueries(b"SELECT count(*) FROM store", vectors, page)
+        queries = ItemQueries(b"SELECT count(*) FROM store", vectors, _POSTGRES_VECTORS, page)
         super().__init__(source.ask, queries, (True, "", ""))
 
     def read(self, row: tuple[Any, ...]) -> FoundItem:
@@ -254,6 +321,18 @@ class _PostgresStore(ItemSource):
                 ttl_minutes=ttl,
                 expires_us=None if expires is None else _microseconds(expires),
             )
+
+    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
+        return [row[1:3] for row in rows]
+
+    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        return *rows[0][1:3], *rows[-1][1:3]
+
+    def vector(self, stored: Any) -> bytes:
+        # The text of a vector or halfvec is a list; that of a bit string is not.
+        if not str(stored).startswith("["):
+            return b""
+        return packed([[float(number) for number in stored[1:-1].split(",")]])
 
 
 def _time(column: bytes) -> bytes:

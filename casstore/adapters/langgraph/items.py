@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -53,7 +52,13 @@ from casstore.adapters.langgraph.item_records import (
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.sweeping import Sweeper
-from casstore.adapters.langgraph.vector_index import Embedded, VectorIndex, fields_of, packed
+from casstore.adapters.langgraph.vector_index import (
+    Distance,
+    Embedded,
+    VectorIndex,
+    fields_of,
+    packed,
+)
 from casstore.adapters.langgraph.vector_records import (
     INDEX_KEY,
     IndexRow,
@@ -61,11 +66,13 @@ from casstore.adapters.langgraph.vector_records import (
     vectors_key,
 )
 from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
+from casstore.adapters.langgraph.vector_server import ServerRanking
+from casstore.adapters.langgraph.vector_writing import TICK_US, describe, now_ticks, put_vectors
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
+from casstore.engine.protocol import VectorSearch, VectorSearching
 from casstore.errors import (
     ConditionFailedError,
-    ConflictError,
     CorruptionError,
     InvalidInputError,
     NoVectorIndexError,
@@ -73,14 +80,11 @@ from casstore.errors import (
 from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count, check_flag
-from casstore.session.attempts import Attempts, transact
+from casstore.session.attempts import Attempts
 from casstore.session.records import Draft, Record
 from casstore.store import Store
 
 _SWEEP_BATCH: Final = 1000
-# A write reserves whole ticks, so times do not run ahead below 100,000 writes a second.
-_TICK_US: Final = 10
-_TICKS_A_MS: Final = MS_US // _TICK_US
 # Rows read at once where the first is usually sufficient.
 _FEW: Final = 8
 # How many items reindex embeds at once.
@@ -138,8 +142,13 @@ class CasstoreStore(StoreClient, BaseStore):
     from_conn_string = from_path
 
     def setup(self) -> None:
-        """Open the store. LangGraph's own stores create their tables here; this one needs none."""
+        """Open the store; with an index on PostgreSQL, add pgvector if the server has it.
+
+        Nothing else is needed: LangGraph's own stores create their tables here.
+        """
         self._pool.open_blocking()
+        if self._index is not None:
+            self._vector_server(self._index, install=True)
 
     asetup = awaited(setup)
 
@@ -175,6 +184,7 @@ class CasstoreStore(StoreClient, BaseStore):
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
         self._cache = VectorCache()
+        self._ranking = ServerRanking()
         self._collectors = Collectors(self.abatch, ttl)
         self._sweeper = Sweeper(self.sweep_ttl, ttl)
 
@@ -462,10 +472,12 @@ class CasstoreStore(StoreClient, BaseStore):
             return
         index.require(found)
         now_ms = tables.store.engine.now_ms()
-        snapshot = self._cache.find(
-            tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
-        )
-        ranked = snapshot.ranked(query, first)
+        below = tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
+        server = self._vector_server(index)
+        if server is not None:
+            ranked = self._ranking.ranked(server, *below, query, first)
+        else:
+            ranked = self._cache.find(*below).ranked(query, first, index.distance)
         size = max(first, _FEW)
         while page := list(islice(ranked, size)):
             records = table.find_many([(each.prefix, each.key) for _, each in page])
@@ -479,6 +491,13 @@ class CasstoreStore(StoreClient, BaseStore):
                 ):
                     yield score, item
             size = min(2 * size, _SWEEP_BATCH)
+
+    def _vector_server(self, index: VectorIndex, *, install: bool = False) -> VectorSearch | None:
+        """The search of the engine, if it has one and compares as the index does."""
+        engine = self._pool.store.engine
+        if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
+            return None
+        return engine.vector_search(index.dims, install=install)
 
     def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
         check_count(op.limit, "limit")
@@ -524,7 +543,7 @@ class CasstoreStore(StoreClient, BaseStore):
             for op in puts.values()
         ]
         # Each item has a time of its own, in the order of the batch.
-        ticks = -(-sum(value is not None for value in values) // _TICK_US)
+        ticks = -(-sum(value is not None for value in values) // TICK_US)
         attempts = Attempts("the items of a batch")
         while True:
             attempts.begin()
@@ -533,9 +552,9 @@ class CasstoreStore(StoreClient, BaseStore):
             described = vectors.index.decode_found(moment.records[-1])
             if index is not None:
                 described = self._described(draft, index, described)
-            with self._times.reserve(draft, moment, _now_ticks(now_ms), count=ticks) as first:
+            with self._times.reserve(draft, moment, now_ticks(now_ms), count=ticks) as first:
                 rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
-                times_us = iter(range(first * _TICK_US, (first + ticks) * _TICK_US))
+                times_us = iter(range(first * TICK_US, (first + ticks) * TICK_US))
                 changed: set[tuple[str, str]] = set()
                 for key, value, op, known in rows:
                     draft.expect(table, key, known)
@@ -561,7 +580,7 @@ class CasstoreStore(StoreClient, BaseStore):
                     elif described is not None:
                         vectors.delete(draft, *key)
                 for bucket in changed:
-                    vectors.mark(draft, bucket, first * _TICK_US)
+                    vectors.mark(draft, bucket, first * TICK_US)
                 try:
                     draft.commit()
                 except ConditionFailedError:
@@ -630,21 +649,9 @@ class CasstoreStore(StoreClient, BaseStore):
         """Make the description that of this index; returns the index and its generation."""
         check_flag(rebuild, "rebuild")
         check_count(batch, "batch", least=1)
-        index, tables = self._index, VectorTables(self._pool.store)
-        if index is None:
+        if self._index is None:
             raise NoVectorIndexError
-
-        def describe() -> str:
-            found = tables.find_index()
-            if found is not None and found.is_like(index.description) and not rebuild:
-                return found.generation
-            draft, made = Draft(tables.store), index.new_description()
-            draft.expect(tables.index, (INDEX_KEY,), None if found is None else found.record)
-            tables.index.put(draft, made)
-            draft.commit()
-            return made.generation
-
-        return index, transact("the vector index", describe)
+        return self._index, describe(self._pool.store, self._index, rebuild=rebuild)
 
     def _unindexed(self, generation: str, batch: int) -> Iterator[list[ItemRow]]:
         """The items without vectors of a generation, in pages."""
@@ -673,41 +680,8 @@ class CasstoreStore(StoreClient, BaseStore):
         texts: Sequence[Sequence[str]],
         vectors: Embedded,
     ) -> int:
-        """Write the vectors of items that are unchanged; returns how many were written."""
-        tables, table = VectorTables(self._pool.store), self._table
-        attempts = Attempts("the vectors of items")
-        while True:
-            attempts.begin()
-            draft, now_ms = Draft(tables.store), tables.store.engine.now_ms()
-            keys = [item[:2] for item in items]
-            moment = self._times.read(tables.store, table, keys, [(tables.index, (INDEX_KEY,))])
-            described = tables.index.decode_found(moment.records[-1])
-            if described is None or described.generation != generation:
-                raise ConflictError(
-                    "another process began to reindex with another embedder; stop one of them"
-                )
-            draft.expect(tables.index, (INDEX_KEY,), described.record)
-            done = 0
-            with self._times.reserve(draft, moment, _now_ticks(now_ms)) as first:
-                changed: set[tuple[str, str]] = set()
-                for item, known, each in zip(items, moment.records, texts, strict=False):
-                    # An item that was put meanwhile has its vectors from that write.
-                    if known is None or ITEMS.read(known).updated_us != item.updated_us:
-                        continue
-                    draft.expect(table, item[:2], known)
-                    if each:
-                        content = packed([vectors[text] for text in each])
-                        changed.add(tables.put(draft, item, generation, content))
-                        done += 1
-                    else:
-                        tables.delete(draft, *item[:2])
-                for bucket in changed:
-                    tables.mark(draft, bucket, first * _TICK_US)
-                try:
-                    draft.commit()
-                except ConditionFailedError:
-                    continue
-            return done
+        contents = [packed([vectors[text] for text in each]) for each in texts]
+        return put_vectors(self._pool.store, self._times, generation, items, contents)
 
 
 class _Work:
@@ -743,12 +717,6 @@ class _Work:
         """The vectors of a put, packed; empty if it has none."""
         texts = self._texts.get((op.namespace, op.key), ())
         return packed([self.documents[text] for text in texts]) if texts else b""
-
-
-def _now_ticks(now_ms: int) -> int:
-    """Now, by the engine's clock and, within its millisecond, by the clock of this process."""
-    within = time.time_ns() // (1000 * _TICK_US) % _TICKS_A_MS
-    return now_ms * _TICKS_A_MS + within
 
 
 def _begun(item: ItemRow, now_us: int) -> ItemRow:

@@ -11,6 +11,7 @@ import secrets
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from math import isfinite
 from typing import Any, Final
@@ -37,6 +38,14 @@ _MODEL_ATTRIBUTES: Final = ("model", "model_name", "model_id", "deployment")
 Embedded = Mapping[str, Sequence[float]]
 
 
+class Distance(StrEnum):
+    """How vectors are compared. The vectors that are stored do not depend on it."""
+
+    COSINE = "cosine"
+    L2 = "l2"
+    INNER_PRODUCT = "inner_product"
+
+
 class VectorIndex:
     """An index configuration: the embedder, the size of its vectors and the default fields."""
 
@@ -50,6 +59,13 @@ class VectorIndex:
         fields = config.get("fields") or [_WHOLE]
         if isinstance(fields, str) or not all(type(field) is str for field in fields):
             raise InvalidInputError(f"fields must be a list of texts, got {fields!r:.80}")
+        # As in PostgresStore; the other stores of LangGraph use the cosine only.
+        distance = config.get("distance_type") or Distance.COSINE
+        if distance not in [*Distance]:
+            raise InvalidInputError(
+                f"distance_type must be one of {', '.join(Distance)}, got {distance!r:.80}"
+            )
+        self.distance = Distance(str(distance))
         self.embeddings: Embeddings = ensure_embeddings(embed)
         self.dims = dims
         self.fields = tuple(fields)
@@ -71,6 +87,15 @@ class VectorIndex:
         for field in self.fields if fields is None else fields:
             tokens = self._tokens.get(field)
             found += get_text_at_path(value, _tokens(field) if tokens is None else tokens)
+        return found
+
+    def named_texts(self, value: Any) -> list[tuple[str, str]]:
+        """The texts of the default fields, by the names that LangGraph's databases give them."""
+        found: list[tuple[str, str]] = []
+        for field, tokens in self._tokens.items():
+            texts = get_text_at_path(value, tokens)
+            several = len(texts) > 1
+            found += [(f"{field}.{n}" if several else field, text) for n, text in enumerate(texts)]
         return found
 
     # --- embedding ----------------------------------------------------------------------

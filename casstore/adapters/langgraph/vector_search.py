@@ -1,4 +1,4 @@
-"""Exact search by cosine similarity over packed vectors, with numpy.
+"""Exact search over packed vectors, with numpy: by cosine, inner product or distance.
 
 ``VectorCache.find`` returns the vectors below a namespace as one matrix, and re-reads only the
 buckets that changed since the last call, in this or any other process. ``Snapshot.ranked`` yields
@@ -8,10 +8,12 @@ scored in float64, one by one, so that equal vectors have equal scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from casstore.adapters.langgraph.vector_index import Distance
 from casstore.adapters.langgraph.vector_records import (
     CHANGES,
     FLOAT_BYTES,
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
 #: The bytes of matrices that a cache keeps; the one used last always stays.
 CACHE_BYTES: Final = 1 << 30
-# More than the error of a product in float32, of vectors of length 1.
-_ERROR: Final = 1e-4
+#: More than the error of a product in float32, of vectors of length 1.
+UNIT_ERROR: Final = 1e-4
 _FIRST_ROWS: Final = 64
 _GROWTH: Final = 4
 # Rows that are scored in float64 at once.
@@ -80,6 +82,7 @@ class Snapshot:
         self._item_of = np.repeat(np.arange(len(rows.items)), rows.counts)
         self._created = np.array([item.created_us for item in rows.items], dtype=np.int64)
         self._norms = _norms(rows.matrix)
+        self._most_norm = float(self._norms.max(initial=0.0))
         self._used = np.ones(len(rows.matrix), dtype=np.bool_)
         self._most = max(rows.counts, default=1)
 
@@ -108,11 +111,14 @@ class Snapshot:
         created = np.array([item.created_us for item in rows.items], dtype=np.int64)
         made._created = np.concatenate([self._created, created])
         made._norms = np.concatenate([self._norms, _norms(rows.matrix)])
+        made._most_norm = float(made._norms.max(initial=0.0))
         made._used = np.concatenate([used, np.ones(len(rows.matrix), dtype=np.bool_)])
         made._most = max(self._most, max(rows.counts, default=1))
         return made
 
-    def ranked(self, query: Sequence[float], first: int) -> Iterator[tuple[float, VectorItem]]:
+    def ranked(
+        self, query: Sequence[float], first: int, distance: str = Distance.COSINE
+    ) -> Iterator[tuple[float, VectorItem]]:
         """Items with the score of their best vector, best first; equal ones by creation.
 
         ``first`` is about how many the caller needs.
@@ -122,53 +128,128 @@ class Snapshot:
         rows = len(self._matrix)
         if not rows:
             return
-        wanted = np.asarray(query, dtype=np.float64)
-        length = float(np.sqrt(np.einsum("i,i->", wanted, wanted)))
-        scores = self._scores(wanted, length)
+        compare = _COMPARISONS[distance](np.asarray(query, dtype=np.float64), self._most_norm)
+        scores = compare.scores(self._matrix, self._norms)
+        if not self._used.all():
+            scores[~self._used] = -np.inf
+        error = compare.error
         done: set[int] = set()
         count = max(first * self._most, _FIRST_ROWS)
         while True:
             least = -np.inf
             if count < rows:
                 least = float(np.partition(scores, rows - count)[rows - count])
-            # A row that is not chosen has a score below ``least`` - _ERROR.
-            chosen = np.flatnonzero((scores >= least - 2 * _ERROR) & self._used)
-            exact = self._exact(chosen, wanted, length)
+            # A row that is not chosen has a score below ``least`` - error.
+            chosen = np.flatnonzero((scores >= least - 2 * error) & self._used)
+            exact = self._exact(chosen, compare)
             for at in np.lexsort((self._created[self._item_of[chosen]], -exact)):
-                if exact[at] < least - _ERROR:
+                if exact[at] < least - error:
                     break
                 item = int(self._item_of[chosen[at]])
                 if item not in done:
                     done.add(item)
-                    yield float(exact[at]), self._items[item]
+                    yield compare.shown(float(exact[at])), self._items[item]
             if count >= rows:
                 return
             count *= _GROWTH
 
-    def _scores(self, query: Doubles, length: float) -> Floats:
-        """The similarity of every row, about; of rows that are not in use, the lowest."""
-        import numpy as np
-
-        scores: Floats = self._matrix @ (query / (length or 1.0)).astype(np.float32)
-        # A vector of zeros is like no query; its product is 0.
-        np.divide(scores, self._norms, out=scores, where=self._norms != 0)
-        if not self._used.all():
-            scores[~self._used] = -np.inf
-        return scores
-
-    def _exact(self, chosen: Whole, query: Doubles, length: float) -> Doubles:
+    def _exact(self, chosen: Whole, compare: _Cosine) -> Doubles:
         import numpy as np
 
         found = np.zeros(len(chosen))
         for start in range(0, len(chosen), _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
-            rows = self._matrix[chosen[part]].astype(np.float64)
-            lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) * length
-            # Row by row: a product with the matrix may round equal rows differently.
-            np.divide(
-                np.einsum("ij,j->i", rows, query), lengths, out=found[part], where=lengths != 0
-            )
+            found[part] = compare.exact(self._matrix[chosen[part]].astype(np.float64))
         return found
+
+
+class _Cosine:
+    """Compares a query with rows by the angle between them.
+
+    ``scores`` are in float32 and may be wrong by ``error``, ``exact`` ones in float64. A larger
+    score is a better one; ``shown`` makes it what a search returns.
+    """
+
+    def __init__(self, query: Doubles, most_norm: float) -> None:
+        import numpy as np
+
+        self.query = query
+        self.length = float(np.sqrt(np.einsum("i,i->", query, query)))
+        self.error = self._error(most_norm)
+
+    def _error(self, most_norm: float) -> float:
+        return UNIT_ERROR
+
+    def scores(self, matrix: Floats, norms: Floats) -> Floats:
+        import numpy as np
+
+        scores: Floats = matrix @ (self.query / (self.length or 1.0)).astype(np.float32)
+        # A vector of zeros is like no query; its product is 0.
+        np.divide(scores, norms, out=scores, where=norms != 0)
+        return scores
+
+    def exact(self, rows: Doubles) -> Doubles:
+        import numpy as np
+
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) * self.length
+        # Row by row: a product with the matrix may round equal rows differently.
+        found: Doubles = np.einsum("ij,j->i", rows, self.query)
+        # The product with a vector of zeros is 0.
+        np.divide(found, lengths, out=found, where=lengths != 0)
+        return found
+
+    def shown(self, score: float) -> float:
+        return score
+
+
+class _InnerProduct(_Cosine):
+    """Compares a query with rows by their product."""
+
+    def _error(self, most_norm: float) -> float:
+        return UNIT_ERROR * self.length * most_norm
+
+    def scores(self, matrix: Floats, norms: Floats) -> Floats:
+        import numpy as np
+
+        found: Floats = matrix @ self.query.astype(np.float32)
+        return found
+
+    def exact(self, rows: Doubles) -> Doubles:
+        import numpy as np
+
+        found: Doubles = np.einsum("ij,j->i", rows, self.query)
+        return found
+
+
+class _L2(_Cosine):
+    """Compares a query with rows by their distance; the scores are negative squares."""
+
+    def _error(self, most_norm: float) -> float:
+        return UNIT_ERROR * (self.length + most_norm) ** 2
+
+    def scores(self, matrix: Floats, norms: Floats) -> Floats:
+        import numpy as np
+
+        product = matrix @ self.query.astype(np.float32)
+        found: Floats = 2 * product - norms * norms - np.float32(self.length**2)
+        return found
+
+    def exact(self, rows: Doubles) -> Doubles:
+        import numpy as np
+
+        away = rows - self.query
+        found: Doubles = -np.einsum("ij,ij->i", away, away)
+        return found
+
+    def shown(self, score: float) -> float:
+        return -sqrt(-score)
+
+
+_COMPARISONS: Final[dict[str, type[_Cosine]]] = {
+    Distance.COSINE: _Cosine,
+    Distance.INNER_PRODUCT: _InnerProduct,
+    Distance.L2: _L2,
+}
 
 
 class VectorCache:
@@ -229,13 +310,26 @@ def _loaded(tables: VectorTables, prefix: str, generation: str, dims: int) -> Sn
     return Snapshot(_read(records, generation, dims), stamps, generation)
 
 
+def changed_buckets(
+    tables: VectorTables, prefix: str, known: Mapping[Bucket, int]
+) -> tuple[dict[Bucket, int], list[Bucket]]:
+    """The times of the buckets below a namespace, and those that are not at a known time."""
+    stamps = _stamps(tables, prefix)
+    changed = [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
+    return stamps, changed
+
+
+def ranked_records(
+    records: Iterable[Record], generation: str, dims: int, query: Sequence[float]
+) -> Iterator[tuple[float, VectorItem]]:
+    """The items of some records by cosine, as ``Snapshot.ranked``."""
+    rows = _read(records, generation, dims)
+    return Snapshot(rows, {}, generation).ranked(query, len(rows.items))
+
+
 def _refreshed(tables: VectorTables, prefix: str, dims: int, known: Snapshot) -> Snapshot | None:
     """A snapshot with the buckets re-read that have changed; None if that is not worth it."""
-    stamps = _stamps(tables, prefix)
-    changed = [
-        bucket for bucket in {**known.stamps, **stamps}
-        if stamps.get(bucket) != known.stamps.get(bucket)
-    ]  # fmt: skip
+    stamps, changed = changed_buckets(tables, prefix, known.stamps)
     if not changed:
         return known
     if len(changed) > len(stamps) * _MAX_UNUSED:

@@ -25,6 +25,7 @@ from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.connections import Call, Client, Connections, has_collided
 from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
+from casstore.engine.postgres.vectors import MAX_DIMS, VectorCopies, find_copies
 from casstore.engine.postgres.watching import Watching
 from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
@@ -34,6 +35,7 @@ from casstore.engine.protocol import (
     Row,
     RowKey,
     StoredObject,
+    VectorSearch,
     Watch,
     Write,
     WriteResult,
@@ -94,6 +96,8 @@ class PostgresEngine(Examining):
             spare.begin(identity.store, self._epoch)
         # The last time of the server's clock, and the local monotonic time of that answer.
         self._heard = (0, float("-inf"))
+        self._vectors: VectorCopies | None = None
+        self._has_looked_for_vectors = False
         self._encode()
         self._watching = Watching(self)
         self.connections.open()
@@ -364,6 +368,22 @@ class PostgresEngine(Examining):
                 f"{self.address.place} has no valid row in the table state; run check"
             )
         return int(found[0][0])
+
+    # --- vectors ----------------------------------------------------------------------------
+
+    def vector_search(self, dims: int, *, install: bool = False) -> VectorSearch | None:
+        """Copies of vectors for pgvector; None if the database has no extension ``vector``.
+
+        ``install`` adds it, if the server offers it and the role may. What was found first holds
+        until the engine is closed, unless ``install``.
+        """
+        self.connections.check()
+        if self.readonly or dims > MAX_DIMS:
+            return None
+        if install or not self._has_looked_for_vectors:
+            self._vectors = find_copies(self.connections, self.address.schema, install=install)
+            self._has_looked_for_vectors = True
+        return self._vectors
 
     # --- time, watching, ending -------------------------------------------------------------
 
