@@ -144,7 +144,7 @@ def test_the_timeline_groups_nodes_by_turns_and_names_their_commits(viewed: View
     mark = rows["a2.1"].commit
     assert mark is not None
     assert (mark.revision, mark.turn, mark.labels) == (4, "turn-2", ())
-    assert str(mark.tokens) == "3,600 in · 300 out"
+    assert str(mark.tokens) == "3,600 tokens in · 300 out"
     assert rows["r2.1"].commit is None
     assert [event.text for event in rows["u6"].events] == ["rewound to revision 10"]
     assert rows["a2.3"].forks == ("strict-mode",)
@@ -295,14 +295,14 @@ def test_a_long_queue_is_read_in_part(tmp_path: Path) -> None:
 
 def test_the_state_is_opened_level_by_level(viewed: Viewed) -> None:
     place = viewed.place("fix-parser")
-    level = sessions.state_level(viewed, place, ["tool_state", "files"])
+    level = sessions.state_level(viewed, place.state.manifest, ["tool_state", "files"])
     assert [branch.name for branch in level.branches] == [
         "README.md", "src/parser.py", "tests/test_parser.py",
     ]  # fmt: skip
     with pytest.raises(NotFoundError):
-        sessions.state_level(viewed, place, ["nothing"])
+        sessions.state_level(viewed, place.state.manifest, ["nothing"])
     with pytest.raises(NotFoundError):
-        sessions.state_level(viewed, place, ["tool_state", "nothing"])
+        sessions.state_level(viewed, place.state.manifest, ["tool_state", "nothing"])
 
 
 def test_a_level_with_many_entries_is_listed_in_pages(tmp_path: Path) -> None:
@@ -310,7 +310,9 @@ def test_a_level_with_many_entries_is_listed_in_pages(tmp_path: Path) -> None:
         state = casstore.Checkpoint(tool_state={"many": list(range(1_000))})
         store.session("s").commit(Commit(checkpoint=state))
         viewed = Viewed(store)
-        level = sessions.state_level(viewed, viewed.place("s"), ["tool_state", "many"], 900)
+        level = sessions.state_level(
+            viewed, viewed.place("s").state.manifest, ["tool_state", "many"], 900
+        )
         assert (len(level.branches), level.branches[0].text, level.stop) == (100, "900", 1_000)
         assert len(sessions.state(viewed, viewed.place("s")).branches) == 1
 

@@ -81,7 +81,7 @@ def compare(viewed: Viewed, old: str, new: str) -> Compared:
 
 
 def _side(viewed: Viewed, text: str) -> Side:
-    target = naming.resolve(viewed.store, text)
+    target = naming.resolve_place(viewed.store, text)
     if target.digest is None:
         raise InvalidInputError(f"nothing was committed to {text!r} yet")
     if naming.kind_of(viewed.store, target.digest) != Kind.MANIFEST:

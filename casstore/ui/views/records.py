@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.quantities import count
 from casstore.errors import CasstoreError, InvalidInputError, NotFoundError
 from casstore.maintenance import systems
 from casstore.session.attempts import read_again
@@ -192,7 +193,7 @@ def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[Message, ...
         if all(message.role for message in messages):
             new = f", {len(found) - known} new" if known else ""
             shown = tuple([_brief(message)[0] for message in messages])
-            return shown, f"{len(found)} messages{new}"
+            return shown, f"{count(len(found), 'message')}{new}"
     text = as_json(found)
     return (), text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"
 
