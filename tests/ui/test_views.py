@@ -12,9 +12,9 @@ for package in ("starlette", "uvicorn", "jinja2", "langgraph", "claude_agent_sdk
 
 import casstore
 from casstore import Commit, NodeDraft
+from casstore.cli.payloads import CALL, IMAGE, JSON, RESULT, TEXT, THINKING, read_message
 from casstore.errors import NotFoundError
 from casstore.store import Store
-from casstore.ui.payloads import CALL, IMAGE, JSON, RESULT, TEXT, THINKING, read_message
 from casstore.ui.texts import one_line, shown
 from casstore.ui.views import catalogue, comparing, records, space, things, timeline, values
 from casstore.ui.views import session as sessions
@@ -399,6 +399,7 @@ def test_space_tells_what_gc_and_retention_would_remove(tmp_path: Path) -> None:
         found = space.space(Viewed(store))
         assert (found.planned_revisions, found.policy) == (7, "last 3")
         assert [(one.session, one.removed, one.kept) for one in found.planned] == [("s", 7, 3)]
+        assert found.planned[0].reasons == ("last 3", "head 1")
         assert found.gc is not None
         assert found.gc.objects_unreached == 0
         assert [one.session for one in found.shares] == ["s"]
@@ -506,3 +507,17 @@ def test_pages_show_the_files_that_changed_and_name_a_package_that_fails(
             assert "no_such_package:FORMAT of the format 'workspace' failed" in str(
                 changes[-1].after
             )
+
+
+def test_growth_is_drawn_to_the_scale_of_time(tmp_path: Path) -> None:
+    from viewer_store import DAY_MS, Clock, open_store
+
+    clock = Clock()
+    with open_store(tmp_path / "s", clock) as store:
+        for pause in (0, 1, 8):
+            clock.advance(pause * DAY_MS)
+            store.session("s").append({"role": "user", "content": f"after {pause} days"})
+        days = space.charts(Viewed(store)).days
+        # The first day, the eight days in which nothing was added, the last day.
+        assert [(day.start, day.stop) for day in days] == [(0, 0.1), (0.1, 0.9), (0.9, 1)]
+        assert days[0].total_bytes < days[1].total_bytes < days[2].total_bytes

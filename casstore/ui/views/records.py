@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import JSON, Block, Message, as_json, read_message
 from casstore.cli.quantities import count
 from casstore.errors import CasstoreError, InvalidInputError, NotFoundError
 from casstore.maintenance import systems
 from casstore.session.attempts import read_again
 from casstore.session.record_keys import past, split_texts
 from casstore.session.records import Table
-from casstore.ui.payloads import JSON, Block, Message, as_json, read_message
 from casstore.ui.texts import one_line
 from casstore.ui.views.timeline import PAGE, TEXT_CHARACTERS, WEIGHT_BYTES, node_time
 from casstore.ui.views.viewed import Viewed

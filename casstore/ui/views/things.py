@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import Message, read_message
 from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
@@ -21,7 +22,6 @@ from casstore.objects import graph
 from casstore.objects.stored import Stored, open_stored
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.ui.payloads import Message, read_message
 from casstore.ui.views import values
 from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time
