@@ -368,7 +368,10 @@ def attachments(
         elif attachment is not None:
             to.facts(facts(_ATTACHMENT_ALONE, answer[0]))
         elif answer:
-            to.rows(_ATTACHMENT, [{**one, "uri": one["uri"] or one["digest"]} for one in answer])
+            to.rows(
+                _ATTACHMENT,
+                [{**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer],
+            )
         else:
             app.remark("no attachments")
 
