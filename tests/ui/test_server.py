@@ -371,3 +371,15 @@ def test_values_and_checkpoints_are_opened_level_by_level(client: httpx.Client) 
         assert client.get("/state", params={"digest": digest, "path": '["no"]'}).status_code == 404
     picture = client.get("/find", params={"name": "picture"}).headers["location"]
     assert client.get("/state" + picture.removeprefix("/object")).status_code == 404
+
+
+def test_the_pages_of_an_empty_store_say_that_nothing_is_there(tmp_path: Path) -> None:
+    casstore.open(tmp_path / "s").close()
+    with serve(tmp_path / "s") as running, running.client() as client:
+        for path, text in (
+            ("/", "This store has no sessions yet."),
+            ("/charts", "Nothing yet."),
+            ("/space", "No sessions yet."),
+            ("/space", "No objects yet."),
+        ):
+            assert text in client.get(path).text
