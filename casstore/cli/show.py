@@ -262,7 +262,8 @@ class _Shown:
         for entry in found["usage"]:
             said = f"usage  {entry['source']}, {entry['model']}: "
             said += (
-                f"{entry['input']:,} in, {entry['output']:,} out, {entry['reasoning']:,} reasoning"
+                f"{entry['input']:,} tokens in, {entry['output']:,} out, "
+                f"{entry['reasoning']:,} reasoning"
             )
             branches.append(Branch(said))
         title = f"{count(found['node_count'], 'node')}, leaf {found['leaf'] or 'none'}"

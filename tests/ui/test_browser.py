@@ -269,6 +269,16 @@ def test_the_first_commit_appears_on_the_page_of_an_empty_session(
         expect(page.locator("#live")).to_have_text("live")
 
 
+def test_a_compaction_usage_and_cost_are_marked(browser: Browser, running: Running) -> None:
+    with opened(browser, running) as page:
+        go(page, running, "/session", id="compacted")
+        expect(page.locator("li.row.compacted")).to_contain_text(
+            "Summary in the place of earlier messages"
+        )
+        expect(page.locator("li.row").last).to_contain_text("5,200 tokens in · 310 out · $0.0187")
+        assert_readable(page)
+
+
 def test_hidden_nodes_are_marked(browser: Browser, running: Running) -> None:
     with opened(browser, running) as page:
         go(page, running, "/session", id="with-hidden")
