@@ -150,6 +150,7 @@ def test_watch_prints_commits_of_another_process_as_they_happen(busy: str) -> No
 def test_watch_begins_behind_a_revision_and_ends_after_a_number_of_commits(busy: str) -> None:
     shown = run("watch", "agent", "--since", "0", "--limit", "1", "--json", store=busy).json
     assert (shown["revision"], shown["turn"]) == (1, "t1")
-    text = run("watch", "agent", "--since", "0", "--limit", "1", store=busy).out
-    assert "agent@1  commit  leaf n1  turn t1" in text
+    text = run("watch", "agent", "--since", "0", "--limit", "1", store=busy)
+    assert "agent@1  commit  leaf n1  turn t1" in text.out
+    assert text.err == "waiting for commits; Ctrl-C ends it\n"
     run("watch", "--since", "0", store=busy, ends=2)
