@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ import casstore
 from casstore.errors import InvalidInputError
 from casstore.ui.serving import Serving, is_loopback
 from tests.ui.serving import Running, serve
-from viewer_store import HOSTILE_ID, png
+from viewer_store import HOSTILE_ID, HOSTILE_TEXT, png
 
 TRANSCRIPT = "app/5e55a0b1-0000-4000-8000-000000000001"
 PAGES = [
@@ -383,3 +385,30 @@ def test_the_pages_of_an_empty_store_say_that_nothing_is_there(tmp_path: Path) -
             ("/space", "No objects yet."),
         ):
             assert text in client.get(path).text
+
+
+def test_hostile_records_stay_text(tmp_path: Path) -> None:
+    from langchain_core.messages import HumanMessage
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    from casstore.adapters.claude.transcripts import TranscriptKey, Transcripts
+    from casstore.adapters.langgraph import CasstoreSaver
+
+    with casstore.open(tmp_path / "s") as store:
+        message = {"role": "user", "content": HOSTILE_TEXT}
+        entry: Any = {"type": "user", "uuid": HOSTILE_TEXT, "message": message}
+        Transcripts(store).append(TranscriptKey("p", HOSTILE_ID), [entry])
+        checkpoint: Any = empty_checkpoint()
+        checkpoint["channel_values"] = {HOSTILE_TEXT: [HumanMessage(HOSTILE_TEXT)]}
+        checkpoint["channel_versions"] = {HOSTILE_TEXT: "1"}
+        config: Any = {"configurable": {"thread_id": HOSTILE_ID, "checkpoint_ns": ""}}
+        CasstoreSaver(store).put(config, checkpoint, {"step": 0}, {HOSTILE_TEXT: "1"})
+    with serve(tmp_path / "s") as running, running.client() as client:
+        listed = client.get("/").text
+        records = re.findall(r'href="(/record\?[^"]+)"', listed)
+        assert len(records) == 2
+        for page in (listed, *[client.get(html.unescape(one)).text for one in records]):
+            assert "<h1>" in page
+            assert "document.title" in page
+            assert not re.search(r"<(script>|img src=x|svg onload)", page)
+            assert not re.search("[\u202a-\u202e\u2066-\u2069\x07\x1b]", page)
