@@ -48,6 +48,7 @@ from benchmarks import (
     sessions,
     space,
     store,
+    viewer,
     workspace,
 )
 from benchmarks.measuring import Goal
@@ -66,6 +67,7 @@ ENGINES: dict[str, dict[str, Callable[[bool], Iterable[Goal]]]] = {
         **langgraph.ALL,
         **memory.ALL,
         **workspace.ALL,
+        **viewer.ALL,
     },
     "postgres": {**postgres.ALL},
 }

@@ -47,7 +47,7 @@ SHOTS = (
     Shot("viewer-session", "/session?id=fix-parser&at=10"),
     Shot("viewer-session-dark", "/session?id=fix-parser", dark=True),
     Shot("viewer-node", "/node?session=fix-parser&id=a2.3"),
-    Shot("viewer-compare", "/compare?a=fix-parser@6&b=warn-only"),
+    Shot("viewer-compare", "/compare?a=fix-parser@6&b=strict-mode"),
     Shot("viewer-space", "/space"),
     Shot("viewer-thread", "/record?system=lg&id=trip-to-rome"),
     Shot("viewer-dialog", "/session?id=fix-parser&at=6", click="Rewind…", write=True),

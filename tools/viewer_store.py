@@ -150,6 +150,7 @@ def build(path: Path, *, sessions: int = 50, hostile: bool = True) -> None:
         if hostile:
             _hostile(store)
         _hidden(store)
+        _compacted(store)
         _others(store, clock, sessions)
         _langgraph(store)
         _claude(store)
@@ -289,6 +290,16 @@ def _hidden(store: Store) -> None:
                        assistant("after", "What follows stays.")])
     )  # fmt: skip
     session.tombstone(["secret"])
+
+
+def _compacted(store: Store) -> None:
+    """A session whose beginning was replaced by a summary; its messages name usage and cost."""
+    used = {"input_tokens": 5200, "output_tokens": 310}
+    summary = {"role": "user", "isCompactSummary": True, "content": "So far: the parser is fixed."}
+    answer = {"role": "assistant", "content": "Then I go on.", "usage": used, "cost_usd": 0.0187}
+    store.session("compacted").commit(
+        Commit(append=[NodeDraft("c1", summary), NodeDraft("c2", answer)])
+    )
 
 
 def _others(store: Store, clock: Clock, sessions: int) -> None:

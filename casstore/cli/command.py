@@ -98,8 +98,9 @@ class App:
             self._remarks.append(text)
 
     def write_remarks(self) -> None:
-        """Write the remarks. A closed stderr does not make the command fail."""
-        for text in self._remarks:
+        """Write the remarks, each once. A closed stderr does not make the command fail."""
+        remarks, self._remarks = self._remarks, []
+        for text in remarks:
             with suppress(OSError):
                 Printer(sys.stderr).line(text)
 

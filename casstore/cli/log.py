@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
@@ -276,13 +277,15 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                     "of Claude: transcript, type, role",
                 },
             ),
-            "more": "nodes that are not listed; null if not counted",
-            "cursor": "the name to give to log for the nodes behind these; null at the end",
+            "more": "nodes that are not listed; of steps null: not counted",
+            "cursor": "what continues the list, null at the end: of nodes a name to give to log, "
+            "of steps the id to give to --before",
         },
     ),
     "casstore log agent",
     "casstore log agent --graph --forks",
     "casstore log --graph --all --limit 0",
+    "casstore log langgraph:t0 --limit 10",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_name)
 @click.option("--graph", "-g", "drawn", is_flag=True, help="Draw all branches; otherwise the path.")
@@ -293,6 +296,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
     "--limit", "-n", type=click.IntRange(0), default=100, show_default=True,
     help="List at most this many nodes; 0: all.",
 )  # fmt: skip
+@click.option("--before", metavar="ID", help="Of a record: only steps behind this one.")
 @click.option("--payloads", "-p", is_flag=True, help="Include whole payloads.")
 def log(
     app: App,
@@ -302,6 +306,7 @@ def log(
     everything: bool,
     rewound: bool,
     limit: int,
+    before: str | None,
     payloads: bool,
 ) -> None:
     """List the nodes of a session, or the steps of a record.
@@ -320,8 +325,10 @@ def log(
     with app.open() as store:
         targets = [naming.resolve_place(store, one) for one in names]
         if len(targets) == 1 and targets[0].entry is not None:
-            _answer_steps(app, store, targets[0], limit)
+            _answer_steps(app, store, targets[0], limit, before)
             return
+        if before is not None:
+            raise click.UsageError("--before is for a record; of a session, name PLACE#NODE")
         for text, target in zip(names, targets, strict=True):
             if target.session is None:
                 raise InvalidInputError(
@@ -370,25 +377,32 @@ def log(
         _answer(app, found, shown, parents, listed, total, cursor, drawn=drawn, payloads=payloads)
 
 
-def _answer_steps(app: App, store: Store, target: Target, limit: int) -> None:
+def _answer_steps(app: App, store: Store, target: Target, limit: int, before: str | None) -> None:
     assert target.system is not None
     assert target.entry is not None
     title = target.system.title
     ask = limit or sys.maxsize - 1
-    steps = [*target.system.steps(store, target.entry.id, limit=ask + 1)]
-    more = len(steps) > ask
+    if before is None:
+        steps = [*target.system.steps(store, target.entry.id, limit=ask + 1)]
+    else:
+        every = iter(target.system.steps(store, target.entry.id, limit=sys.maxsize))
+        if not any(step.id == before for step in every):
+            remedy = f"casstore log {naming.quoted(target.text.partition(':')[2])}"
+            raise naming.NameNotFoundError(before, remedy)
+        steps = [*islice(every, ask + 1)]
+    cursor = steps[ask - 1].id if len(steps) > ask else None
 
     def render(to: Printer) -> None:
         for step in steps[:ask]:
             taken = len(step.id) + _DATE_COLUMNS + 4
             date = "" if step.made_at_ms is None else clock(step.made_at_ms)[:_DATE_COLUMNS]
             to.line(name(step.id), " ", dim(date), " ", clip(step.summary, to.room(taken, 200)))
-        if not steps:
+        if not steps and before is None:
             app.remark(f"{title}: this record system keeps no steps")
-        if more:
-            app.remark("there are more: --limit 0")
+        if cursor is not None:
+            app.remark(f"there are more: --before {naming.quoted(cursor)}, or --limit 0")
 
-    document = {"sessions": [], "nodes": [], "steps": steps[:ask], "more": None, "cursor": None}
+    document = {"sessions": [], "nodes": [], "steps": steps[:ask], "more": None, "cursor": cursor}
     app.answer(document, render)
 
 

@@ -403,7 +403,9 @@ def _steps(
         codes.append(gc_exit_code(collected, interrupted=stop()))
     if collected is not None:
         report["collected"] = gc_document(collected, steps.grace_ms)
-        report["objects_removed"] = collected.objects_swept
+        report["objects_removed"] = (
+            collected.objects_unreached if dry_run else collected.objects_swept
+        )
         words.append(_swept(collected))
     if steps.pack and packed is None and not dry_run and not stop() and not max(codes):
         packed = pack.pack(store, progress=stopping)
@@ -479,8 +481,8 @@ _STORE: Final[Fields] = {
     "dry_run": "true: nothing was changed",
     "file_bytes_before": Field("the length of the file before, null on a server", "file before"),
     "file_bytes": Field("its length now", "file now"),
-    "nodes_removed": Field("hidden nodes that vacuum removed", "removed", "node"),
-    "objects_removed": Field("objects that gc removed", "removed", "object"),
+    "nodes_removed": Field("hidden nodes that vacuum removed, or would", "removed", "node"),
+    "objects_removed": Field("objects that gc removed, or would", "removed", "object"),
     "holding": nested(
         "what still takes space",
         {
@@ -497,6 +499,11 @@ _STORE: Final[Fields] = {
     "compacted": nested("the report of compact, null if it did not run", COMPACT_FIELDS),
     "error": PROBLEM,
 }  # fmt: skip
+_PLANNED: Final[Fields] = {
+    **_STORE,
+    "nodes_removed": Field("hidden nodes that vacuum would remove", "would remove", "node"),
+    "objects_removed": Field("objects that gc would remove", "would remove", "object"),
+}
 _SHAPE: Final = Shape(
     "maintain",
     {
@@ -653,4 +660,5 @@ def maintain(
     app.exit_code = INTERRUPTED if stopped.is_set() else worst or log.exit_code
     summary = {"interrupted": stopped.is_set(), "stores": [one.report for one in outcomes]}
     if app.as_json or (len(outcomes) == 1 and not app.quiet and not app.exit_code):
-        app.answer(summary, lambda to: to.report(_STORE, outcomes[0].report))
+        fields = _PLANNED if dry_run else _STORE
+        app.answer(summary, lambda to: to.report(fields, outcomes[0].report))

@@ -166,14 +166,14 @@ def export(
 ) -> None:
     """Write a session to a file, a bundle.
 
-    PLACE is a session with all its history, or SESSION@REVISION for that one alone. The file
-    appears when it is complete. casstore import bundle imports it, casstore verify verifies it.
-    Policy, expiry, protections and subjects are left out; casstore copy copies them.
+    PLACE is a session with all its history, or SESSION@REVISION, or a tag, for that one alone. The
+    file appears when it is complete. casstore import bundle imports it, casstore verify verifies
+    it. Policy, expiry, protections and subjects are left out; casstore copy copies them.
     """
     if list_have and (have or head_only or replace):
         raise click.UsageError("--list-have writes a list and takes no other option")
     with app.open() as store, app.meter() as meter:
-        target = naming.resolve(store, place)
+        target = naming.resolve_place(store, place)
         if target.session is None or target.node is not None:
             raise InvalidInputError(
                 f"{place!r} is {naming.described(store, target)}; only sessions can be exported"

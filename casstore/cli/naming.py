@@ -3,10 +3,10 @@
     SESSION            a session at its present revision
     SESSION@REVISION   a session at a revision
     SESSION@LABEL      a session at the revision that has the label
+    TAG                the object that a tag or pin keeps
     PLACE~N            N revisions before that place; ~ alone is ~1
     PLACE#NODE         one node of the graph there
     SYSTEM:ENTRY       an entry of a record system, as in langgraph:t0
-    TAG                the object that a tag or pin keeps
     DIGEST             an object, by its 64 digits
 
 If nothing has exactly this name, the beginning of a session's id is enough, or at least four
@@ -16,8 +16,8 @@ means only that: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``entr
 ``tag:NAME``, ``digest:HEX``. ``STORE::NAME`` is a name in another store. A name that begins with
 a dash goes behind ``--``, so that it is not taken for an option.
 
-A tag or pin that keeps a session's checkpoint is a place as well: ``fork``, ``log``, ``rewind``,
-``label`` and ``export`` take it for the newest revision that has this checkpoint.
+A tag or pin that keeps a session's checkpoint is a place as well: the newest revision that has
+this checkpoint. ``TAG~2`` and ``TAG#NODE`` start from there.
 """
 
 from __future__ import annotations
@@ -187,16 +187,14 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
 def resolve_place(store: Store, text: str, *, abbreviated: bool = True) -> Target:
     """What ``text`` means; a tag or pin on a session's checkpoint is that revision of it."""
     target = resolve(store, text, abbreviated=abbreviated)
-    if target.kind != TAG or target.digest is None:
-        return target
-    kind = kind_of(store, target.digest)
-    if kind == Kind.MANIFEST:
-        return _revision_of(store, target.digest) or target
-    return target
+    return _tagged_place(store, target) or target if target.kind == TAG else target
 
 
-def _revision_of(store: Store, manifest: Digest) -> Target | None:
-    """The newest revision of the first session that has this checkpoint."""
+def _tagged_place(store: Store, tag: Target) -> Target | None:
+    """The newest revision of the first session that has the checkpoint which a tag keeps."""
+    manifest = tag.digest
+    if manifest is None or kind_of(store, manifest) != Kind.MANIFEST:
+        return None
     for info in store.sessions():
         session = info.meta.session
         for entry in store.session(session).history():
@@ -282,13 +280,23 @@ def _revision(store: Store, text: str, cuts: int = _CUTS) -> Iterator[Target]:
     back = _BACK.fullmatch(text)
     if back is not None and cuts:
         steps = int(back[2] or 1)
-        for place in (*_session(store, back[1]), *_revision(store, back[1], cuts - 1)):
+        for place in _places(store, back[1], cuts - 1):
             found = _back(store, place, steps)
             if found is not None:
                 yield found
     for session, at in _cuts(text, "@"):
         for place in _session(store, session):
             yield from _at(store, place, at)
+
+
+def _places(store: Store, text: str, cuts: int = _CUTS) -> Iterator[Target]:
+    """Sessions, revisions, and tags on checkpoints of sessions: what ``~`` and ``#`` follow."""
+    yield from _session(store, text)
+    yield from _revision(store, text, cuts)
+    for tag in _tag(store, text):
+        place = _tagged_place(store, tag)
+        if place is not None:
+            yield place
 
 
 def _cuts(text: str, mark: str) -> Iterator[tuple[str, str]]:
@@ -348,7 +356,7 @@ def _back(store: Store, place: Target, steps: int) -> Target | None:
 
 def _node(store: Store, text: str) -> Iterator[Target]:
     for place, node in _cuts(text, "#"):
-        for where in (*_session(store, place), *_revision(store, place)):
+        for where in _places(store, place):
             found = _node_target(store, where, node)
             if found is not None:
                 yield found
@@ -460,14 +468,16 @@ def _not_found(store: Store, text: str) -> Exception:
     """The most precise error for a name that does not exist."""
     for mark in "#@~":
         for place, rest in _cuts(text, mark):
-            for where in (*_session(store, place), *_revision(store, place)):
+            for where in _places(store, place):
                 assert where.session is not None
                 asked = "log" if mark == "#" else "history"
                 remedy = f"casstore {asked} {quoted(where.session)}"
                 error = NameNotFoundError(text, remedy)
                 what = "node" if mark == "#" else "revision or label"
                 shown = rest if mark != "~" else f"~{rest}"
-                error.args = (f"{described(store, where)} has no {what} {shown!r}",)
+                near = _similar_at(store, where.session, rest) if mark == "@" else []
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                error.args = (f"{described(store, where)} has no {what} {shown!r}{hint}",)
                 if mark == "#" and rest in _hidden_ids(store, where.session):
                     message = f"node {rest!r} of session {where.session!r} is hidden by a tombstone"
                     error.args = (message,)
@@ -491,13 +501,25 @@ def _similar(store: Store, text: str) -> list[str]:
 
     names = [info.meta.session for info in islice(store.sessions(), _COMPARED)]
     names += [pin.name for pin in islice(store.pins(), _COMPARED)]
+    for system in systems.held_by(store).systems:
+        entries = islice(systems.all_entries(system, store), _COMPARED)
+        names += [f"{prefix_of(system)}:{entry.id}" for entry in entries]
     # Of SESSION@REVISION and the like only the session is compared, then the whole.
     cut = re.search("(?<!^)[@~#]", text)
     for end in (cut.start() if cut else len(text), len(text)):
-        near = get_close_matches(text[:end], names, 3)
-        if near:
-            return [one + text[end:] for one in near]
+        near = [one + text[end:] for one in get_close_matches(text[:end], names, 3)]
+        if near and near != [text]:
+            return near
     return []
+
+
+def _similar_at(store: Store, session: str, label: str) -> list[str]:
+    """Labels of a session that are similar to a misspelt one, as SESSION@LABEL."""
+    from difflib import get_close_matches
+
+    entries = islice(store.session(session).history(), _HISTORY_OFFERED)
+    labels = [label for entry in entries for label in entry.labels]
+    return [f"{session}@{near}" for near in get_close_matches(label, labels, 3)]
 
 
 def _hidden_ids(store: Store, session: str) -> Collection[str]:

@@ -86,7 +86,12 @@ def moment(time_ms: int) -> str:
 
 def clock(time_ms: int) -> str:
     """A time as a person reads it, in UTC."""
-    return moment(time_ms)[:19].replace("T", " ")
+    return time_words(moment(time_ms))
+
+
+def time_words(text: str) -> str:
+    """A time in RFC 3339 as a person reads it, to the second."""
+    return text[:19].replace("T", " ")
 
 
 def moment_or_none(time_ms: int | None) -> str | None:

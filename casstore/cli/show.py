@@ -25,7 +25,7 @@ from casstore.cli.places import (
     read_node,
     read_nodes,
 )
-from casstore.cli.quantities import count, moment_or_none, size
+from casstore.cli.quantities import count, moment_or_none, size, time_words
 from casstore.cli.sessions import (
     ENTRY_FIELDS,
     SESSION_FIELDS,
@@ -214,7 +214,7 @@ class _Shown:
             if session["name"] != session["id"]:
                 facts.insert(1, ("name", session["name"]))
         if revision is not None:
-            made = f"{operation_words(revision)}, {revision['committed_at']}"
+            made = f"{operation_words(revision)}, {time_words(revision['committed_at'])}"
             facts.append(("revision", f"{revision['revision']} ({made})"))
             if revision["turn"] is not None:
                 facts.append(("turn", revision["turn"]))
@@ -234,8 +234,18 @@ class _Shown:
         if answer["kept_by"]:
             facts.append(("kept by", ", ".join(answer["kept_by"])))
         if answer["expires_at"] is not None:
-            facts.append(("until", answer["expires_at"]))
+            facts.append(("until", time_words(answer["expires_at"])))
+        if answer["node"] is not None:
+            facts += self._node_facts(answer["node"])
         self._to.facts(facts)
+
+    def _node_facts(self, node: dict[str, Any]) -> list[tuple[str, str]]:
+        facts = [("id", node["id"]), ("parent", node["parent"] or "none, a root")]
+        facts += [("number", str(node["seq"])), ("depth", count(node["depth"], "node"))]
+        facts += [(key, str(node[key])) for key in ("time", "frame") if node[key] is not None]
+        if node["cause"] is not None:
+            facts.append(("cause", brief(node["cause"], self._to.room(10, 120))))
+        return facts
 
     def _checkpoint(self) -> None:
         assert self._target.digest is not None
@@ -252,7 +262,8 @@ class _Shown:
         for entry in found["usage"]:
             said = f"usage  {entry['source']}, {entry['model']}: "
             said += (
-                f"{entry['input']:,} in, {entry['output']:,} out, {entry['reasoning']:,} reasoning"
+                f"{entry['input']:,} tokens in, {entry['output']:,} out, "
+                f"{entry['reasoning']:,} reasoning"
             )
             branches.append(Branch(said))
         title = f"{count(found['node_count'], 'node')}, leaf {found['leaf'] or 'none'}"
@@ -286,12 +297,6 @@ class _Shown:
 
     def _node(self) -> None:
         node = self._document["node"]
-        facts = [("node", node["id"]), ("parent", node["parent"] or "none, a root")]
-        facts += [(key, str(node[key])) for key in ("seq", "depth")]
-        facts += [(key, str(node[key])) for key in ("time", "frame") if node[key] is not None]
-        if node["cause"] is not None:
-            facts.append(("cause", brief(node["cause"], self._to.room(10, 120))))
-        self._to.facts(facts)
         if node["hidden"]:
             self._to.line("hidden by a tombstone")
             return

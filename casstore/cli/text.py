@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from casstore.cli import payloads
+from casstore.cli.payloads import Block, read_message
 from casstore.format.canonical import Link
 from casstore.format.value_json import BYTES_KEY
 from casstore.format.value_json import parse_json as parse_json
@@ -20,7 +22,7 @@ from casstore.format.value_json import plain_key as plain_key
 from casstore.format.value_json import unplain as unplain
 from casstore.objects import stored
 from casstore.objects.stored import BytesBeginning, Stored, WalkEvent
-from casstore.session.messages import message_in, user_text
+from casstore.session.messages import IMAGE_TEXT
 
 # Control, format (bidi overrides among them), surrogates, private use, separators of lines.
 _ESCAPED: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -120,16 +122,28 @@ def _cut(value: Any, room: int) -> str:
 
 
 def summary(payload: Any, width: int) -> str:
-    """What a node says, on one line: who, and the beginning of it."""
+    """The role of a message and the beginning of it, on one line; of other payloads their JSON.
+
+    A tool call is ``→ name arguments``, its result ``← text``.
+    """
     payload = begun(payload, width)
-    message = message_in(payload)
-    if message is None:
+    message = read_message(payload)
+    words = [_words(block) for block in message.blocks]
+    text = " ".join([word for word in words if word])
+    if not message.role or not text:
         return brief(payload, width)
-    text = user_text(payload)
-    role = clip(message["role"], 16)
-    if not text:
-        return f"{role}: {brief(message, max(8, width - len(role) - 2))}"
+    role = clip(message.role, 16)
     return f"{role}: {clip(text, max(8, width - len(role) - 2))}"
+
+
+def _words(block: Block) -> str:
+    if block.kind == payloads.CALL:
+        return f"→ {block.name or 'tool'} {block.text}".rstrip()
+    if block.kind == payloads.RESULT:
+        return f"← {'failed: ' if block.is_error else ''}{block.text}"
+    if block.kind == payloads.IMAGE:
+        return IMAGE_TEXT
+    return "" if block.kind in (payloads.THINKING, payloads.LINK) else block.text
 
 
 _INDENT: Final = "  "

@@ -127,8 +127,8 @@ def ui(
 def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
     """Write SESSION as one HTML file that loads nothing from elsewhere.
 
-    SESSION is a session, SESSION@REVISION or SESSION@LABEL. Hidden nodes are left out. With
-    --redact images are left out as well: patterns cannot look into them.
+    SESSION is a session, SESSION@REVISION, SESSION@LABEL or a tag on a checkpoint. Hidden nodes
+    are left out. With --redact images are left out as well: patterns cannot look into them.
     """
     patterns: list[re.Pattern[str]] = []
     for one in redact:
@@ -141,7 +141,7 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
     except ModuleNotFoundError as exc:
         raise _missing(exc) from exc
     with app.open() as store:
-        target = naming.resolve(store, name_)
+        target = naming.resolve_place(store, name_)
         if target.session is None or target.node is not None:
             summary = naming.described(store, target)
             raise InvalidInputError(f"{name_!r} is {summary}; name a session or a revision of one")

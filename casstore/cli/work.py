@@ -227,7 +227,9 @@ def leases(app: App, session: str | None, everything: bool, release: bool, yes: 
         ]
         if release:
             if not found or found[0].expires_at_ms <= now_ms:
-                raise NameNotFoundError(f"lease of {session}", "casstore leases --all")
+                missing = NameNotFoundError(str(session), "casstore leases --all")
+                missing.args = (f"session {session!r} has no lease that is held",)
+                raise missing
             left = duration(found[0].expires_at_ms - now_ms)
             owner = safe(found[0].owner)
             require_yes(yes=yes, question=f"Take the lease from {owner}? It expires in {left}.")
@@ -261,14 +263,29 @@ _ATTACHMENT: Final[Fields] = {
     "owner": Field("the owner that announced it, null: not given", "owner"),
     "announced_at": Field("when it was last announced", "announced", of="intent_at_ms"),
     "age_ms": Field("how long ago that was", "age"),
+    "committed_at": "when a commit referred to it, null: not yet, or condemned",
     "digest": "the blob of this store, null: none",
     "uri": Field("where the bytes are, null: in this store or not known", "bytes at", gives=True),
 }
 
 
+_ATTACHMENT_ALONE: Final[Fields] = {
+    **_ATTACHMENT,
+    "committed_at": Field("when a commit referred to it", "committed"),
+    "digest": Field("the blob of this store", "blob"),
+}
+
+
 def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
-    name_ = one.attachment if isinstance(one, Uncommitted) else one.id
-    return document(_ATTACHMENT, one, {"id": name_, "age_ms": max(0, now_ms - one.intent_at_ms)})
+    return document(
+        _ATTACHMENT,
+        one,
+        {
+            "id": one.attachment if isinstance(one, Uncommitted) else one.id,
+            "age_ms": max(0, now_ms - one.intent_at_ms),
+            "committed_at": None if isinstance(one, Uncommitted) else one.committed_at_ms,
+        },
+    )
 
 
 @command(
@@ -282,10 +299,12 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
     ),
     "casstore attachments --older 7d",
     "casstore attachments agent --all",
+    "casstore attachments agent video-1",
     "casstore attachments agent --cancel video-1 --yes",
     "casstore prune --attachments 7d --yes",
 )
 @click.argument("session", required=False, shell_complete=complete_name)
+@click.argument("attachment", required=False)
 @click.option(
     "--older", "older_ms", type=DURATION, default="0",
     help="Only those announced at least this long ago.",
@@ -297,6 +316,7 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 def attachments(
     app: App,
     session: str | None,
+    attachment: str | None,
     older_ms: int,
     everything: bool,
     cancel: str | None,
@@ -305,14 +325,15 @@ def attachments(
 ) -> None:
     """List attachments that were never committed, or give one up.
 
-    Sessions that never began are included. Condemned attachments stay listed until their bytes
-    elsewhere are deleted and --release is given. prune --attachments gives up all old ones.
+    Sessions that never began are included. ATTACHMENT shows one, committed or not. Attachments do
+    not expire: prune --attachments gives up all old ones. Condemned ones stay listed until their
+    bytes elsewhere are deleted and --release is given.
     """
     chosen = cancel or release
     if (chosen is not None or everything) and session is None:
         raise click.UsageError("--all, --cancel and --release need the SESSION")
-    if cancel is not None and release is not None:
-        raise click.UsageError("either --cancel or --release")
+    if len([one for one in (cancel, release, attachment) if one is not None]) > 1:
+        raise click.UsageError("either ATTACHMENT, --cancel or --release")
     with app.open(write=chosen is not None) as store:
         now_ms = store.engine.now_ms()
         before_ms = max(0, now_ms - older_ms)
@@ -323,16 +344,20 @@ def attachments(
             [only] = _chosen(store, "attachments", session)
             own = store.session(only).attachments
             found = [*own.list()] if everything else [*own.uncommitted(older_than_ms=before_ms)]
-            if chosen is not None:
-                known = own.find(chosen)
+            wanted = chosen or attachment
+            if wanted is not None:
+                known = own.find(wanted)
                 if known is None:
-                    raise NameNotFoundError(chosen, f"casstore attachments {naming.quoted(only)}")
-                what = "Condemn" if cancel is not None else "Forget"
-                require_yes(yes=yes, question=f"{what} attachment {safe(chosen)} of {safe(only)}?")
+                    remedy = f"casstore attachments {naming.quoted(only)} --all"
+                    raise NameNotFoundError(wanted, remedy)
+                if chosen is not None:
+                    what = "Condemn" if cancel is not None else "Forget"
+                    question = f"{what} attachment {safe(chosen)} of {safe(only)}?"
+                    require_yes(yes=yes, question=question)
                 if cancel is not None:
-                    known = own.condemn(chosen)
-                else:
-                    own.forget(chosen)
+                    known = own.condemn(cancel)
+                elif release is not None:
+                    own.forget(release)
                 found = [known]
     changed = "cancelled" if cancel is not None else "released" if release is not None else None
     answer = [_attachment(one, now_ms) for one in found]
@@ -340,8 +365,13 @@ def attachments(
     def render(to: Printer) -> None:
         if changed is not None:
             to.line(good(f"{changed} "), name(str(chosen)), f" of {session}")
+        elif attachment is not None:
+            to.facts(facts(_ATTACHMENT_ALONE, answer[0]))
         elif answer:
-            to.rows(_ATTACHMENT, [{**one, "uri": one["uri"] or one["digest"]} for one in answer])
+            to.rows(
+                _ATTACHMENT,
+                [{**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer],
+            )
         else:
             app.remark("no attachments")
 

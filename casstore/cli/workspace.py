@@ -108,7 +108,7 @@ def _at(text: str | None) -> int | str | None:
 
 def _place(store: Store, text: str) -> tuple[Session, int | None]:
     """A session, and the revision if the name has one."""
-    target = naming.resolve(store, text)
+    target = naming.resolve_place(store, text)
     if target.session is None or target.kind not in (naming.SESSION, naming.REVISION):
         raise InvalidInputError(
             f"{text!r} is {naming.described(store, target)}; name a session, or SESSION@REVISION"
@@ -372,7 +372,7 @@ def restore(
     """
     ws = _workspace(app, directory, **options)
     with app.open(write=not dry_run) as store:
-        target = naming.resolve(store, name)
+        target = naming.resolve_place(store, name)
         session: Session | None = None
         at: int | None = None
         if target.session is not None:

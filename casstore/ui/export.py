@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup, escape
 
+from casstore.cli.payloads import Block
 from casstore.errors import CasstoreError
 from casstore.maintenance.progress import Progress, Step
 from casstore.store import Store
 from casstore.ui.pages import STATIC, Redact, environment, redacted, redactor
-from casstore.ui.payloads import Block
 from casstore.ui.texts import shown
 from casstore.ui.views import session as sessions
 from casstore.ui.views.lanes import lanes

@@ -57,10 +57,10 @@ _ASSETS: Final = {
     "icon.png": "image/png",
 }
 _STATUS: Final = (
-    (SessionDeletedError, 410),
-    (NotFoundError, 404),
-    (InvalidInputError, 400),
-    (ConflictError, 409),
+    (SessionDeletedError, 410, "Deleted"),
+    (NotFoundError, 404, "Not found"),
+    (InvalidInputError, 400, "Invalid input"),
+    (ConflictError, 409, "Conflict"),
 )
 
 Given = Mapping[str, str]
@@ -155,14 +155,25 @@ class Viewer:
         return self.render("rows.html", timeline=found, about=about, at=at, leaf=leaf, selected="")
 
     def state(self, given: Given) -> Response:
-        """The entries of a place in the state."""
+        """The entries of a place in the state, of a session or of an object."""
+        if "digest" in given:
+            digest = _digest(given)
+            found = things.object_level(
+                self.viewed, digest, _path(given), max(0, _number(given, "start") or 0)
+            )
+            return self.render(
+                "level.html",
+                level=found,
+                whose={"digest": digest.hex()},
+                path=given.get("path", ""),
+            )
         session, at = _session_in(given), _at(given)
         place = self.viewed.place(session, at)
         found = sessions.state_level(
-            self.viewed, place, _path(given), max(0, _number(given, "start") or 0)
+            self.viewed, place.state.manifest, _path(given), max(0, _number(given, "start") or 0)
         )
         return self.render(
-            "level.html", level=found, session=session, at=at, path=given.get("path", "")
+            "level.html", level=found, whose={"id": session, "at": at}, path=given.get("path", "")
         )
 
     def node(self, given: Given) -> Response:
@@ -249,11 +260,13 @@ class Viewer:
         if not name:
             return _redirect("/")
         try:
-            target = naming.resolve(self.store, name)
+            target = naming.resolve_place(self.store, name)
         except naming.AmbiguousNameError as exc:
             raise InvalidInputError(f"{exc}: {', '.join(exc.candidates)}") from exc
         except NotFoundError:
             return _redirect(href("/", q=name))
+        if target.system is not None and target.entry is not None:
+            return _redirect(href("/record", system=target.system.name, id=target.entry.id))
         if target.kind in (naming.SESSION, naming.REVISION):
             return _redirect(href("/session", id=target.session, at=target.at))
         if target.kind == naming.NODE:
@@ -281,8 +294,11 @@ class Viewer:
 
     def failed(self, exc: CasstoreError) -> Response:
         """The page about an error."""
-        status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 500)
-        return self.render("error.html", status, kind=type(exc).__name__, text=str(exc))
+        status, title = next(
+            ((code, title) for kind, code, title in _STATUS if isinstance(exc, kind)),
+            (500, "Error"),
+        )
+        return self.render("error.html", status, title=title, text=str(exc))
 
 
 # --- parsing requests -------------------------------------------------------------------------
@@ -371,7 +387,7 @@ _PAGES: Final[dict[str, Page]] = {
     "/charts": Viewer.charts,
     "/session": Viewer.session,
     "/session/rows": Viewer.rows,
-    "/session/state": Viewer.state,
+    "/state": Viewer.state,
     "/node": Viewer.node,
     "/object": Viewer.object,
     "/object/reached": Viewer.reached,
@@ -433,5 +449,10 @@ def application(viewer: Viewer, keys: Keys, hosts: Collection[str]) -> Applicati
     routes = [Route(path, page(function)) for path, function in _PAGES.items()]
     routes += [Route(path, page(one), methods=["POST"]) for path, one in _POSTS.items()]
     routes += [Route("/static/{name}", asset), Route("/events", events)]
-    app = Starlette(routes=routes, lifespan=life)
+
+    async def unknown(request: Request, exc: Exception) -> Response:
+        missing = NotFoundError(f"the viewer has no page {request.url.path!r}")
+        return await run_in_threadpool(viewer.failed, missing)
+
+    app = Starlette(routes=routes, lifespan=life, exception_handlers={404: unknown})
     return Application(Guard(app, keys=keys, hosts=hosts), changes)

@@ -36,7 +36,7 @@ def filled(store: Store) -> Store:
     memory.put(("users", "ben"), "language", {"is": "de"})
     sessions = CasstoreSessionStore(store)
     main: Any = {"project_key": "p/1", "session_id": "s"}
-    entry: Any = {"type": "user", "uuid": "1", "message": "hello"}
+    entry: Any = {"type": "user", "uuid": "1", "message": {"role": "user", "content": "hi"}}
     later: Any = {**entry, "uuid": "2"}
     below: Any = {**main, "subpath": "subagents/a"}
     asyncio.run(sessions.append(main, [entry]))
@@ -50,15 +50,18 @@ def test_all_tables_are_known_and_sound(filled: Store) -> None:
     assert (report.sound, report.counts) == (True, {})
 
 
+TITLE = "step 1; channels messages"
+
+
 def test_threads_namespaces_and_transcripts_are_listed(filled: Store) -> None:
     before_ms = int(time.time() * 1000) - 600_000
     listed = {one.name: one.entries(filled) for one in systems.held_by(filled).systems}
     assert {name: [(one.id, one.title) for one in found] for name, found in listed.items()} == {
-        "claude": [("p%2F1/s", "3 entries in 2 transcripts")],
-        "lg": [("t/1", "one namespace"), ("t/2", "one namespace")],
+        "claude": [("p%2F1/s", "hi (3 entries in 2 transcripts)")],
+        "lg": [("t/1", TITLE), ("t/2", TITLE)],
         "lgm": [
             ("users.anna.", "2 items in users.anna"),
-            ("users.ben.", "1 items in users.ben"),
+            ("users.ben.", "1 item in users.ben"),
         ],
     }
     for entry in [one for found in listed.values() for one in found]:

@@ -450,3 +450,19 @@ def test_dedup_counts_the_active_path_of_a_revision_and_no_other_branch(tmp_path
     # each names the first message of the user.
     wanted = nodes / 6 * (1 + 2 + 3 + 4 + 5 + 2) + manifests
     assert abs(told["factors"]["whole_copies_bytes"] - wanted) < nodes / 6
+
+
+def test_maintain_ends_with_what_it_removed_and_what_still_takes_space(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("agent").tombstone(["r1"])
+    dry = run("maintain", "--dry-run", "--grace", "0", store=own).out
+    assert re.search(r"^would remove +1 node$", dry, re.MULTILINE)
+    [planned] = re.findall(r"^would remove +(\d+) objects$", dry, re.MULTILINE)
+    assert int(planned) > 0
+    done = run("maintain", "--grace", "0", store=own).out
+    assert re.search(r"^file before +[0-9.]+ KiB$", done, re.MULTILINE)
+    assert re.search(r"^file now +[0-9.]+ KiB$", done, re.MULTILINE)
+    assert re.search(r"^removed +1 node$", done, re.MULTILINE)
+    [removed] = re.findall(r"^removed +(\d+) objects$", done, re.MULTILINE)
+    assert removed == planned
+    assert re.search(r"^session agent +[0-9.]+ KiB$", done, re.MULTILINE)

@@ -266,3 +266,20 @@ def test_an_empty_name_is_not_the_only_session(tmp_path: Path) -> None:
     told = run("diff", f"{place}::", "only", store=place, ends=3).err
     assert "names a store; say what in it" in told
     assert run("sessions", "--json", store=place).json["sessions"][0]["id"] == "only"
+
+
+def test_a_tag_or_pin_on_a_checkpoint_is_a_place_everywhere(own: str, tmp_path: Path) -> None:
+    for place in ("release", "release~0", "resume~"):
+        run("log", place, store=own)
+    assert run("show", "release~2", "--json", store=own).json["revision"]["revision"] == 3
+    assert run("show", "release#n2", "--json", store=own).json["node"]["id"] == "n2"
+    assert "has no node 'n9'" in run("show", "release#n9", store=own, ends=4).err
+    assert "has no revision or label '~9'" in run("show", "release~9", store=own, ends=4).err
+    bundle = str(tmp_path / "release.bundle")
+    assert run("export", "release", bundle, "--json", store=own).json["session"] == "agent"
+    fork = run("fork", "resume", "resumed", "--json", store=own).json
+    assert (fork["source"], fork["source_revision"]) == ("agent", 3)
+
+
+def test_a_misspelt_label_gets_a_suggestion(example: str) -> None:
+    assert "did you mean agent@middle?" in run("log", "agent@midle", store=example, ends=4).err

@@ -112,7 +112,19 @@ def test_a_thread_logs_its_checkpoints(place: str) -> None:
     assert steps[1]["details"]["changed_channels"] == ["messages", "total"]
     text = run("log", "langgraph:t0", "--limit", "1", store=place)
     assert "2026-11-18 07:00 step 2; loop; changed messages" in text.out
-    assert "there are more" in text.err
+    newest, oldest = [one["id"] for one in steps]
+    assert f"there are more: --before {newest}" in text.err
+    page = run("log", "langgraph:t0", "--limit", "1", "--json", store=place).json
+    assert page["cursor"] == newest
+    rest = run("log", "langgraph:t0", "--before", newest, "--json", store=place).json
+    assert ([one["id"] for one in rest["steps"]], rest["cursor"]) == ([oldest], None)
+    run("log", "langgraph:t0", "--before", "nothing", store=place, ends=4)
+    run("log", "agent", "--before", newest, store=place, ends=2)
+
+
+def test_a_misspelt_record_gets_a_suggestion(place: str) -> None:
+    told = run("show", "langgraf:t0", store=place, ends=4).err
+    assert "did you mean langgraph:t0" in told
 
 
 def test_a_transcript_logs_its_entries(place: str) -> None:

@@ -403,3 +403,16 @@ def test_a_misspelt_name_gets_a_suggestion(example: str) -> None:
     assert "did you mean agent?" in run("show", "agnet", store=example, ends=4).err
     assert "did you mean agent@3?" in run("show", "agnet@3", store=example, ends=4).err
     assert "did you mean release" in run("show", "relaese", store=example, ends=4).err
+
+
+def test_the_log_shows_tool_calls_and_results_in_words(tmp_path: Path) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "run", "input": {"command": "pytest"}}
+    failed = {"type": "tool_result", "tool_use_id": "c", "content": "no tests", "is_error": True}
+    with casstore.open(tmp_path / "s") as store:
+        store.session("s").append(
+            {"role": "assistant", "content": [{"type": "text", "text": "I run them."}, call]},
+            {"role": "user", "content": [failed]},
+        )
+    text = run("log", "s", store=str(tmp_path / "s")).out
+    assert 'assistant: I run them. → run {"command": "pytest"}' in text
+    assert "tool: ← failed: no tests" in text

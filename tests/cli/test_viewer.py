@@ -109,6 +109,8 @@ def test_html_writes_a_file(example: str, tmp_path: Path) -> None:
     assert told["size_bytes"] == target.stat().st_size
     assert told["redacted"] > 0
     assert "turn 4" not in target.read_text()
+    tagged = run("html", "release", "-o", str(target), "--json", store=example).json
+    assert (tagged["session"], tagged["revision"]) == ("agent", 5)
     run("html", HOSTILE, "-o", str(target), store=example)
     assert "\x1b" not in target.read_text()
 

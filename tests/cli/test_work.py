@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import signal
 import subprocess
@@ -90,7 +91,8 @@ def test_leases_are_listed_and_released(busy: str) -> None:
     assert "no lease is held" in run("leases", store=busy).err
     # The claim ended with the lease.
     assert run("queue", "agent", "b1", "--json", store=busy).json["batches"][0]["owner"] is None
-    run("leases", "agent", "--release", "--yes", store=busy, ends=4)
+    again = run("leases", "agent", "--release", "--yes", store=busy, ends=4).err
+    assert "session 'agent' has no lease that is held" in again
     run("leases", "--release", store=busy, ends=2)
 
 
@@ -104,6 +106,13 @@ def test_attachments_of_a_session_are_listed_and_given_up(busy: str) -> None:
         ("video-1", "intent"), ("video-2", "committed"),
     ]  # fmt: skip
     assert "s3://bucket/video-1" in run("attachments", "agent", store=busy).out
+    [video] = run("attachments", "agent", "video-2", "--json", store=busy).json["attachments"]
+    assert (video["state"], video["committed_at"] is None) == ("committed", False)
+    text = run("attachments", "agent", "video-1", store=busy).out
+    assert re.search(r"^owner +host-1$", text, re.MULTILINE)
+    assert re.search(r"^age +\d+ (ms|s|min)", text, re.MULTILINE)
+    run("attachments", "agent", "nothing", store=busy, ends=4)
+    run("attachments", "agent", "video-1", "--cancel", "video-1", store=busy, ends=2)
     run("attachments", "agent", "--cancel", "video-1", store=busy, ends=2)
     done = run("attachments", "agent", "--cancel", "video-1", "-y", "--json", store=busy).json
     assert (done["changed"], done["attachments"][0]["state"]) == ("cancelled", "condemned")
@@ -141,6 +150,7 @@ def test_watch_prints_commits_of_another_process_as_they_happen(busy: str) -> No
 def test_watch_begins_behind_a_revision_and_ends_after_a_number_of_commits(busy: str) -> None:
     shown = run("watch", "agent", "--since", "0", "--limit", "1", "--json", store=busy).json
     assert (shown["revision"], shown["turn"]) == (1, "t1")
-    text = run("watch", "agent", "--since", "0", "--limit", "1", store=busy).out
-    assert "agent@1  commit  leaf n1  turn t1" in text
+    text = run("watch", "agent", "--since", "0", "--limit", "1", store=busy)
+    assert "agent@1  commit  leaf n1  turn t1" in text.out
+    assert text.err == "waiting for commits; Ctrl-C ends it\n"
     run("watch", "--since", "0", store=busy, ends=2)

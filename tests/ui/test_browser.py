@@ -85,6 +85,46 @@ def widths(page: Page) -> tuple[int, int]:
     return found[0], found[1]
 
 
+# Text, and its background: the smallest contrast on the page, and where it is.
+CONTRAST = """() => {
+  const parts = (colour) => {
+    const found = colour.match(/[0-9.]+/g).map(Number);
+    return found.length < 4 ? [...found, 1] : found;
+  };
+  const over = (top, below) => [0, 1, 2].map((at) => top[at] * top[3] + below[at] * (1 - top[3]));
+  const light = (colour) => {
+    const [r, g, b] = colour.map((one) => one / 255)
+      .map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let worst = [21, ""];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || !element.checkVisibility()) continue;
+    if (element.closest(":disabled, .off, dialog, option")) continue;
+    const above = [];
+    for (let one = element; one; one = one.parentElement) above.unshift(getComputedStyle(one));
+    let below = [255, 255, 255];
+    for (const style of above) below = over(parts(style.backgroundColor), below);
+    const style = above.at(-1);
+    const colour = parts(element instanceof SVGElement ? style.fill : style.color);
+    for (const one of above) colour[3] *= Number(one.opacity);
+    const [low, high] = [light(over(colour, below)), light(below)].sort((a, b) => a - b);
+    const found = (high + 0.05) / (low + 0.05);
+    if (found < worst[0]) worst = [found, element.outerHTML.slice(0, 200)];
+  }
+  return worst;
+}"""
+
+
+def assert_readable(page: Page) -> None:
+    """All text has the contrast of level AA of the Web Content Accessibility Guidelines."""
+    expect(page.locator("text=/Measuring…|Searching…/")).to_have_count(0)
+    contrast, where = page.evaluate(CONTRAST)
+    assert contrast >= 4.5, (page.url, where)
+
+
 def test_the_token_leaves_the_address_and_the_cookie_is_strict(
     browser: Browser, running: Running
 ) -> None:
@@ -103,8 +143,10 @@ def test_every_page_is_drawn(browser: Browser, running: Running, look: str) -> N
         expect(page.locator("#list tbody tr")).to_have_count(53)
         expect(page.locator("#charts .figure").first).to_be_visible()
         expect(page.locator("#charts svg.growth rect").first).to_be_attached()
+        assert_readable(page)
         go(page, running, "/", order="tree")
         expect(page.locator("td.depth-3")).to_contain_text("strict-with-switch")
+        assert_readable(page)
         # A session: turns, calls joined with results, lanes, state, queue and lease.
         go(page, running, "/session", id="fix-parser")
         expect(page.locator("li.row")).to_have_count(33)
@@ -115,21 +157,28 @@ def test_every_page_is_drawn(browser: Browser, running: Running, look: str) -> N
         expect(page.locator("#work")).to_contain_text("worker-7")
         expect(page.locator("li.event.rewind")).to_contain_text("rewound to revision 10")
         expect(page.locator("img.picture").first).to_be_attached()
+        assert_readable(page)
         # A node, an object, a comparison, the space, record systems.
         go(page, running, "/node", session="fix-parser", id="a2.3")
         expect(page.get_by_text("Shared by")).to_be_visible()
         expect(page.locator("main")).to_contain_text("strict-mode")
+        assert_readable(page)
         go(page, running, "/find", name="picture")
         assert page.locator("img.picture").evaluate("image => image.naturalWidth") == 96
+        assert_readable(page)
         go(page, running, "/compare", a="fix-parser@6", b="warn-only")
         expect(page.locator("main")).to_contain_text("They diverged after a3.3")
         expect(page.locator(".diff .plus").first).to_be_visible()
+        assert_readable(page)
         go(page, running, "/space")
         expect(page.locator("main")).to_contain_text("gc would remove")
+        assert_readable(page)
         go(page, running, "/record", system="lg", id="trip-to-rome")
         expect(page.locator("main")).to_contain_text("Sunny, 24 degrees.")
+        assert_readable(page)
         go(page, running, "/record", system="claude", id="app/5e55a0b1-0000-4000-8000-000000000001")
         expect(page.locator("main")).to_contain_text("Why is the build slow?")
+        assert_readable(page)
         colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         light = sum(map(int, re.findall(r"\d+", colour)[:3])) > 384
         assert light is not dark
@@ -198,10 +247,43 @@ def test_hostile_content_stays_text(browser: Browser, running: Running) -> None:
             assert content <= window
 
 
+def test_a_call_leads_to_its_result_from_every_page(browser: Browser, running: Running) -> None:
+    with opened(browser, running) as page:
+        for path in ("/node?session=fix-parser&id=a2.1", "/compare?a=fix-parser@3&b=fix-parser@4"):
+            go(page, running, path)
+            page.locator(".tool.call .jump").first.click()
+            expect(page.locator(".tool.result:target")).to_contain_text("found[key] = value")
+            expect(page.locator(".tool.result:target")).to_be_in_viewport()
+
+
+def test_the_first_commit_appears_on_the_page_of_an_empty_session(
+    browser: Browser, own: Path
+) -> None:
+    with serve(own, write=True) as running, opened(browser, running) as page:
+        go(page, running, "/session", id="empty")
+        with casstore.open(own) as store:
+            store.session("empty").queue.enqueue([{"task": "begin"}], batch_id="first-task")
+            expect(page.locator("#work")).to_contain_text("first-task")
+            store.session("empty").append({"role": "user", "content": "begun"})
+        expect(page.locator("li.row")).to_contain_text("begun")
+        expect(page.locator("#live")).to_have_text("live")
+
+
+def test_a_compaction_usage_and_cost_are_marked(browser: Browser, running: Running) -> None:
+    with opened(browser, running) as page:
+        go(page, running, "/session", id="compacted")
+        expect(page.locator("li.row.compacted")).to_contain_text(
+            "Summary in the place of earlier messages"
+        )
+        expect(page.locator("li.row").last).to_contain_text("5,200 tokens in · 310 out · $0.0187")
+        assert_readable(page)
+
+
 def test_hidden_nodes_are_marked(browser: Browser, running: Running) -> None:
     with opened(browser, running) as page:
         go(page, running, "/session", id="with-hidden")
         expect(page.locator("li.row.hidden-node")).to_contain_text("hidden by a tombstone")
+        assert_readable(page)
         assert "SECRET" not in page.content()
 
 
@@ -325,25 +407,31 @@ def test_each_action_is_confirmed_in_a_dialog_and_done(browser: Browser, own: Pa
 
 def test_the_keyboard_alone_reaches_everything(browser: Browser, own: Path) -> None:
     with serve(own, write=True) as running, opened(browser, running) as page:
-        go(page, running, "/session", id="with-hidden")
-        wanted = page.evaluate(
-            """() => [...document.querySelectorAll(
-                 'a[href], summary, button:not([disabled]), '
-                 + 'input:not([type=hidden]):not([disabled])')]
-               .filter(one => one.checkVisibility() && !one.closest('dialog'))
-               .map((one, at) => one.dataset.nr = String(at))"""
-        )
-        reached = set()
-        page.evaluate("document.activeElement.blur()")
-        # What is in sight when the page is there; rows that are loaded on the way come on top.
-        for _ in range(3 * len(wanted)):
-            page.keyboard.press("Tab")
-            number = page.evaluate("document.activeElement?.dataset?.nr ?? null")
-            if number is not None:
-                reached.add(number)
-            if reached >= set(wanted):
-                break
-        assert set(wanted) <= reached
+        for path in (
+            "/?q=strict", "/compare?a=fix-parser@6&b=warn-only", "/find?name=picture",
+            "/node?session=fix-parser&id=a2.1", "/record?system=lg&id=trip-to-rome",
+            "/session?id=with-hidden",
+        ):  # fmt: skip
+            go(page, running, path)
+            expect(page.locator("text=/Measuring…|Searching…/")).to_have_count(0)
+            wanted = page.evaluate(
+                """() => [...document.querySelectorAll(
+                     'a[href], summary, select, button:not([disabled]), '
+                     + 'input:not([type=hidden]):not([disabled])')]
+                   .filter(one => one.checkVisibility() && !one.closest('dialog'))
+                   .map((one, at) => one.dataset.nr = String(at))"""
+            )
+            reached = set()
+            page.evaluate("document.activeElement.blur()")
+            # What is in sight when the page is there; rows loaded on the way come on top.
+            for _ in range(3 * len(wanted)):
+                page.keyboard.press("Tab")
+                number = page.evaluate("document.activeElement?.dataset?.nr ?? null")
+                if number is not None:
+                    reached.add(number)
+                if reached >= set(wanted):
+                    break
+            assert set(wanted) <= reached, path
         # A dialog by keyboard: opened, left with Escape, opened again, filled, sent.
         page.get_by_role("button", name="Label…").focus()
         page.keyboard.press("Enter")

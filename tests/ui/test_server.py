@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ import casstore
 from casstore.errors import InvalidInputError
 from casstore.ui.serving import Serving, is_loopback
 from tests.ui.serving import Running, serve
-from viewer_store import HOSTILE_ID, png
+from viewer_store import HOSTILE_ID, HOSTILE_TEXT, png
 
 TRANSCRIPT = "app/5e55a0b1-0000-4000-8000-000000000001"
 PAGES = [
@@ -38,7 +40,7 @@ PAGES = [
     ("/session", {"id": "with-hidden"}),
     ("/session", {"id": HOSTILE_ID}),
     ("/session/rows", {"id": "fix-parser", "before": "9"}),
-    ("/session/state", {"id": "fix-parser", "path": '["tool_state","files"]'}),
+    ("/state", {"id": "fix-parser", "path": '["tool_state","files"]'}),
     ("/node", {"session": "fix-parser", "id": "a2.1"}),
     ("/node", {"session": HOSTILE_ID, "id": "h2"}),
     ("/node", {"session": "with-hidden", "id": "secret"}),
@@ -164,9 +166,9 @@ def test_refusals_and_errors_have_the_policy_too(running: Running, client: httpx
         ("/session", {"id": "fix-parser", "leaf": "nope"}, 404),
         ("/session/rows", {"id": "fix-parser", "start": "5", "last": "00"}, 205),
         ("/session/rows", {"id": "fix-parser", "start": "999999", "last": "00"}, 205),
-        ("/session/state", {"id": "fix-parser", "path": "nope"}, 400),
-        ("/session/state", {"id": "fix-parser", "path": "[" * 100_0}, 400),
-        ("/session/state", {"id": "fix-parser", "path": "[[]]"}, 400),
+        ("/state", {"id": "fix-parser", "path": "nope"}, 400),
+        ("/state", {"id": "fix-parser", "path": "[" * 100_0}, 400),
+        ("/state", {"id": "fix-parser", "path": "[[]]"}, 400),
         ("/object", {"digest": "zz"}, 400),
         ("/object", {"digest": "00" * 32}, 404),
         ("/raw", {"digest": "../../etc/passwd"}, 400),
@@ -254,13 +256,22 @@ def test_the_search_leads_to_what_a_name_means(client: httpx.Client) -> None:
         ("fix-parser", "/session?id=fix-parser"),
         ("fix-parser@4", "/session?id=fix-parser&at=4"),
         ("fix-parser#a1.1", "/node?session=fix-parser&id=a1.1&at=17"),
+        ("release-1.4", "/session?id=fix-parser&at=6"),
+        ("langgraph:trip-to-rome", "/record?system=lg&id=trip-to-rome"),
         ("no such thing", "/?q=no+such+thing"),
         ("", "/"),
     ):
         assert client.get("/find", params={"name": name}).headers["location"] == place
 
 
-def test_a_session_of_10_000_turns_is_first_shown_like_a_short_one(long: Path) -> None:
+def test_a_session_of_10_000_turns_is_first_shown_like_a_short_one(
+    long: Path, tmp_path: Path
+) -> None:
+    import viewer_store
+
+    viewer_store.build_long(tmp_path / "short", 100)
+    with serve(tmp_path / "short") as running, running.client() as client:
+        short = client.get("/session", params={"id": "long"})
     with serve(long) as running, running.client() as client:
         answer = client.get("/session", params={"id": "long"})
         sent = len(answer.content)
@@ -268,6 +279,8 @@ def test_a_session_of_10_000_turns_is_first_shown_like_a_short_one(long: Path) -
             sent += len(client.get(f"/static/{name}").content)
         assert sent <= 300_000
         assert 50 <= answer.text.count('<li class="row') <= 300
+        assert answer.text.count('<li class="row') == short.text.count('<li class="row')
+        assert len(answer.content) <= 1.1 * len(short.content)
         assert "10,000</b> turns" in answer.text
 
 
@@ -331,8 +344,71 @@ def test_the_memory_of_the_server_stays_below_200_mib(example: Path, long: Path)
                 ):  # fmt: skip
                     assert client.get(path, params=given).status_code == 200
                 status = Path(f"/proc/{server.pid}/status").read_text()
-            resident = int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
-            assert resident < 200 * 1024
+            highest = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+            assert highest < 200 * 1024
         finally:
             server.terminate()
             server.communicate(timeout=30)
+
+
+def test_a_page_that_is_not_there_is_an_error_page_with_the_way_back(client: httpx.Client) -> None:
+    answer = client.get("/nowhere<b>")
+    assert answer.status_code == 404
+    assert "<h1>Not found</h1>" in answer.text
+    assert '<a href="/">To the overview</a>' in answer.text
+    assert "nowhere<b>" not in answer.text
+
+
+def test_values_and_checkpoints_are_opened_level_by_level(client: httpx.Client) -> None:
+    for name, path, inside in (
+        ("tag:notes", '["plan"]', "edit"),
+        ("tag:release-1.4", '["tool_state","files"]', "src/parser.py"),
+    ):
+        page = client.get("/find", params={"name": name}, follow_redirects=True)
+        found = re.search(r"(?:/object\?|checkpoint .*/object\?)digest=([0-9a-f]{64})", page.text)
+        digest = str(page.url.params.get("digest") or (found and found[1]))
+        answer = client.get("/state", params={"digest": digest, "path": path})
+        assert answer.status_code == 200
+        assert inside in answer.text
+        assert client.get("/state", params={"digest": digest, "path": '["no"]'}).status_code == 404
+    picture = client.get("/find", params={"name": "picture"}).headers["location"]
+    assert client.get("/state" + picture.removeprefix("/object")).status_code == 404
+
+
+def test_the_pages_of_an_empty_store_say_that_nothing_is_there(tmp_path: Path) -> None:
+    casstore.open(tmp_path / "s").close()
+    with serve(tmp_path / "s") as running, running.client() as client:
+        for path, text in (
+            ("/", "This store has no sessions yet."),
+            ("/charts", "Nothing yet."),
+            ("/space", "No sessions yet."),
+            ("/space", "No objects yet."),
+        ):
+            assert text in client.get(path).text
+
+
+def test_hostile_records_stay_text(tmp_path: Path) -> None:
+    from langchain_core.messages import HumanMessage
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    from casstore.adapters.claude.transcripts import TranscriptKey, Transcripts
+    from casstore.adapters.langgraph import CasstoreSaver
+
+    with casstore.open(tmp_path / "s") as store:
+        message = {"role": "user", "content": HOSTILE_TEXT}
+        entry: Any = {"type": "user", "uuid": HOSTILE_TEXT, "message": message}
+        Transcripts(store).append(TranscriptKey("p", HOSTILE_ID), [entry])
+        checkpoint: Any = empty_checkpoint()
+        checkpoint["channel_values"] = {HOSTILE_TEXT: [HumanMessage(HOSTILE_TEXT)]}
+        checkpoint["channel_versions"] = {HOSTILE_TEXT: "1"}
+        config: Any = {"configurable": {"thread_id": HOSTILE_ID, "checkpoint_ns": ""}}
+        CasstoreSaver(store).put(config, checkpoint, {"step": 0}, {HOSTILE_TEXT: "1"})
+    with serve(tmp_path / "s") as running, running.client() as client:
+        listed = client.get("/").text
+        records = re.findall(r'href="(/record\?[^"]+)"', listed)
+        assert len(records) == 2
+        for page in (listed, *[client.get(html.unescape(one)).text for one in records]):
+            assert "<h1>" in page
+            assert "document.title" in page
+            assert not re.search(r"<(script>|img src=x|svg onload)", page)
+            assert not re.search("[\u202a-\u202e\u2066-\u2069\x07\x1b]", page)

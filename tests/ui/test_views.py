@@ -12,9 +12,9 @@ for package in ("starlette", "uvicorn", "jinja2", "langgraph", "claude_agent_sdk
 
 import casstore
 from casstore import Commit, NodeDraft
+from casstore.cli.payloads import CALL, IMAGE, JSON, RESULT, TEXT, THINKING, read_message
 from casstore.errors import NotFoundError
 from casstore.store import Store
-from casstore.ui.payloads import CALL, IMAGE, JSON, RESULT, TEXT, THINKING, read_message
 from casstore.ui.texts import one_line, shown
 from casstore.ui.views import catalogue, comparing, records, space, things, timeline, values
 from casstore.ui.views import session as sessions
@@ -144,7 +144,7 @@ def test_the_timeline_groups_nodes_by_turns_and_names_their_commits(viewed: View
     mark = rows["a2.1"].commit
     assert mark is not None
     assert (mark.revision, mark.turn, mark.labels) == (4, "turn-2", ())
-    assert str(mark.tokens) == "3,600 in · 300 out"
+    assert str(mark.tokens) == "3,600 tokens in · 300 out"
     assert rows["r2.1"].commit is None
     assert [event.text for event in rows["u6"].events] == ["rewound to revision 10"]
     assert rows["a2.3"].forks == ("strict-mode",)
@@ -295,14 +295,14 @@ def test_a_long_queue_is_read_in_part(tmp_path: Path) -> None:
 
 def test_the_state_is_opened_level_by_level(viewed: Viewed) -> None:
     place = viewed.place("fix-parser")
-    level = sessions.state_level(viewed, place, ["tool_state", "files"])
+    level = sessions.state_level(viewed, place.state.manifest, ["tool_state", "files"])
     assert [branch.name for branch in level.branches] == [
         "README.md", "src/parser.py", "tests/test_parser.py",
     ]  # fmt: skip
     with pytest.raises(NotFoundError):
-        sessions.state_level(viewed, place, ["nothing"])
+        sessions.state_level(viewed, place.state.manifest, ["nothing"])
     with pytest.raises(NotFoundError):
-        sessions.state_level(viewed, place, ["tool_state", "nothing"])
+        sessions.state_level(viewed, place.state.manifest, ["tool_state", "nothing"])
 
 
 def test_a_level_with_many_entries_is_listed_in_pages(tmp_path: Path) -> None:
@@ -310,7 +310,9 @@ def test_a_level_with_many_entries_is_listed_in_pages(tmp_path: Path) -> None:
         state = casstore.Checkpoint(tool_state={"many": list(range(1_000))})
         store.session("s").commit(Commit(checkpoint=state))
         viewed = Viewed(store)
-        level = sessions.state_level(viewed, viewed.place("s"), ["tool_state", "many"], 900)
+        level = sessions.state_level(
+            viewed, viewed.place("s").state.manifest, ["tool_state", "many"], 900
+        )
         assert (len(level.branches), level.branches[0].text, level.stop) == (100, "900", 1_000)
         assert len(sessions.state(viewed, viewed.place("s")).branches) == 1
 
@@ -397,6 +399,7 @@ def test_space_tells_what_gc_and_retention_would_remove(tmp_path: Path) -> None:
         found = space.space(Viewed(store))
         assert (found.planned_revisions, found.policy) == (7, "last 3")
         assert [(one.session, one.removed, one.kept) for one in found.planned] == [("s", 7, 3)]
+        assert found.planned[0].reasons == ("last 3", "head 1")
         assert found.gc is not None
         assert found.gc.objects_unreached == 0
         assert [one.session for one in found.shares] == ["s"]
@@ -504,3 +507,17 @@ def test_pages_show_the_files_that_changed_and_name_a_package_that_fails(
             assert "no_such_package:FORMAT of the format 'workspace' failed" in str(
                 changes[-1].after
             )
+
+
+def test_growth_is_drawn_to_the_scale_of_time(tmp_path: Path) -> None:
+    from viewer_store import DAY_MS, Clock, open_store
+
+    clock = Clock()
+    with open_store(tmp_path / "s", clock) as store:
+        for pause in (0, 1, 8):
+            clock.advance(pause * DAY_MS)
+            store.session("s").append({"role": "user", "content": f"after {pause} days"})
+        days = space.charts(Viewed(store)).days
+        # The first day, the eight days in which nothing was added, the last day.
+        assert [(day.start, day.stop) for day in days] == [(0, 0.1), (0.1, 0.9), (0.9, 1)]
+        assert days[0].total_bytes < days[1].total_bytes < days[2].total_bytes

@@ -73,10 +73,19 @@ def _entry(transcripts: Transcripts, place: TranscriptKey) -> SystemEntry:
     own = list(transcripts.below(place))
     entries = count(sum([one.entries for one in own]), "entry", "entries")
     title = f"{entries} in {count(len(own), 'transcript')}"
+    name = next((found for one in own if (found := _name(one.summary))), None)
+    if name is not None:
+        title = f"{name} ({title})"
     key = place.project, place.session
     size_bytes = transcripts.heads.size_bytes(*key) + transcripts.rows.size_bytes(*key)
     changed_at_ms = max([one.mtime_ms for one in own], default=None)
     return SystemEntry(entry_id(key), title, changed_at_ms, size_bytes)
+
+
+def _name(summary: dict[str, Any] | None) -> str | None:
+    """The title that a summary names, or the first prompt."""
+    found = [(summary or {}).get(key) for key in ("custom_title", "ai_title", "first_prompt")]
+    return next((text for text in found if isinstance(text, str) and text), None)
 
 
 def _steps(transcripts: Transcripts, place: TranscriptKey) -> Iterator[EntryStep]:

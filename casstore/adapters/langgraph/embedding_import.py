@@ -22,7 +22,7 @@ from casstore.adapters.langgraph.raw import load_raw
 from casstore.adapters.langgraph.vector_index import VectorIndex, packed
 from casstore.adapters.langgraph.vector_records import FLOAT_BYTES, VectorTables, vectors_key
 from casstore.adapters.langgraph.vector_writing import describe, put_vectors
-from casstore.compat.importing import Note, Presence, RowPart, presence
+from casstore.compat.importing import ImportNote, Presence, RowPart, presence
 from casstore.records.unique_times import UniqueTimes
 from casstore.store import Store
 
@@ -64,9 +64,9 @@ class Embeddings(RowPart[_Kept]):
             self._kept_vectors += sum([len(each.vectors) for each in page])
             yield page
 
-    def notes(self) -> Sequence[Note]:
+    def notes(self) -> Sequence[ImportNote]:
         left = self._source.count_vectors() - self._kept_vectors
-        return [Note(LEFT_OUT, left)] if left else []
+        return [ImportNote(LEFT_OUT, left)] if left else []
 
     def look(self, page: Sequence[_Kept]) -> list[Presence]:
         described = self._tables.find_index()

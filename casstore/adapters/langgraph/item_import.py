@@ -69,11 +69,11 @@ def import_items(
         vectors.require(VectorTables(store).find_index())
     with open_items(source) as (database, items):
         parts: list[Part] = [_Items(items, store, replace=replace)]
-        notes: list[Note] = []
+        notes: list[ImportNote] = []
         if vectors is not None:
             parts.append(Embeddings(items, store, vectors))
         elif left_out := items.count_vectors():
-            notes.append(Note(LEFT_OUT, left_out))
+            notes.append(ImportNote(LEFT_OUT, left_out))
         return run(
             "langgraph-items", database, store, parts,
             notes=notes, dry_run=dry_run, progress=progress,

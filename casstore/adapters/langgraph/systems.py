@@ -31,6 +31,7 @@ from casstore.adapters.langgraph.vector_records import (
     delete_stale_vectors,
 )
 from casstore.errors import CorruptionError
+from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
 from casstore.maintenance.systems import EntryStep, RecordSystem, SystemEntry, entry_keys
 from casstore.records.schema import tables_of
@@ -90,17 +91,33 @@ def _thread_entry(threads: Threads, thread: str) -> SystemEntry:
         for namespace in threads.namespaces(thread)
         if (row := threads.find_latest(thread, namespace)) is not None
     ]
-    times = [_made_at_ms(one.value) for one in threads.read(newest)]
+    stored = threads.read(newest)
+    times = [_made_at_ms(one.value) for one in stored]
     changed_at_ms = max([one for one in times if one is not None], default=None)
-    title = f"{len(newest)} namespaces" if len(newest) > 1 else "one namespace"
+    step, _ = _step_and_source(stored[0].value) if stored else (None, None)
+    # LangGraph's own channels, __start__ and branch:to:NODE, say nothing about the thread.
+    own = ("__", "branch:")
+    channels = sorted({name for one in stored for name in one.channels if not name.startswith(own)})
+    title = "; ".join(
+        [
+            *([] if step is None else [f"step {step}"]),
+            f"channels {', '.join(channels)}" if channels else "no channels",
+            *([f"{len(newest)} namespaces"] if len(newest) > 1 else []),
+        ]
+    )
     size_bytes = sum([table.size_bytes(thread) for table in tables])
     return SystemEntry(thread, title, changed_at_ms, size_bytes)
 
 
+def _step_and_source(value: Any) -> tuple[Any, Any]:
+    """The step of a checkpoint, and what made it: input, loop or update."""
+    meta = decode(value.get("meta"), load_raw)
+    return (meta.get("step"), meta.get("source")) if isinstance(meta, dict) else (None, None)
+
+
 def _step(threads: Threads, row: CheckpointRow) -> EntryStep:
     [stored] = threads.read([row])
-    meta = decode(stored.value.get("meta"), load_raw)
-    step, source = (meta.get("step"), meta.get("source")) if isinstance(meta, dict) else (None,) * 2
+    step, source = _step_and_source(stored.value)
     before: dict[str, Channel] = {}
     if row.parent is not None:
         parent = threads.find(row.place._replace(checkpoint=row.parent))
@@ -180,7 +197,7 @@ class MemorySystem(RecordSystem):
             times = [
                 *table.read_each(table.scan(namespace), lambda item: table.decode(item).updated_us)
             ]
-            title = f"{len(times)} items in {DOT.join(labels(namespace))}"
+            title = f"{count(len(times), 'item')} in {DOT.join(labels(namespace))}"
             changed_at_ms = max(times) // MS_US if times else None
             size_bytes = table.size_bytes(namespace) + vectors.size_bytes(namespace)
             found.append(SystemEntry(namespace, title, changed_at_ms, size_bytes))

@@ -201,7 +201,7 @@ function to_end() {
 }
 
 function begin_timeline() {
-  const chosen = $(".row.selected");
+  const chosen = document.getElementById(location.hash.slice(1)) ?? $(".row.selected");
   if (chosen) chosen.scrollIntoView({ block: "center" });
   else if (!new URLSearchParams(location.search).has("start")) to_end();
   watch_edges();
@@ -234,6 +234,11 @@ function told(event) {
     return;
   }
   const revision = JSON.parse(event.data).revision;
+  if (document.body.dataset.page === "waiting") {
+    // The first commit may have come before the stream: then "hello" has a revision.
+    if (event.type === "change" || revision) updating = updating.then(() => visit(location.href, false)).catch(() => {});
+    return;
+  }
   const known = Number(document.body.dataset.revision);
   if (event.type === "hello" && revision === known) return;
   updating = updating.then(() => update(revision)).catch(() => {});

@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
     output: int
 
     def __str__(self) -> str:
-        return f"{self.input:,} in · {self.output:,} out"
+        return f"{self.input:,} tokens in · {self.output:,} out"
 
 
 class Commits:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from casstore.cli import naming
+from casstore.cli.payloads import Block
 from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.objects import graph
 from casstore.session.compare import NodeRef
-from casstore.ui.payloads import Block
 from casstore.ui.views import values
 from casstore.ui.views.things import hidden_digests
 from casstore.ui.views.timeline import brief_message
@@ -81,7 +81,7 @@ def compare(viewed: Viewed, old: str, new: str) -> Compared:
 
 
 def _side(viewed: Viewed, text: str) -> Side:
-    target = naming.resolve(viewed.store, text)
+    target = naming.resolve_place(viewed.store, text)
     if target.digest is None:
         raise InvalidInputError(f"nothing was committed to {text!r} yet")
     if naming.kind_of(viewed.store, target.digest) != Kind.MANIFEST:

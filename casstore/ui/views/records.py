@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import JSON, Block, Message, as_json, read_message
+from casstore.cli.quantities import count
 from casstore.errors import CasstoreError, InvalidInputError, NotFoundError
 from casstore.maintenance import systems
 from casstore.session.attempts import read_again
 from casstore.session.record_keys import past, split_texts
 from casstore.session.records import Table
-from casstore.ui.payloads import JSON, Block, Message, as_json, read_message
 from casstore.ui.texts import one_line
 from casstore.ui.views.timeline import PAGE, TEXT_CHARACTERS, WEIGHT_BYTES, node_time
 from casstore.ui.views.viewed import Viewed
@@ -192,7 +193,7 @@ def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[Message, ...
         if all(message.role for message in messages):
             new = f", {len(found) - known} new" if known else ""
             shown = tuple([_brief(message)[0] for message in messages])
-            return shown, f"{len(found)} messages{new}"
+            return shown, f"{count(len(found), 'message')}{new}"
     text = as_json(found)
     return (), text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"
 

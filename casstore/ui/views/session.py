@@ -275,12 +275,14 @@ def _opened(reader: PieceReader, component: Any) -> Stored | None:
     return open_stored(reader, target, reader.get(target))
 
 
-def state_level(viewed: Viewed, place: Place, path: Sequence[PathStep], start: int = 0) -> Level:
+def state_level(
+    viewed: Viewed, manifest: Manifest, path: Sequence[PathStep], start: int = 0
+) -> Level:
     """The entries of the state at a path, loaded when the reader expands it."""
     if not path:
         raise NotFoundError("the path names no component")
     name, *rest = path
-    component = cut_components(place.state.manifest.components).get(str(name))
+    component = cut_components(manifest.components).get(str(name))
     if component is None:
         raise NotFoundError(f"there is no component {name!r}")
     stored = _opened(viewed.reader(), component)

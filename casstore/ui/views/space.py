@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -37,6 +38,9 @@ class DayShown(NamedTuple):
     revisions: int
     size_bytes: int
     total_bytes: int
+    #: Where the day begins and the next shown one begins, as parts of the time shown.
+    start: float = 0
+    stop: float = 1
 
 
 class Kept(NamedTuple):
@@ -127,6 +131,15 @@ def _charts(viewed: Viewed) -> Charts:
     for day in found.days:
         total += day.size_bytes
         days.append(DayShown(_date(day.day), day.revisions, day.size_bytes, total))
+    days = days[-_DAYS:]
+    # The size stays the same until the next day that adds something.
+    begins = [day.day for day in found.days[-_DAYS:]]
+    ends = [*begins[1:], begins[-1] + 1] if begins else []
+    span = ends[-1] - begins[0] if begins else 1
+    days = [
+        day._replace(start=(begin - begins[0]) / span, stop=(end - begins[0]) / span)
+        for day, begin, end in zip(days, begins, ends, strict=True)
+    ]
     return Charts(
         found.objects,
         found.size_bytes,
@@ -134,7 +147,7 @@ def _charts(viewed: Viewed) -> Charts:
         found.whole_copies_bytes,
         found.revisions,
         _kinds(found.by_kind),
-        tuple(days[-_DAYS:]),
+        tuple(days),
         tuple([BigShown(one.digest.hex(), _kind(one.kind), one.size_bytes)
                for one in found.biggest]),
     )  # fmt: skip
@@ -217,11 +230,17 @@ def _plan(viewed: Viewed) -> tuple[tuple[Planned, ...], int, int, bool]:
         if len(found) < _PLANS:
             found.append(
                 Planned(
-                    part.session, _policy_text(part.policy), bool(part.deleted), part.deleted,
-                    len(part.removed), len(part.kept),
+                    part.session, _policy_text(part.policy), bool(part.deleted),
+                    part.deleted or _reasons(part), len(part.removed), len(part.kept),
                 )
             )  # fmt: skip
     return tuple(found), sessions, revisions, False
+
+
+def _reasons(part: retention.SessionPlan) -> tuple[str, ...]:
+    """Why revisions are kept, each reason with their number, the most frequent first."""
+    found = Counter([reason.partition(" ")[0] for one in part.kept for reason in one.reasons])
+    return tuple([f"{reason} {number}" for reason, number in found.most_common()])
 
 
 def _policy_text(policy: retention.Policy | None) -> str:

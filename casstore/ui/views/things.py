@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import Message, read_message
 from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
@@ -21,11 +22,10 @@ from casstore.objects import graph
 from casstore.objects.stored import Stored, open_stored
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.ui.payloads import Message, read_message
 from casstore.ui.views import values
-from casstore.ui.views.session import components
+from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time
-from casstore.ui.views.values import Branch
+from casstore.ui.views.values import Branch, Level
 from casstore.ui.views.viewed import Viewed
 
 _LINKS: Final = 100
@@ -160,6 +160,17 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
     )
 
 
+def object_level(viewed: Viewed, digest: bytes, path: Sequence[PathStep], start: int = 0) -> Level:
+    """The entries of a checkpoint or value at a path, loaded when the reader expands it."""
+    reader = viewed.reader()
+    item = reader.get(digest)
+    if item.kind == Kind.MANIFEST:
+        return state_level(viewed, graph.read_manifest(reader, digest), path, start)
+    if item.kind not in (Kind.VALUE, Kind.LIST, Kind.MAP):
+        raise NotFoundError(f"a {_kind_name(item.kind)} has no entries")
+    return values.level(open_stored(reader, digest, item).at(path), tuple(path), start=start)
+
+
 def _kind_name(kind: int | None) -> str:
     if kind is None:
         return "missing"
@@ -256,8 +267,17 @@ def _reached(viewed: Viewed, digest: bytes) -> Reached:
         if own in info.children:
             found[info.digest] = info.kind
     parents = [LinkShown(one.hex(), _kind_name(kind)) for one, kind in found.items()][:_PARENTS]
-    keepers = find_keepers(engine, [digest])
-    return Reached(tuple(parents), len(found) > _PARENTS, keepers[:100], False)
+    keepers = [_named(viewed, one) for one in find_keepers(engine, [digest])[:100]]
+    return Reached(tuple(parents), len(found) > _PARENTS, tuple(keepers), False)
+
+
+def _named(viewed: Viewed, keeper: Keeper) -> Keeper:
+    """A pin that never expires is a tag."""
+    if keeper.kind == "pin":
+        pin = viewed.store.find_pin(keeper.name)
+        if pin is not None and pin.expires_at_ms is None:
+            return keeper._replace(kind="tag")
+    return keeper
 
 
 def raw_value(viewed: Viewed, digest: bytes, session: str | None = None) -> Any:

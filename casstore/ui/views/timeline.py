@@ -12,10 +12,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final, NamedTuple
 
-from casstore.objects import graph
-from casstore.objects.stored import Stored
-from casstore.session.attempts import read_again
-from casstore.ui.payloads import (
+from casstore.cli.payloads import (
     CALL,
     JSON,
     RESULT,
@@ -26,6 +23,9 @@ from casstore.ui.payloads import (
     read_message,
     without_bytes,
 )
+from casstore.objects import graph
+from casstore.objects.stored import Stored
+from casstore.session.attempts import read_again
 from casstore.ui.views.commits import Created, Tokens, commits_of, tokens_of
 from casstore.ui.views.viewed import Place, Viewed
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import as_json
 from casstore.errors import LimitError, PathStep
 from casstore.format.canonical import Link
 from casstore.objects.diff import Change
 from casstore.objects.stored import Stored
 from casstore.session.component_formats import Detail
-from casstore.ui.payloads import as_json
 from casstore.ui.texts import one_line
 
 #: The most entries of one level that are listed at once.

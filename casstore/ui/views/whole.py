@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from casstore.cli.payloads import as_json, without_bytes
 from casstore.errors import ExpansionError, LimitError
 from casstore.objects.stored import Stored
-from casstore.ui.payloads import as_json, without_bytes
 from casstore.ui.views.session import components
 from casstore.ui.views.viewed import Place, Viewed
 

@@ -272,7 +272,7 @@ def _usage(message: dict[str, Any]) -> str:
     words: list[str] = []
     if type(used) is dict:
         for label, names in (
-            ("in", ("input_tokens", "prompt_tokens", "input")),
+            ("tokens in", ("input_tokens", "prompt_tokens", "input")),
             ("out", ("output_tokens", "completion_tokens", "output")),
         ):
             number = next((used[name] for name in names if type(used.get(name)) is int), None)
