@@ -1,0 +1,90 @@
+"""Opens the index of a store: in its directory, in its schema on a server, or in memory.
+
+A file that is damaged, or of another version of casstore, is deleted with a warning and rebuilt.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from casstore.engine.protocol import Engine
+from casstore.errors import ReadOnlyError, StorageError
+from casstore.search import sqlite
+from casstore.search.sqlite import DamagedIndexError, SqliteIndex
+from casstore.search.tables import Database
+from casstore.store import Store
+
+Result = TypeVar("Result")
+
+_lock = threading.Lock()
+_in_memory: Final[WeakKeyDictionary[Engine, tuple[threading.Lock, SqliteIndex]]] = (
+    WeakKeyDictionary()
+)
+
+
+def with_index(store: Store, work: Callable[[Database], Result]) -> Result:
+    """Call ``work`` with the store's index; again with an empty one if the file is damaged.
+
+    ReadOnlyError if the store is open read-only and has no index that can be read.
+    """
+    try:
+        with _opened(store.engine) as db:
+            return work(_required(store, db))
+    except DamagedIndexError as exc:
+        directory, readonly = _directory(store.engine)
+        assert directory is not None, "only a file is damaged in this way"
+        if readonly:
+            raise StorageError(f"{exc}; run `casstore search --rebuild`") from exc
+        warnings.warn(f"the search index is rebuilt: {exc}", RuntimeWarning, stacklevel=4)
+        sqlite.remove(directory)
+    with _opened(store.engine) as db:
+        return work(_required(store, db))
+
+
+def _required(store: Store, db: Database | None) -> Database:
+    if db is None:
+        raise ReadOnlyError(
+            "this store has no search index, and is open read-only; run `casstore search "
+            "--rebuild`, or open it for writing"
+        )
+    return db
+
+
+def _directory(engine: Engine) -> tuple[str | None, bool]:
+    """The directory of an engine that has one, and whether it is open read-only."""
+    path = getattr(engine, "path", None)
+    return (path if isinstance(path, str) else None), bool(getattr(engine, "readonly", False))
+
+
+@contextmanager
+def _opened(engine: Engine) -> Iterator[Database | None]:
+    directory, readonly = _directory(engine)
+    if directory is not None:
+        with sqlite.opened(directory, readonly=readonly) as found:
+            yield found
+        return
+    with _lock:
+        if engine not in _in_memory:
+            _in_memory[engine] = threading.Lock(), sqlite.in_memory()
+        lock, index = _in_memory[engine]
+    with lock:
+        yield index
+
+
+def remove(store: Store) -> None:
+    """Delete the index; it is built again by the next search. ReadOnlyError as for a write."""
+    directory, readonly = _directory(store.engine)
+    if readonly:
+        raise ReadOnlyError("the store is open read-only")
+    if directory is not None:
+        sqlite.remove(directory)
+        return
+    with _opened(store.engine) as db:
+        assert db is not None
+        with db.writing():
+            db.clear()
