@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
+from casstore.engine.forks import Lock
 from casstore.engine.protocol import Engine
 from casstore.errors import ReadOnlyError, StorageError
 from casstore.search import sqlite
@@ -21,10 +22,14 @@ from casstore.store import Store
 
 Result = TypeVar("Result")
 
-_lock = threading.Lock()
+_MAX_IDLE: Final = 4
+
+_lock = Lock()
 _in_memory: Final[WeakKeyDictionary[Engine, tuple[threading.Lock, SqliteIndex]]] = (
     WeakKeyDictionary()
 )
+# Open files that no call uses. They are closed with their engine.
+_idle: Final[WeakKeyDictionary[Engine, list[SqliteIndex]]] = WeakKeyDictionary()
 
 
 def with_index(store: Store, work: Callable[[Database], Result]) -> Result:
@@ -40,8 +45,8 @@ def with_index(store: Store, work: Callable[[Database], Result]) -> Result:
         assert directory is not None, "only a file is damaged in this way"
         if readonly:
             raise StorageError(f"{exc}; run `casstore search --rebuild`") from exc
-        warnings.warn(f"the search index is rebuilt: {exc}", RuntimeWarning, stacklevel=4)
         sqlite.remove(directory)
+        warnings.warn(f"the search index is rebuilt: {exc}", RuntimeWarning, stacklevel=4)
     with _opened(store.engine) as db:
         return work(_required(store, db))
 
@@ -65,8 +70,17 @@ def _directory(engine: Engine) -> tuple[str | None, bool]:
 def _opened(engine: Engine) -> Iterator[Database | None]:
     directory, readonly = _directory(engine)
     if directory is not None:
-        with sqlite.opened(directory, readonly=readonly) as found:
-            yield found
+        index = _take(engine) or sqlite.opened(directory, readonly=readonly)
+        if index is None:
+            yield None
+            return
+        try:
+            with sqlite.translated(index.path):
+                yield index
+        except BaseException:
+            index.close()
+            raise
+        _put_back(engine, index)
         return
     with _lock:
         if engine not in _in_memory:
@@ -74,6 +88,34 @@ def _opened(engine: Engine) -> Iterator[Database | None]:
         lock, index = _in_memory[engine]
     with lock:
         yield index
+
+
+def _take(engine: Engine) -> SqliteIndex | None:
+    """An open file of this engine that no other call uses."""
+    while True:
+        with _lock:
+            idle = _idle.get(engine)
+            index = idle.pop() if idle else None
+        if index is None or index.is_in_place():
+            return index
+        index.close()
+
+
+def _put_back(engine: Engine, index: SqliteIndex) -> None:
+    with _lock:
+        idle = _idle.get(engine)
+        if idle is None:
+            idle = _idle[engine] = []
+            finalize(engine, _close_all, idle)
+        if len(idle) < _MAX_IDLE:
+            idle.append(index)
+            return
+    index.close()
+
+
+def _close_all(idle: list[SqliteIndex]) -> None:
+    while idle:
+        idle.pop().close()
 
 
 def remove(store: Store) -> None:

@@ -49,8 +49,19 @@ class DamagedIndexError(StorageError):
 class SqliteIndex:
     """An index in a SQLite database, for one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, *, readonly: bool) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        readonly: bool,
+        path: str = "",
+        made: tuple[int, int] = (0, 0),
+    ) -> None:
+        """``made`` is the device and inode of the file at ``path``."""
         self.readonly = readonly
+        self.path = path
+        self._made = made
+        self._process = os.getpid()
         self._connection = connection
         self._has_samples = False
 
@@ -151,6 +162,14 @@ class SqliteIndex:
         if read_meta(self, "version") != VERSION:
             raise DamagedIndexError("it is of another version of casstore")
 
+    def is_in_place(self) -> bool:
+        """True if it may be used: the file was not replaced, and the process is the same."""
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._made and os.getpid() == self._process
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
@@ -170,8 +189,7 @@ def in_memory() -> SqliteIndex:
     return index
 
 
-@contextmanager
-def opened(directory: str, *, readonly: bool) -> Iterator[SqliteIndex | None]:
+def opened(directory: str, *, readonly: bool) -> SqliteIndex | None:
     """The index in a store's directory, created if necessary; None: read-only, and there is none.
 
     DamagedIndexError if it cannot be read; StorageError for what the file system refuses.
@@ -180,8 +198,7 @@ def opened(directory: str, *, readonly: bool) -> Iterator[SqliteIndex | None]:
     try:
         made = _prepare(path, readonly=readonly)
     except FileNotFoundError:
-        yield None
-        return
+        return None
     except OSError as exc:
         raise storage_error(f"cannot open {path}", exc) from exc
     mode = "ro" if readonly else "rw"
@@ -191,23 +208,24 @@ def opened(directory: str, *, readonly: bool) -> Iterator[SqliteIndex | None]:
             uri=True,
             timeout=_WAIT_S,
             isolation_level=None,
+            # A connection is used by one call at a time, in the thread of that call.
+            check_same_thread=False,
         )
-    try:
-        with translated(path):
+        index = SqliteIndex(connection, readonly=readonly, path=path, made=made)
+        try:
             # Until here another user of the directory could have put a link in its place.
-            found = os.stat(path, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) != made:
+            if not index.is_in_place():
                 raise StorageError(f"{path} was replaced while it was opened; try again")
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA temp_store = MEMORY")
-            index = SqliteIndex(connection, readonly=readonly)
             index.require_version()
-            yield index
-    finally:
-        connection.close()
+        except BaseException:
+            index.close()
+            raise
+    return index
 
 
 def _prepare(path: str, *, readonly: bool) -> tuple[int, int]:

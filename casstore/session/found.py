@@ -7,6 +7,7 @@ group ``casstore.calls`` when it is first called.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from casstore.errors import InvalidInputError
@@ -62,11 +63,15 @@ Searching = Callable[..., list[Hit]]
 
 def search(store: Store, words: str, **options: Any) -> list[Hit]:
     """Forward a search to the package that is registered for it."""
-    values = entry_points.registered(GROUP, "search")
+    return _registered("search")(store, words, **options)
+
+
+@cache
+def _registered(name: str) -> Searching:
+    values = entry_points.registered(GROUP, name)
     if len(values) != 1:
         raise InvalidInputError(
-            f"search needs one package that registers it as {GROUP}, found {len(values)}; "
+            f"{name} needs one package that registers it as {GROUP}, found {len(values)}; "
             "install casstore again"
         )
-    call = cast(Searching, entry_points.imported(GROUP, values[0]))
-    return call(store, words, **options)
+    return cast(Searching, entry_points.imported(GROUP, values[0]))
