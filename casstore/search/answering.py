@@ -201,7 +201,7 @@ class Answer:
     def _prove_entry(self, doc: _Doc, score: float) -> _Found | None:
         if self._request.sessions is not None:
             return None
-        found = self._entries.prove(doc.id, doc.digest, doc.kind or "", score)
+        found = self._entries.prove(doc.id, doc.digest, score)
         if found is None or not self._is_recent(found[0].committed_at_ms):
             return None
         return _Found(*found)

@@ -15,7 +15,7 @@ from casstore.search.indexing import Updater
 from casstore.search.tables import Database
 from casstore.search.texts import parse, require_kinds
 from casstore.session import keys
-from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.arguments import check_count, check_flag, check_text, list_of
 from casstore.session.found import Hit
 from casstore.store import Store, check_store
 
@@ -45,8 +45,13 @@ def search(
     check_count(max_sessions, "max_sessions", least=1)
     check_flag(fresh, "fresh")
     wanted = None if kinds is None else list_of(kinds, "kinds")
-    if wanted is not None:
-        require_kinds(wanted, [NODE, COMPONENT, *entries.kinds(store)])
+    for kind in wanted or ():
+        check_text(kind, "a kind")
+    if wanted is not None and not {NODE, COMPONENT}.issuperset(wanted):
+        # Only now: finding the record systems of a store loads their code.
+        known = {NODE: NODE, COMPONENT: COMPONENT, **entries.kinds(store)}
+        require_kinds(wanted, list(known))
+        wanted = [known[kind] for kind in wanted]
     named = None if sessions is None else list_of(sessions, "sessions")
     if named is not None and len(named) > _MAX_NAMED:
         raise InvalidInputError(f"sessions must name at most {_MAX_NAMED}, got {len(named)}")
