@@ -106,6 +106,8 @@ class Answer:
         page, skip = max(_FIRST_PAGE, 2 * self._request.limit), 0
         while True:
             matches = self._db.matches(self._request.terms, where, values, page, skip)
+            if not matches:
+                return
             docs = {
                 row[0]: _Doc(row[0], bytes(row[1]), *row[2:])
                 for row in self._db.rows(

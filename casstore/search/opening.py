@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, finalize
 from casstore.engine.forks import Lock
 from casstore.engine.protocol import Engine
 from casstore.errors import ReadOnlyError, StorageError
-from casstore.search import sqlite
+from casstore.search import postgres, sqlite
 from casstore.search.sqlite import DamagedIndexError, SqliteIndex
 from casstore.search.tables import Database
 from casstore.store import Store
@@ -81,6 +81,10 @@ def _opened(engine: Engine) -> Iterator[Database | None]:
             index.close()
             raise
         _put_back(engine, index)
+        return
+    if isinstance(engine, postgres.Server):
+        with postgres.opened(engine) as on_server:
+            yield on_server
         return
     with _lock:
         if engine not in _in_memory:

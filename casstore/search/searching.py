@@ -56,6 +56,8 @@ def search(
     if named is not None and len(named) > _MAX_NAMED:
         raise InvalidInputError(f"sessions must name at most {_MAX_NAMED}, got {len(named)}")
     within = None if named is None else [keys.session_key(one) for one in dict.fromkeys(named)]
+    if wanted == [] or within == []:
+        return []
     request = Request(terms, wanted, within, _time_ms(since), limit, max_sessions)
 
     def answer(db: Database) -> list[Hit]:
