@@ -44,6 +44,7 @@ from benchmarks import (
     langgraph,
     memory,
     postgres,
+    search,
     session_log,
     sessions,
     space,
@@ -66,6 +67,7 @@ ENGINES: dict[str, dict[str, Callable[[bool], Iterable[Goal]]]] = {
         **langgraph.ALL,
         **memory.ALL,
         **workspace.ALL,
+        **search.ALL,
     },
     "postgres": {**postgres.ALL},
 }
@@ -91,6 +93,7 @@ _LONGEST = (
     "commit-threads",
     "durable-threads",
     "workspace",
+    "search",
 )
 
 

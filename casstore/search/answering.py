@@ -9,9 +9,9 @@ date, damaged or of another store leads to missing hits, and never to wrong ones
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError, NotFoundError
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.search import contents, lineage
@@ -20,6 +20,7 @@ from casstore.search.entries import EntryFinder
 from casstore.search.tables import NODES, SHORT, Database, listed
 from casstore.search.texts import Term
 from casstore.session import keys
+from casstore.session.attempts import read_again
 from casstore.session.found import Hit
 from casstore.session.heads import HeadRow, decode_head, head_key, manifest_in
 from casstore.session.state import Runtime
@@ -60,10 +61,11 @@ class _Reached(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A proven hit without its snippet, and its text."""
+    """A proven hit without its snippet, and its text; of a node, its digest instead."""
 
     hit: Hit
     text: str
+    digest: bytes | None = None
 
 
 class Answer:
@@ -84,19 +86,42 @@ class Answer:
 
     def hits(self) -> list[Hit]:
         """The hits, best first."""
+        # If the heads move meanwhile, gc may remove what the old ones name.
+        return read_again(self._attempt)
+
+    def _attempt(self) -> list[Hit]:
+        self._rows.clear()
+        self._seen.clear()
+        request = self._request
         found: list[_Found] = []
-        for doc, score in self._matches():
-            one = self._proven(doc, score)
-            if one is not None:
-                found.append(one)
-                if len(found) == self._request.limit:
-                    break
-        snippets = self._db.snippets(self._request.terms, [text for _, text in found])
+        matches = self._matches()
+        while len(found) < request.limit and (page := list(islice(matches, request.limit))):
+            sessions = [self._sessions(doc) for doc, _ in page]
+            self._read_rows({key for reaching in sessions for key in reaching})
+            for (doc, score), reaching in zip(page, sessions, strict=True):
+                one = self._proven(doc, score, reaching)
+                if one is not None:
+                    self._seen.add(doc.digest)
+                    found.append(one)
+        found = self._with_texts(found[: request.limit])
+        snippets = self._db.snippets(request.terms, [one.text for one in found])
         return [
-            hit._replace(snippet=snippet.text, matches=snippet.matches)
-            for (hit, _), snippet in zip(found, snippets, strict=True)
+            one.hit._replace(snippet=snippet.text, matches=snippet.matches)
+            for one, snippet in zip(found, snippets, strict=True)
             if snippet is not None
         ]
+
+    def _with_texts(self, found: list[_Found]) -> list[_Found]:
+        """The hits with the ids and texts of nodes, which are read together."""
+        digests = [one.digest for one in found if one.digest is not None]
+        nodes = contents.node_texts(self._reader, digests)
+        complete: list[_Found] = []
+        for one in found:
+            if one.digest is not None:
+                node_id, text = next(nodes)
+                one = _Found(one.hit._replace(node=node_id), text)
+            complete.append(one)
+        return complete
 
     # --- matches ------------------------------------------------------------------------
 
@@ -177,28 +202,15 @@ class Answer:
 
     # --- proofs -------------------------------------------------------------------------
 
-    def _proven(self, doc: _Doc, score: float) -> _Found | None:
+    def _proven(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
         """The hit of a match; None if the text cannot be read in the store now."""
-        try:
-            return self._prove(doc, score)
-        except (CorruptionError, NotFoundError):
-            # The heads have moved since this search read them, and gc has removed what they named.
-            # Damage raises the same error again.
-            self._rows.clear()
-            return self._prove(doc, score)
-
-    def _prove(self, doc: _Doc, score: float) -> _Found | None:
         if doc.digest in self._seen:
             return None
         if doc.id >= NODES:
-            found = self._prove_node(doc, score)
-        elif doc.kind == COMPONENT:
-            found = self._prove_component(doc, score)
-        else:
-            found = self._prove_entry(doc, score)
-        if found is not None:
-            self._seen.add(doc.digest)
-        return found
+            return self._prove_node(doc, score, sessions)
+        if doc.kind == COMPONENT:
+            return self._prove_component(doc, score, sessions)
+        return self._prove_entry(doc, score)
 
     def _prove_entry(self, doc: _Doc, score: float) -> _Found | None:
         if self._request.sessions is not None:
@@ -212,12 +224,12 @@ class Answer:
         since_ms = self._request.since_ms
         return since_ms is None or (time_ms is not None and time_ms >= since_ms)
 
-    def _prove_node(self, doc: _Doc, score: float) -> _Found | None:
-        segment, position = lineage.doc_place(doc.id)
+    def _prove_node(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
+        _, position = lineage.doc_place(doc.id)
         digest: bytes | None = None
         reached: list[_Reached] = []
         count = 0
-        for key, row, head in self._present(self._node_sessions(segment, position)):
+        for key, row, head in self._present(sessions):
             is_listed = len(reached) < self._request.max_sessions
             name = self._node_at(key, row, position) if is_listed else digest
             if name is None or name[:SHORT] != doc.digest or name in self._runtime.hidden(head):
@@ -228,8 +240,8 @@ class Answer:
                 reached.append(_Reached(head, _name(key, head)))
         if digest is None:
             return None
-        [(node_id, text)] = contents.node_texts(self._reader, [digest])
-        return self._found(NODE, score, reached, count, text, doc.at_ms, node=node_id)
+        hit = self._hit(NODE, score, reached, count, doc.at_ms)
+        return _Found(hit, "", digest)
 
     def _node_at(self, key: bytes, row: bytes, position: int) -> bytes | None:
         """The digest of the node at a position of a head's graph; None if it is shorter."""
@@ -240,13 +252,13 @@ class Answer:
             self._indexes[manifest] = index
         return index.place(position).digest if position < index.count else None
 
-    def _prove_component(self, doc: _Doc, score: float) -> _Found | None:
+    def _prove_component(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
         reached: list[_Reached] = []
         component = text = None
         count = 0
         # Which manifests have it: forks share theirs.
         proven: dict[bytes, bool] = {}
-        for key, row, head in self._present(self._component_sessions(doc.id)):
+        for key, row, head in self._present(sessions):
             is_listed = len(reached) < self._request.max_sessions
             manifest = manifest_in(row)
             if is_listed and manifest not in proven:
@@ -266,39 +278,25 @@ class Answer:
         if not reached or text is None:
             return None
         at_ms = reached[0].head.committed_at_ms
-        return self._found(COMPONENT, score, reached, count, text, at_ms, component=component)
+        hit = self._hit(COMPONENT, score, reached, count, at_ms)
+        return _Found(hit._replace(component=component), text)
 
-    def _found(
-        self,
-        kind: str,
-        score: float,
-        reached: list[_Reached],
-        count: int,
-        text: str,
-        at_ms: int | None,
-        *,
-        node: str | None = None,
-        component: str | None = None,
-    ) -> _Found:
+    def _hit(
+        self, kind: str, score: float, reached: list[_Reached], count: int, at_ms: int | None
+    ) -> Hit:
+        """A hit in sessions, still without what was found in them."""
         oldest = reached[0]
-        hit = Hit(
-            kind,
-            oldest.name,
-            oldest.head.revision,
-            node,
-            component,
-            None,
-            None,
-            "",
-            (),
-            score,
-            at_ms,
-            tuple([one.name for one in reached]),
-            count,
-        )
-        return _Found(hit, text)
+        names = tuple([one.name for one in reached])
+        place = oldest.name, oldest.head.revision
+        return Hit(kind, *place, None, None, None, None, "", (), score, at_ms, names, count)
 
     # --- sessions -----------------------------------------------------------------------
+
+    def _sessions(self, doc: _Doc) -> list[bytes]:
+        """The sessions that may have a text, by their keys."""
+        if doc.id >= NODES:
+            return self._node_sessions(*lineage.doc_place(doc.id))
+        return self._component_sessions(doc.id) if doc.kind == COMPONENT else []
 
     def _node_sessions(self, segment: int, position: int) -> list[bytes]:
         """The sessions that reach a node, as far as the index knows."""
@@ -336,13 +334,16 @@ class Answer:
     def _keys(self) -> Sequence[bytes]:
         return self._request.sessions or ()
 
-    def _present(self, sessions: Sequence[bytes]) -> list[tuple[bytes, bytes, HeadRow]]:
-        """Those of the sessions that have a head now, oldest first: key, head row, head."""
-        unread = [key for key in sessions if key not in self._rows]
+    def _read_rows(self, sessions: set[bytes]) -> None:
+        """Read the head rows of sessions, as they are now."""
+        unread = sorted(sessions - self._rows.keys())
         if unread:
             rows = self._runtime.engine.get_rows([head_key(key) for key in unread])
             for key, row in zip(unread, rows, strict=True):
                 self._rows[key] = None if row is None else (row, decode_head(row))
+
+    def _present(self, sessions: Sequence[bytes]) -> list[tuple[bytes, bytes, HeadRow]]:
+        """Those of the sessions that have a head now, oldest first: key, head row, head."""
         present = [(key, *found) for key in sessions if (found := self._rows[key]) is not None]
         return sorted(present, key=_age)
 

@@ -115,19 +115,21 @@ class SqliteIndex:
         if not self._has_samples:
             self._connection.execute(_SAMPLES)
             self._has_samples = True
-        self._connection.executemany(
-            "INSERT INTO samples (rowid, text) VALUES (?, ?)", enumerate(texts)
-        )
+        # One transaction, which is undone: FTS5 writes its tables at the end of each.
+        self._connection.execute("BEGIN")
         try:
+            self._connection.executemany(
+                "INSERT INTO samples (rowid, text) VALUES (?, ?)", enumerate(texts)
+            )
             found = dict(
                 self._connection.execute(
                     "SELECT rowid, snippet(samples, 0, ?, ?, '…', ?) FROM samples "
                     "WHERE samples MATCH ?",
                     (BEGIN, END, _SNIPPET_WORDS, _match(terms)),
-                )
+                ).fetchall()
             )
         finally:
-            self._connection.execute("DELETE FROM samples")
+            self._connection.execute("ROLLBACK")
         return [unmarked(found[at]) if at in found else None for at in range(len(texts))]
 
     def size_bytes(self) -> int:
