@@ -47,8 +47,11 @@ def with_index(store: Store, work: Callable[[Database], Result]) -> Result:
             raise StorageError(f"{exc}; run `casstore search --rebuild`") from exc
         sqlite.remove(directory)
         warnings.warn(f"the search index is rebuilt: {exc}", RuntimeWarning, stacklevel=4)
-    with _opened(store.engine) as db:
-        return work(_required(store, db))
+    try:
+        with _opened(store.engine) as db:
+            return work(_required(store, db))
+    except DamagedIndexError as exc:
+        raise StorageError(f"{exc}; it was rebuilt just now, so check the disk") from exc
 
 
 def _required(store: Store, db: Database | None) -> Database:
