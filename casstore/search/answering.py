@@ -8,10 +8,11 @@ date, damaged or of another store leads to missing hits, and never to wrong ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from casstore.errors import InvalidInputError
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.search import contents, lineage
@@ -28,6 +29,8 @@ from casstore.store import Store
 
 # How many sessions of one text are looked up.
 _MAX_SESSIONS: Final = 1024
+# Runs of nodes in one query: SQLite allows 32,766 values.
+_MAX_SPANS: Final = 15_000
 _FIRST_PAGE: Final = 64
 _PAGE_GROWTH: Final = 4
 
@@ -167,9 +170,14 @@ class Answer:
             parts.append(f"({' OR '.join(ways)})")
         if request.sessions is not None:
             ways = []
-            for span in self._spans(request.sessions):
-                ways.append("{id} BETWEEN ? AND ?")
-                values += span
+            spans = self._spans(request.sessions)
+            if spans:
+                # Not a chain of OR: engines limit its length.
+                ways.append(
+                    f"EXISTS (SELECT 1 FROM (VALUES {', '.join(['(?, ?)'] * len(spans))}) AS v "
+                    "WHERE {id} BETWEEN v.column1 AND v.column2)"
+                )
+                values += [end for span in spans for end in span]
             ways.append(
                 "{id} IN (SELECT p.doc FROM {s}parts p JOIN {s}sessions s ON s.state = p.state "
                 f"WHERE s.key IN ({listed(len(request.sessions))}))"
@@ -185,7 +193,7 @@ class Answer:
             values.append(request.since_ms)
         return " AND ".join(parts), values
 
-    def _spans(self, sessions: Sequence[bytes]) -> Iterable[tuple[int, int]]:
+    def _spans(self, sessions: Sequence[bytes]) -> list[tuple[int, int]]:
         """The ids of all nodes of these sessions; shared ones once."""
         longest: dict[int, tuple[int, int]] = {}
         for key in sessions:
@@ -198,7 +206,12 @@ class Answer:
                 for low, high in lineage.spans(self._db, segment, nodes):
                     if low not in longest or longest[low][1] < high:
                         longest[low] = low, high
-        return longest.values()
+        if len(longest) > _MAX_SPANS:
+            raise InvalidInputError(
+                f"sessions must share more or be fewer: {len(sessions)} of them have "
+                f"{len(longest)} separate runs of nodes, and a search takes {_MAX_SPANS}"
+            )
+        return list(longest.values())
 
     # --- proofs -------------------------------------------------------------------------
 

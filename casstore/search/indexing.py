@@ -88,12 +88,15 @@ class Updater:
         return engine.rows_version() if isinstance(engine, Versioning) else None
 
     def _is_current(self) -> bool:
-        version = self._version()
-        return (
-            version is not None
-            and read_meta(self._db, "begun") is None
-            and version == read_meta(self._db, "current")
-        )
+        """True if no head and no record has changed since the last update. Writes nothing."""
+        engine, current = self._engine, read_meta(self._db, "current")
+        if not isinstance(engine, Versioning) or current is None:
+            return False
+        if read_meta(self._db, "begun") is not None:
+            return False
+        if engine.rows_version() == current:
+            return True
+        return all(engine.changed_keys(table, current) == [] for table in ("heads", "records"))
 
     def _step(self) -> bool:
         """One transaction; True if the index is then as the store was when the update began."""

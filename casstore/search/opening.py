@@ -5,7 +5,6 @@ A file that is damaged, or of another version of casstore, is deleted with a war
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +24,7 @@ Result = TypeVar("Result")
 _MAX_IDLE: Final = 4
 
 _lock = Lock()
-_in_memory: Final[WeakKeyDictionary[Engine, tuple[threading.Lock, SqliteIndex]]] = (
-    WeakKeyDictionary()
-)
+_in_memory: Final[WeakKeyDictionary[Engine, tuple[Lock, SqliteIndex]]] = WeakKeyDictionary()
 # Open files that no call uses. They are closed with their engine.
 _idle: Final[WeakKeyDictionary[Engine, list[SqliteIndex]]] = WeakKeyDictionary()
 
@@ -91,7 +88,7 @@ def _opened(engine: Engine) -> Iterator[Database | None]:
         return
     with _lock:
         if engine not in _in_memory:
-            _in_memory[engine] = threading.Lock(), sqlite.in_memory()
+            _in_memory[engine] = Lock(), sqlite.in_memory()
         lock, index = _in_memory[engine]
     with lock:
         yield index

@@ -40,6 +40,8 @@ _FORMS: Final = {
     "rowless": " WITHOUT ROWID",
 }
 _BUSY: Final = ("locked", "busy")
+# Operational errors that mean that the tables are not what they should be.
+_DAMAGE: Final = ("no such", "vtable", "malformed")
 
 
 class DamagedIndexError(StorageError):
@@ -260,10 +262,13 @@ def translated(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         said = str(exc)
+        if isinstance(exc, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+            # A mistake in this package.
+            raise
         if any(word in said for word in _BUSY):
             raise BusyError(f"{path} is being written by another process; try again") from exc
         if "full" in said:
             raise StorageFullError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}") from exc
-        if isinstance(exc, sqlite3.OperationalError) and "readonly" in said:
-            raise StorageError(f"cannot write {path}: {said}") from exc
+        if isinstance(exc, sqlite3.OperationalError) and not any(word in said for word in _DAMAGE):
+            raise StorageError(f"cannot use {path}: {said}") from exc
         raise DamagedIndexError(f"{path} cannot be read: {said}") from exc

@@ -55,6 +55,16 @@ def test_an_update_reads_only_what_has_changed(
     assert "heads" not in tables
 
 
+def test_a_write_that_concerns_no_text_leaves_the_index_as_it_is(store: Store, place: Path) -> None:
+    fill(store)
+    update(store)
+    before = (place / "search.sqlite").stat().st_mtime_ns
+    lease = store.session("s0").claim_lease("worker", ttl_ms=60_000)
+    assert lease is not None
+    assert len(store.search("needle", limit=100)) == 30
+    assert (place / "search.sqlite").stat().st_mtime_ns == before
+
+
 def test_an_update_that_was_interrupted_continues_where_it_stopped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

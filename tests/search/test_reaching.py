@@ -69,6 +69,21 @@ def test_a_fork_of_one_branch_is_found_once_although_its_positions_differ(store:
     assert [hit.node for hit in store.search("needle")] == ["right"]
 
 
+def test_a_session_of_many_branches_off_branches_is_searched_alone(store: Store) -> None:
+    session = store.session("s0")
+    session.append(NodeDraft("n0", "needle 0"))
+    for number in range(1, 30):
+        source, session = session, session.fork(f"s{number}")
+        session.append(NodeDraft(f"n{number}", f"needle {number}"))
+        update(store)
+        source.append(NodeDraft(f"other{number}", "straw"))
+        update(store)
+    assert len(session.search("needle", limit=100)) == 30
+    assert len(store.session("s9").search("needle", limit=100)) == 10
+    every = [f"s{number}" for number in range(30)]
+    assert len(store.search("needle", sessions=every, limit=100)) == 30
+
+
 def test_a_hidden_node_is_not_found_from_that_moment_on(any_store: Store) -> None:
     session = any_store.session("s")
     session.append(NodeDraft("n", "needle"), NodeDraft("m", "needle too"))
