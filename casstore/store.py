@@ -37,6 +37,8 @@ from casstore.objects import blobs, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from casstore.engine.lmdb.dictionaries import DictionaryReport
     from casstore.maintenance.check import CheckReport
     from casstore.maintenance.gc import GcReport
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from casstore.objects.edit import Edit
     from casstore.session.compare import Comparison
     from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
+    from casstore.session.found import Hit
     from casstore.session.session import Session
     from casstore.session.state import Runtime
 
@@ -784,6 +787,46 @@ class Store:
 
         return read_again(
             lambda: compare.compare_places(self._runtime, old, new, describe=describe)
+        )
+
+    def search(
+        self,
+        words: str,
+        *,
+        kinds: Sequence[str] | None = None,
+        sessions: Sequence[str] | None = None,
+        since: int | datetime | None = None,
+        limit: int = 20,
+        max_sessions: int = 16,
+        fresh: bool = True,
+    ) -> list[Hit]:
+        """The texts in which all ``words`` occur, best first, each once with its sessions.
+
+        Searches the nodes and components of the heads of sessions, and the entries of record
+        systems. Words in double quotes must follow each other; ``wor*`` finds words that begin
+        so. ``kinds`` restricts it to ``node``, ``component`` or names of record systems;
+        ``sessions`` to the texts of these sessions; ``since`` (milliseconds since 1970, or a
+        datetime) to what was committed then or later. Only what can be read now is found: no
+        hidden node, no deleted session. The index is brought up to date first, unless ``fresh``
+        is False: then the newest texts may be missing.
+
+        >>> [hit.node for hit in store.search("way")]
+        ['ask']
+        >>> [(hit.kind, hit.component) for hit in store.search("repo", kinds=["component"])]
+        [('component', 'tool_state')]
+        """
+        with importing():
+            from casstore.session import found
+
+        return found.search(
+            self,
+            words,
+            kinds=kinds,
+            sessions=sessions,
+            since=since,
+            limit=limit,
+            max_sessions=max_sessions,
+            fresh=fresh,
         )
 
     def tag(self, name: str, digest: bytes, *, move: bool = False, note: str | None = None) -> Pin:

@@ -24,6 +24,7 @@ LAYERS = (
     ("records",),
     ("compat",),
     ("workspace",),
+    ("search",),
     ("adapters", "cli", "mcp", "ui", "__main__"),
     ("testing",),
 )
@@ -39,7 +40,7 @@ CORE = (
     "aio",
     "maintenance",
 )
-EXTENSIONS = ("records", "compat", "adapters", "workspace", "cli", "mcp", "ui")
+EXTENSIONS = ("records", "compat", "adapters", "workspace", "search", "cli", "mcp", "ui")
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
 # The package itself offers the public names, so it stands on top of all but testing.

@@ -44,6 +44,7 @@ from benchmarks import (
     langgraph,
     memory,
     postgres,
+    search,
     session_log,
     sessions,
     space,
@@ -68,6 +69,7 @@ ENGINES: dict[str, dict[str, Callable[[bool], Iterable[Goal]]]] = {
         **memory.ALL,
         **workspace.ALL,
         **viewer.ALL,
+        **search.ALL,
     },
     "postgres": {**postgres.ALL},
 }
@@ -93,6 +95,7 @@ _LONGEST = (
     "commit-threads",
     "durable-threads",
     "workspace",
+    "search",
 )
 
 

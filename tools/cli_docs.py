@@ -30,7 +30,7 @@ TEMPLATE = Path(__file__).resolve().with_suffix(".md")
 # The exit codes that are not errors of the store.
 OUTCOMES = (
     (0, "done"),
-    (1, "done, and the answer is no: `check` found damage, `diff --exit-code` a difference"),
+    (1, "done, and the answer is no: `check` found damage, `search` nothing"),
     (2, "the command line is wrong"),
 )
 ENDINGS = ((130, "interrupted by Ctrl-C"), (141, "nobody read the answer to its end"))

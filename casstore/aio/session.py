@@ -179,6 +179,7 @@ class AsyncSession(Proxy[Session]):
     usage = awaited(Session.usage)
     meta = awaited(Session.meta)
     info = awaited(Session.info)
+    search = awaited(Session.search)
     append = awaited(Session.append)
     edit = awaited(Session.edit)
     commit = awaited(Session.commit)

@@ -183,6 +183,7 @@ class AsyncStore(Proxy[Store]):
     delete_session = awaited(Store.delete_session)
     fork = awaited(Store.fork)
     sessions_about = iterated(Store.sessions_about)
+    search = awaited(Store.search)
     tag = awaited(Store.tag)
     pin = awaited(Store.pin)
     unpin = awaited(Store.unpin)

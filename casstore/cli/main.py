@@ -37,6 +37,7 @@ _MODULES: Final = {
     "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
     "show": ("show",),
     "log": ("log",),
+    "search": ("search",),
     "tags": ("tag", "pin"),
     "work": ("queue", "leases", "attachments", "watch"),
     "diff": ("diff",),

@@ -48,6 +48,7 @@ from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
 from casstore.maintenance import systems
 from casstore.maintenance.systems import RecordSystem, SystemEntry
+from casstore.maintenance.systems import prefix_of as prefix_of
 from casstore.objects.pieces import PieceReader
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
@@ -383,11 +384,6 @@ def find_node(store: Store, session: str, node: str, at: int | None) -> Digest |
         return store.session(session).nodes(leaf=node, at=at, payloads=False)[-1].digest
     except NodeNotFoundError:
         return None
-
-
-def prefix_of(system: RecordSystem) -> str:
-    """The prefix of the names of a system's entries, without the colon."""
-    return system.prefix or system.name
 
 
 def _entry(store: Store, text: str) -> Iterator[Target]:

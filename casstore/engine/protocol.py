@@ -591,6 +591,25 @@ def reclaiming(engine: Engine) -> AbstractContextManager[None]:
     return engine.reclaiming() if isinstance(engine, Reserving) else nullcontext()
 
 
+@runtime_checkable
+class Versioning(Protocol):
+    """An engine that can tell whether rows have changed since an earlier call.
+
+    A derived index uses it, to read only the rows that changed.
+    """
+
+    def rows_version(self) -> bytes:
+        """Identifies the present rows. Every later write that changes a row changes it."""
+        ...
+
+    def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
+        """The keys of the rows that were written after the version ``since``, or deleted.
+
+        None if the engine does not know them all; the caller then scans the table.
+        """
+        ...
+
+
 class TableSpace(NamedTuple):
     """The space that one table takes."""
 

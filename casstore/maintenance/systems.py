@@ -38,6 +38,8 @@ _TABLE: Final = "records"
 _OF_CORE: Final = frozenset(("vacuum",))
 _MAX_ENTRIES: Final = 10_000
 _PAGE: Final = 256
+# Maps in the content of an entry are taken apart so deep: LangGraph's are namespaces and channels.
+_TEXT_DEPTH: Final = 2
 
 
 class SystemEntry(NamedTuple):
@@ -62,6 +64,17 @@ class EntryStep(NamedTuple):
     summary: str
     #: What JSON has of it.
     details: Mapping[str, Any]
+
+
+class EntryText(NamedTuple):
+    """One part of an entry that a search can find."""
+
+    #: Names it within its entry; it stays the same while the part does: ``messages/3``.
+    position: str
+    #: All strings in it are searched.
+    value: Any
+    #: When it was made; None: when the entry last changed.
+    made_at_ms: int | None = None
 
 
 @runtime_checkable
@@ -105,6 +118,10 @@ class RecordSystem(Protocol):
         """The present content of an entry as a value, for people to read; None: not readable."""
         return None
 
+    def texts(self, store: Store, entry: str) -> Iterable[EntryText]:
+        """The parts of an entry that a search can find; by default those of its ``content``."""
+        return content_texts(self.content(store, entry))
+
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove what has expired, and what a deletion that was cut short has left; how many.
 
@@ -139,6 +156,31 @@ class RecordSystem(Protocol):
         system before the copy.
         """
         return 0
+
+
+def prefix_of(system: RecordSystem) -> str:
+    """What the names of a system's entries begin with, without the colon."""
+    return system.prefix or system.name
+
+
+def content_texts(content: Any) -> Iterator[EntryText]:
+    """The items of lists in the content of an entry; what is in no list, by its key.
+
+    >>> [one.position for one in content_texts({"": {"messages": ["a", "b"], "topic": "c"}})]
+    ['messages/0', 'messages/1', 'topic']
+    """
+    return _content_texts(content, ())
+
+
+def _content_texts(value: Any, path: tuple[str, ...]) -> Iterator[EntryText]:
+    if isinstance(value, dict) and len(path) < _TEXT_DEPTH:
+        for key, one in value.items():
+            yield from _content_texts(one, (*path, key))
+    elif isinstance(value, list):
+        for at, one in enumerate(value):
+            yield EntryText("/".join([*filter(None, path), str(at)]), one)
+    elif value is not None:
+        yield EntryText("/".join(filter(None, path)), value)
 
 
 def all_entries(

@@ -1,7 +1,7 @@
 """Finds the code that installed packages register, by group and name; loads it only on request.
 
-Record systems (``casstore.systems``) and component formats (``casstore.components``) are
-registered as entry points, so the core never imports an extension.
+Record systems (``casstore.systems``), component formats (``casstore.components``) and calls that a
+store forwards (``casstore.calls``) are entry points, so the core never imports an extension.
 """
 
 from __future__ import annotations

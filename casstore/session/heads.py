@@ -18,6 +18,7 @@ from casstore.engine.protocol import PutRow, RowKey, Stamp
 from casstore.errors import CorruptionError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.session.data import Entry, Head, Origin
 
 _FIXED: Final = Struct(">QQQ32s")
@@ -93,6 +94,11 @@ def decode_head(data: bytes) -> HeadRow:
         )
     except (ValueError, TypeError, IndexError, struct.error) as exc:
         raise CorruptionError("a head row is damaged") from exc
+
+
+def manifest_in(data: bytes) -> bytes:
+    """The manifest that a head row names, without decoding the rest of the row."""
+    return data[_FIXED.size - DIGEST_BYTES : _FIXED.size]
 
 
 def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:

@@ -19,6 +19,7 @@ from casstore.session import (
     compare,
     expiry,
     forks,
+    found,
     graph,
     history,
     keys,
@@ -56,8 +57,11 @@ from casstore.session.queue import Queue
 from casstore.session.state import Runtime
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from casstore.objects.edit import Edit
     from casstore.session.compare import Comparison
+    from casstore.session.found import Hit
     from casstore.session.holding import HeldSession
 
 
@@ -186,6 +190,34 @@ class Session:
         ('which way?', 1, 2)
         """
         return read_again(lambda: catalogue.find_info(self._runtime, self.id))
+
+    def search(
+        self,
+        words: str,
+        *,
+        kinds: Sequence[str] | None = None,
+        since: int | datetime | None = None,
+        limit: int = 20,
+        fresh: bool = True,
+    ) -> list[Hit]:
+        """The nodes and components of this session in which all words occur, best first.
+
+        The same as ``Store.search`` with this session alone. ``sessions`` of a hit names only it.
+
+        >>> [(hit.node, hit.snippet) for hit in session.search("which way")]
+        [('ask', 'which way?')]
+        """
+        # SessionDeletedError if it was deleted.
+        self._runtime.rows(self.id)
+        return found.search(
+            self._runtime.store,
+            words,
+            kinds=kinds,
+            sessions=[self.id],
+            since=since,
+            limit=limit,
+            fresh=fresh,
+        )
 
     # --- writing ------------------------------------------------------------------------
 

@@ -74,6 +74,11 @@ class Runtime:
         self._renewer: Renewer | None = None
 
     @property
+    def store(self) -> Store:
+        """The store of these sessions."""
+        return self._store
+
+    @property
     def engine(self) -> Engine:
         """The engine of the store; ClosedError once that is closed."""
         return self._store.engine

@@ -42,6 +42,7 @@ from casstore.ui.views import (
     catalogue,
     comparing,
     records,
+    search,
     space,
     things,
     timeline,
@@ -250,6 +251,10 @@ class Viewer:
             "compare.html", status, compared=found, old=old, new=new, problem=problem
         )
 
+    def search(self, given: Given) -> Response:
+        """Texts by the words in them."""
+        return self.render("search.html", answer=search.search(self.viewed, given.get("q", "")))
+
     def space(self, given: Given) -> Response:
         """What gc and retention would remove."""
         return self.render("space.html", space=space.space(self.viewed))
@@ -396,6 +401,7 @@ _PAGES: Final[dict[str, Page]] = {
     "/image": Viewer.image,
     "/record": Viewer.record,
     "/compare": Viewer.compare,
+    "/search": Viewer.search,
     "/space": Viewer.space,
     "/find": Viewer.find,
 }

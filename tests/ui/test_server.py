@@ -48,6 +48,8 @@ PAGES = [
     ("/record", {"system": "claude", "id": TRANSCRIPT}),
     ("/compare", {}),
     ("/compare", {"a": "fix-parser", "b": "strict-mode"}),
+    ("/search", {}),
+    ("/search", {"q": "parser"}),
     ("/space", {}),
 ]
 

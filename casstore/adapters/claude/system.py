@@ -18,6 +18,7 @@ from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
 from casstore.maintenance.systems import (
     EntryStep,
+    EntryText,
     RecordSystem,
     SystemEntry,
     entry_id,
@@ -62,6 +63,16 @@ class TranscriptsSystem(RecordSystem):
         transcripts = Transcripts(store)
         found = transcripts.below(TranscriptKey(*entry_key(entry, 2)))
         return {one.place.subpath: transcripts.load(one.place) or [] for one in found}
+
+    def texts(self, store: Store, entry: str) -> Iterator[EntryText]:
+        """The messages of the transcripts; of an entry without a message, all of it."""
+        transcripts = Transcripts(store)
+        for transcript in transcripts.below(TranscriptKey(*entry_key(entry, 2))):
+            place = transcript.place
+            where = f"{place.subpath}/" if place.subpath else ""
+            for number, one in enumerate(transcripts.load(place) or []):
+                time_ms = _time_ms(one.get("timestamp"))
+                yield EntryText(f"{where}{number}", one.get("message", one), time_ms)
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """Decode each row."""

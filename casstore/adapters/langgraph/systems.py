@@ -33,7 +33,14 @@ from casstore.adapters.langgraph.vector_records import (
 from casstore.errors import CorruptionError
 from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
-from casstore.maintenance.systems import EntryStep, RecordSystem, SystemEntry, entry_keys
+from casstore.maintenance.systems import (
+    EntryStep,
+    EntryText,
+    RecordSystem,
+    SystemEntry,
+    content_texts,
+    entry_keys,
+)
 from casstore.records.schema import tables_of
 from casstore.records.schema_check import judges
 from casstore.store import Store
@@ -77,6 +84,10 @@ class ThreadsSystem(RecordSystem):
             for namespace in threads.namespaces(entry)
             if (row := threads.find_latest(entry, namespace)) is not None
         }
+
+    def texts(self, store: Store, entry: str) -> Iterator[EntryText]:
+        """The items of channels that are lists, and other channels, without names of classes."""
+        return content_texts(_fields_alone(self.content(store, entry)))
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """Decode each row."""
@@ -168,6 +179,15 @@ def _readable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_readable(one) for one in value]
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _fields_alone(value: Any) -> Any:
+    """What ``_readable`` returns, with the fields of objects in place of the objects."""
+    if isinstance(value, dict):
+        if value.keys() == {"class", "fields"}:
+            return _fields_alone(value["fields"])
+        return {key: _fields_alone(one) for key, one in value.items()}
+    return [_fields_alone(one) for one in value] if isinstance(value, list) else value
 
 
 def _made_at_ms(checkpoint: Any) -> int | None:

@@ -45,6 +45,11 @@ def read_recovery_point(txn: AnyTransaction, path: str) -> RecoveryPoint:
     return state
 
 
+def applied_lsn(txn: AnyTransaction, path: str) -> int:
+    """The LSN of the last commit that the tables hold."""
+    return read_recovery_point(txn, path).applied.lsn
+
+
 def next_free_id(txn: AnyTransaction, env: Environment) -> int:
     """The next id: ids start at 1 and continue after the last slab, which is never removed."""
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)

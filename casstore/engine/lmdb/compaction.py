@@ -131,10 +131,12 @@ def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
 def _swap(directory: StoreDirectory, place: str) -> None:
     """Replace the old file with the new one.
 
-    The log is removed first: nothing needs it any more, and it may hold erased content.
+    The log and the derived files are removed first: nothing needs them, and they may hold erased
+    content.
     """
     try:
         directory.remove_log()
+        directory.remove_derived()
         directory.take_over(place)
     except OSError as exc:
         raise storage_error(f"cannot put the new file of {directory.path} in place", exc) from exc

@@ -6,6 +6,7 @@
     compact/             a store being compacted, until its file is renamed over data.mdb
     locks/               empty files, locked with flock
     reserve              disk space for deleting (see ``reserve``)
+    search.sqlite        the index of ``casstore.search``, derived from the rest
 
 flock belongs to the open file, not to the process: an unrelated close elsewhere in the program
 cannot drop it, and the kernel releases it when the holder dies. A forked child has the same
@@ -45,8 +46,11 @@ NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
 LOCKS: Final = "locks"
 _COMPACT: Final = "compact"
+#: Derived files. They may hold content that was erased, so they go when the data file is replaced.
+DERIVED_FILES: Final = ("search.sqlite-journal", "search.sqlite")
 _OWN_NAMES: Final = frozenset(
     (
+        *DERIVED_FILES,
         DATA_FILE,
         NEW_FILE,
         NEW_LOCK_FILE,
@@ -257,6 +261,12 @@ class StoreDirectory:
         if os.path.lexists(path):
             os.unlink(path)
             sync_directory(self.path)
+
+    def remove_derived(self) -> None:
+        """Remove the derived files; what needs them makes them again. Raises OSError."""
+        for name in DERIVED_FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, name))
 
     def lock_collector(self) -> forks.Descriptor | None:
         """A descriptor that holds the right to collect, or None if another holds it."""

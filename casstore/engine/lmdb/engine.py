@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from itertools import islice
 from math import inf
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import lmdb
@@ -28,6 +29,7 @@ from casstore.engine import conditions
 from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.applying import applied_lsn
 from casstore.engine.lmdb.batches import READ_BATCH, Batches
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import (
@@ -91,6 +93,8 @@ DEFAULT_CACHE_BYTES: Final = 32 << 20
 _HOUSEKEEPING_COMMITS: Final = 1024
 # After this time without a commit, the log is applied.
 _IDLE_S: Final = 10.0
+# A version of the rows: device, inode, LSN.
+_VERSION: Final = Struct(">QQQ")
 
 
 def _reclaims(write: Write) -> bool:
@@ -651,6 +655,34 @@ class LmdbEngine:
             from casstore.engine.lmdb import examination
 
         examination.write_mark(self._env, mark)
+
+    # --- versions of the rows ---------------------------------------------------------------------
+
+    def rows_version(self) -> bytes:
+        """The file and the last LSN: every write that changes a row gets a new LSN."""
+        with self._env.snapshot() as (txn, view):
+            return self._version(max(view.lsn, applied_lsn(txn, self._env.path)))
+
+    def _version(self, lsn: int) -> bytes:
+        file = os.fstat(self._env.data_handle)
+        return _VERSION.pack(file.st_dev, file.st_ino, lsn)
+
+    def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
+        """The keys in the log's entries since then; None if some of them have been applied."""
+        conditions.check_table(table)
+        if len(since) != _VERSION.size:
+            return None
+        lsn = _VERSION.unpack(since)[2]
+        with self._env.snapshot() as (txn, view):
+            if since != self._version(lsn) or applied_lsn(txn, self._env.path) > lsn:
+                return None
+            return [
+                key
+                for position, entry in view.entries()
+                if position.lsn > lsn
+                for name, key, _ in entry.rows
+                if name == table
+            ]
 
     # --- copying ----------------------------------------------------------------------------------
 

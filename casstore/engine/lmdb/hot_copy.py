@@ -269,4 +269,5 @@ def _replace(data: str, target: str) -> None:
         directory.make_alike(data)
         # The new file is marked as needing no log: a log that exists belongs to the old file.
         os.replace(data, directory.data_path)
+        directory.remove_derived()
         directory.sync_names()

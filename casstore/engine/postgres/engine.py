@@ -137,6 +137,7 @@ class PostgresEngine(Examining):
             "SELECT CASE WHEN w.is_called THEN w.last_value - s.writes_collected ELSE 0 END "
             "FROM {s}.writes w, {s}.state s"
         )
+        self._seen = self.statement("SELECT pg_current_snapshot()::text")
         self._now = self.statement("SELECT {s}.now_ms()")
         self._flush = self.statement(
             "SELECT set_config('synchronous_commit', 'on', true), {flushing}"
@@ -351,6 +352,16 @@ class PostgresEngine(Examining):
             (Int8(TABLE_NUMBERS[table]), bytes(start), *end, _number(limit)),
         )
         return [Row(*row) for row in found]
+
+    def rows_version(self) -> bytes:
+        """The transactions that a reader sees now: any later commit changes it."""
+        [[seen]] = self.connections.fetch(self._seen)
+        return f"{self.store_number} {seen}".encode()
+
+    def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
+        """None: the server does not keep the keys of changed rows."""
+        check_table(table)
+        return None
 
     # --- collecting -------------------------------------------------------------------------
 

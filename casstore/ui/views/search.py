@@ -1,0 +1,74 @@
+"""The page that searches: words in, snippets with links to their places out."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from casstore.errors import InvalidInputError, ReadOnlyError, StorageError
+from casstore.maintenance import systems
+from casstore.session.found import Hit
+from casstore.ui.views.viewed import Viewed
+
+_LIMIT: Final = 50
+
+
+class Part(NamedTuple):
+    """A part of a snippet: a match, or what is between two."""
+
+    text: str
+    is_match: bool
+
+
+class FoundText(NamedTuple):
+    """A hit as the page shows it."""
+
+    hit: Hit
+    parts: tuple[Part, ...]
+    #: The name of the record system that its page is asked for; "" for a session.
+    system: str
+    #: The id of its entry in that system.
+    entry: str
+
+
+class SearchPage(NamedTuple):
+    """The answer to a search, or why there is none."""
+
+    words: str
+    found: tuple[FoundText, ...]
+    problem: str
+    #: The index is not brought up to date by a viewer that must not write.
+    may_be_old: bool
+
+
+def search(viewed: Viewed, words: str) -> SearchPage:
+    """Search all sessions and record systems."""
+    store = viewed.store
+    may_be_old = bool(getattr(store.engine, "readonly", False))
+    if not words.strip():
+        return SearchPage(words, (), "", may_be_old)
+    try:
+        hits = store.search(words, limit=_LIMIT)
+    except (InvalidInputError, ReadOnlyError, StorageError) as exc:
+        return SearchPage(words, (), str(exc), may_be_old)
+    names: dict[str, str] = {}
+    if any(hit.entry is not None for hit in hits):
+        held = systems.held_by(store).systems
+        names = {systems.prefix_of(one): one.name for one in held}
+    found = [
+        FoundText(hit, _parts(hit), names.get(hit.kind, ""), _entry(hit.entry)) for hit in hits
+    ]
+    return SearchPage(words, tuple(found), "", may_be_old)
+
+
+def _entry(name: str | None) -> str:
+    return "" if name is None else name.partition(":")[2]
+
+
+def _parts(hit: Hit) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    done = 0
+    for start, stop in hit.matches:
+        parts += (Part(hit.snippet[done:start], False), Part(hit.snippet[start:stop], True))
+        done = stop
+    parts.append(Part(hit.snippet[done:], False))
+    return tuple([part for part in parts if part.text])
