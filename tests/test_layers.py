@@ -103,7 +103,6 @@ SAME_NAMES = {
     "casstore.cli.maintain.Outcome": _COMMAND,
     "casstore.cli.output.Branch": _COMMAND,
     "casstore.compat.agent_state.AgentSession": "is the name that morrow's programs import",
-    "casstore.ui.payloads.Message": _VIEWER,
     "casstore.ui.views.catalogue.Listing": _VIEWER,
     "casstore.ui.views.commits.Tokens": _VIEWER,
     "casstore.ui.views.records.Channel": _VIEWER,

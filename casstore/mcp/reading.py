@@ -6,7 +6,7 @@ reaches exactly what the sessions of the store show. Nodes that a tombstone hide
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry, SessionInfo
+from casstore.session.found import Hit
 from casstore.session.session import Session
 from casstore.session.state import Runtime
 from casstore.store import Store
@@ -199,21 +200,23 @@ def compare_sessions(
     }
 
 
-def search_sessions(store: Store, query: str, limit: int) -> Document:
-    """What the full-text search of the store finds; offered only if the store has one."""
-    found: Iterable[Any] = getattr(store, "search")(query, limit=_rows(limit))  # noqa: B009
-    hits = [hit._asdict() if hasattr(hit, "_asdict") else str(hit) for hit in found]
-    return {"hits": [_plain_hit(hit) for hit in hits[:MAX_ROWS]]}
+def search_sessions(store: Store, words: str, sessions: Sequence[str], limit: int) -> Document:
+    """The texts with all words, best first, each with the place to read on."""
+    hits = store.search(words, sessions=list(sessions) or None, limit=_rows(limit))
+    return {"hits": [_hit(hit) for hit in hits]}
 
 
-def _plain_hit(hit: Any) -> Any:
-    if not isinstance(hit, dict):
-        return hit
-    kept = (int, float, str, type(None))
+def _hit(hit: Hit) -> Document:
     return {
-        name: (value[:_NAME_CHARACTERS] if isinstance(value, str) else value)
-        for name, value in hit.items()
-        if isinstance(value, kept)
+        "kind": hit.kind,
+        "session": hit.session,
+        "revision": hit.revision,
+        "node": hit.node,
+        "component": hit.component,
+        "entry": hit.entry,
+        "position": hit.position,
+        "snippet": hit.snippet[:_NAME_CHARACTERS],
+        "sessions": list(hit.sessions),
     }
 
 

@@ -42,8 +42,6 @@ def make_server(store: Store, *, write: bool = False) -> MCPServer[Any]:
         "casstore", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
     )
     _offer_reading(server, store)
-    if hasattr(store, "search"):
-        _offer_search(server, store)
     if write:
         _offer_writing(server, store)
     return server
@@ -160,12 +158,15 @@ def _offer_reading(server: MCPServer[Any], store: Store) -> None:
         old, new = (old_session, old_at), (new_session, new_at)
         return reading.compare_sessions(store, old, new, start, limit, characters)
 
-
-def _offer_search(server: MCPServer[Any], store: Store) -> None:
     @_offer(server, _READS)
-    def search_sessions(query: str, limit: int = 20) -> Document:
-        """Search the text of all sessions."""
-        return reading.search_sessions(store, query, limit)
+    def search_sessions(words: str, sessions: list[str] | None = None, limit: int = 20) -> Document:
+        """Find the texts in which all words occur, best first, in messages and state.
+
+        words: "two words" in double quotes must follow each other; wor* finds words that begin so.
+        sessions: only texts of these. Without --write the index is used as it is: the newest
+        texts may be missing until casstore search or a writer updates it.
+        """
+        return reading.search_sessions(store, words, sessions or (), limit)
 
 
 def _offer_writing(server: MCPServer[Any], store: Store) -> None:

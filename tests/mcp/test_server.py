@@ -32,6 +32,7 @@ READS = {
     "read_state",
     "list_revisions",
     "compare_sessions",
+    "search_sessions",
 }
 WRITES = {"fork_session", "label_revision", "append_nodes"}
 Calls = Callable[[Client], Awaitable[None]]
@@ -99,7 +100,7 @@ async def tools(client: Client) -> set[str]:
 
 def test_an_agent_reads_and_compares_sessions_over_stdio(place: Path) -> None:
     async def calls(client: Client) -> None:
-        assert await tools(client) - {"search_sessions"} == READS
+        assert await tools(client) == READS
         listed = await call(client, "list_sessions")
         assert [(one["session"], one["revision"]) for one in listed["sessions"]] == [
             ("agent", 2),
@@ -123,9 +124,31 @@ def test_an_agent_reads_and_compares_sessions_over_stdio(place: Path) -> None:
         assert [info.meta.session for info in store.sessions()] == ["agent", "other"]
 
 
+def test_an_agent_searches_what_was_said_and_finds_nothing_hidden(place: Path) -> None:
+    async def without_index(client: Client) -> None:
+        assert "casstore search --rebuild" in await refused(client, "search_sessions", words="way")
+
+    async def calls(client: Client) -> None:
+        [hit] = (await call(client, "search_sessions", words="which way"))["hits"]
+        assert (hit["kind"], hit["session"], hit["node"]) == ("node", "agent", "ask")
+        assert hit["sessions"] == ["agent", "other"]
+        assert (await call(client, "search_sessions", words="password"))["hits"] == []
+        given = {"words": "right", "sessions": ["agent"]}
+        assert (await call(client, "search_sessions", **given))["hits"] == []
+        assert "words" in await refused(client, "search_sessions", words="  ")
+        assert "limit" in await refused(client, "search_sessions", words="way", limit=101)
+
+    with casstore.open(place, readonly=True) as store:
+        in_process(store, without_index)
+    with casstore.open(place) as store:
+        in_process(store, calls)
+    with casstore.open(place, readonly=True) as store:
+        in_process(store, calls)
+
+
 def test_an_agent_forks_labels_and_appends_over_stdio_with_write(place: Path) -> None:
     async def calls(client: Client) -> None:
-        assert await tools(client) - {"search_sessions"} == READS | WRITES
+        assert await tools(client) == READS | WRITES
         forked = await call(
             client, "fork_session", session="agent", new_session="third", at="start"
         )
