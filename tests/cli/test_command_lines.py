@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,14 @@ pytest.importorskip("langgraph.checkpoint.sqlite", reason="needs casstore[dev]")
 pytest.importorskip("agents", reason="needs casstore[dev]")
 
 from agents import SQLiteSession
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.store.sqlite import SqliteStore
 from power_loop.runtime.session_store import SessionStore
 
 import casstore
 from casstore import Checkpoint, Commit, NodeDraft
+from casstore.adapters.langgraph import CasstoreSaver
 from casstore.cli.main import MODULE_OF
 from casstore.workspace import Workspace
 from tests.cli.running import run
@@ -81,6 +84,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("other", "old-experiment", "about-somebody"):
             store.fork("agent", name, at=30)
         store.session("about-somebody").add_subjects(["user-42"])
+        thread: Any = {"configurable": {"thread_id": "t0", "checkpoint_ns": ""}}
+        CasstoreSaver(store).put(thread, empty_checkpoint(), {"step": 0}, {})
         (place / "transcripts").mkdir()
         (place / "project").mkdir()
         files = Workspace(place / "project")

@@ -123,8 +123,8 @@ def test_a_thread_logs_its_checkpoints(place: str) -> None:
 
 
 def test_a_misspelt_record_gets_a_suggestion(place: str) -> None:
-    told = run("show", "langgraf:t0", store=place, ends=4).err
-    assert "did you mean langgraph:t0" in told
+    refusal = run("show", "langgraf:t0", store=place, ends=4).err
+    assert "did you mean langgraph:t0" in refusal
 
 
 def test_a_transcript_logs_its_entries(place: str) -> None:
