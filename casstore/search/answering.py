@@ -33,6 +33,7 @@ _MAX_SESSIONS: Final = 1024
 _MAX_SPANS: Final = 15_000
 _FIRST_PAGE: Final = 64
 _PAGE_GROWTH: Final = 4
+_MAX_PAGE: Final = 30_000
 
 
 class Request(NamedTuple):
@@ -99,7 +100,7 @@ class Answer:
         found: list[_Found] = []
         matches = self._matches()
         while len(found) < request.limit and (page := list(islice(matches, request.limit))):
-            sessions = [self._sessions(doc) for doc, _ in page]
+            sessions = self._sessions([doc for doc, _ in page])
             self._read_rows({key for reaching in sessions for key in reaching})
             for (doc, score), reaching in zip(page, sessions, strict=True):
                 one = self._proven(doc, score, reaching)
@@ -131,7 +132,7 @@ class Answer:
     def _matches(self) -> Iterator[tuple[_Doc, float]]:
         """The docs with all terms, best first, read in pages."""
         where, values = self._condition()
-        page, skip = max(_FIRST_PAGE, 2 * self._request.limit), 0
+        page, skip = max(_FIRST_PAGE, min(_MAX_PAGE, 2 * self._request.limit)), 0
         while True:
             matches = self._db.matches(self._request.terms, where, values, page, skip)
             if not matches:
@@ -151,7 +152,7 @@ class Answer:
             if len(matches) < page:
                 return
             skip += page
-            page *= _PAGE_GROWTH
+            page = min(_MAX_PAGE, page * _PAGE_GROWTH)
 
     def _condition(self) -> tuple[str, list[Any]]:
         """What the ids of matches must fulfil, as SQL with its values."""
@@ -305,30 +306,59 @@ class Answer:
 
     # --- sessions -----------------------------------------------------------------------
 
-    def _sessions(self, doc: _Doc) -> list[bytes]:
-        """The sessions that may have a text, by their keys."""
-        if doc.id >= NODES:
-            return self._node_sessions(*lineage.doc_place(doc.id))
-        return self._component_sessions(doc.id) if doc.kind == COMPONENT else []
+    def _sessions(self, docs: Sequence[_Doc]) -> list[list[bytes]]:
+        """The sessions that may have each of these texts, by their keys."""
+        places = [lineage.doc_place(doc.id) for doc in docs if doc.id >= NODES]
+        reached = self._node_sessions(places) if places else {}
+        return [
+            reached.get(lineage.doc_place(doc.id), [])
+            if doc.id >= NODES
+            else self._component_sessions(doc.id)
+            if doc.kind == COMPONENT
+            else []
+            for doc in docs
+        ]
 
-    def _node_sessions(self, segment: int, position: int) -> list[bytes]:
-        """The sessions that reach a node, as far as the index knows."""
+    def _node_sessions(
+        self, places: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], list[bytes]]:
+        """The sessions that reach nodes, as far as the index knows, by segment and position."""
+        found: dict[tuple[int, int], list[bytes]] = {}
+        # At once for all of them; a later run of nodes, which is rarer, one by one.
         rows = self._db.rows(
-            "SELECT s.key FROM {s}states t JOIN {s}sessions s ON s.state = t.id "
-            f"WHERE t.segment = ? AND t.nodes > ?{self._only()} LIMIT {_MAX_SESSIONS}",
+            "SELECT v.column1, v.column2, s.key "
+            f"FROM (VALUES {', '.join(['(?, ?)'] * len(places))}) AS v "
+            "JOIN {s}states t ON t.segment = v.column1 AND t.nodes > v.column2 "
+            f"JOIN {{s}}sessions s ON s.state = t.id WHERE 1 = 1{self._only()}",
+            [*[number for place in places for number in place], *self._keys()],
+        )
+        for segment, position, key in rows:
+            known = found.setdefault((segment, position), [])
+            if len(known) < _MAX_SESSIONS:
+                known.append(bytes(key))
+        segments = {segment for segment, _ in places}
+        parents = self._db.rows(
+            f"SELECT DISTINCT parent FROM {{s}}segments WHERE parent IN ({listed(len(segments))})",
+            list(segments),
+        )
+        continued = {row[0] for row in parents}
+        for place in places:
+            known = found.setdefault(place, [])
+            if place[0] in continued and len(known) < _MAX_SESSIONS:
+                known += self._later_sessions(*place, _MAX_SESSIONS - len(known))
+        return found
+
+    def _later_sessions(self, segment: int, position: int, limit: int) -> list[bytes]:
+        """Sessions in runs of nodes that continue a run behind a position."""
+        rows = self._db.rows(
+            "WITH RECURSIVE later (segment) AS ("
+            "SELECT id FROM {s}segments WHERE parent = ? AND start > ? UNION ALL "
+            "SELECT g.id FROM {s}segments g JOIN later l ON g.parent = l.segment) "
+            "SELECT s.key FROM later l "
+            "JOIN {s}states t ON t.segment = l.segment "
+            f"JOIN {{s}}sessions s ON s.state = t.id WHERE 1 = 1{self._only()} LIMIT {limit}",
             (segment, position, *self._keys()),
         )
-        if len(rows) < _MAX_SESSIONS:
-            rows += self._db.rows(
-                "WITH RECURSIVE later (segment) AS ("
-                "SELECT id FROM {s}segments WHERE parent = ? AND start > ? UNION ALL "
-                "SELECT g.id FROM {s}segments g JOIN later l ON g.parent = l.segment) "
-                "SELECT s.key FROM later l "
-                "JOIN {s}states t ON t.segment = l.segment "
-                f"JOIN {{s}}sessions s ON s.state = t.id WHERE 1 = 1{self._only()} "
-                f"LIMIT {_MAX_SESSIONS - len(rows)}",
-                (segment, position, *self._keys()),
-            )
         return [bytes(row[0]) for row in rows]
 
     def _component_sessions(self, doc: int) -> list[bytes]:
