@@ -133,7 +133,7 @@ class Updater:
         return True
 
     def _finish(self, version: bytes) -> None:
-        """Remove what is not needed any more; the index is then at ``version``."""
+        """Remove unused segments and docs; the index is then at ``version``."""
         self._docs.removed += lineage.trim(self._db, self._loose)
         self._docs.trim()
         write_meta(self._db, "current", version or None)

@@ -197,9 +197,10 @@ def _unfolded(text: str, folded: str, headline: str) -> Snippet:
 
 @contextmanager
 def opened(server: Server) -> Iterator[PostgresIndex | None]:
-    """The index of a store on a server, created if necessary; None: read-only and there is none.
+    """The index of a store on a server, created if necessary.
 
-    ReadOnlyError, which names the right, if this role may not create or change it.
+    None if the store is open read-only and has no index. ReadOnlyError, which names the right, if
+    this role may not create or change it.
     """
     alone: AbstractContextManager[Any] = server.connections.alone()
     with alone as connection:

@@ -194,9 +194,10 @@ def in_memory() -> SqliteIndex:
 
 
 def opened(directory: str, *, readonly: bool) -> SqliteIndex | None:
-    """The index in a store's directory, created if necessary; None: read-only, and there is none.
+    """The index in a store's directory, created if necessary.
 
-    DamagedIndexError if it cannot be read; StorageError for what the file system refuses.
+    None if it is opened read-only and does not exist. DamagedIndexError if it cannot be read;
+    StorageError for what the file system refuses.
     """
     path = os.path.join(directory, FILE)
     try:

@@ -31,7 +31,7 @@ class FoundText(NamedTuple):
 
 
 class SearchPage(NamedTuple):
-    """The answer to a search, or why there is none."""
+    """The hits of a search, or the error."""
 
     words: str
     found: tuple[FoundText, ...]
