@@ -58,7 +58,7 @@ class Block(NamedTuple):
     digest: str = ""
 
 
-class Message(NamedTuple):
+class ParsedPayload(NamedTuple):
     """A parsed payload."""
 
     #: user, assistant, tool, system, another role as it stands; empty: not a message
@@ -70,7 +70,7 @@ class Message(NamedTuple):
     usage: str = ""
 
 
-def read_message(payload: Any) -> Message:
+def read_message(payload: Any) -> ParsedPayload:
     """Take a payload apart.
 
     >>> message = read_message({"role": "user", "content": [{"type": "text", "text": "hello"}]})
@@ -85,7 +85,7 @@ def read_message(payload: Any) -> Message:
     if message is None and type(outer.get("type")) is str:
         message = _of_item(outer)
     if message is None:
-        return Message("", tuple(_of_other(payload)), _is_compaction(outer))
+        return ParsedPayload("", tuple(_of_other(payload)), _is_compaction(outer))
     role = _ROLES.get(message["role"], message["role"])
     blocks = [*_content(message, place), *_side_calls(message)]
     if role == "tool" and "tool_call_id" in message:
@@ -96,7 +96,7 @@ def read_message(payload: Any) -> Message:
     if not blocks:
         rest = {key: value for key, value in message.items() if key != "role"}
         blocks = [Block(JSON, as_json(rest))] if rest else []
-    return Message(role, tuple(blocks), _is_compaction(outer), _usage(message))
+    return ParsedPayload(role, tuple(blocks), _is_compaction(outer), _usage(message))
 
 
 def _of_item(item: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ brings it up to date (``indexing``), and proves each hit with the present heads 
 
 from __future__ import annotations
 
-from casstore.search.searching import IndexReport, rebuild, remove, search, update
+from casstore.search.searching import SearchIndexReport, rebuild, remove, search, update
 from casstore.session.found import Hit
 
-__all__ = ["Hit", "IndexReport", "rebuild", "remove", "search", "update"]
+__all__ = ["Hit", "SearchIndexReport", "rebuild", "remove", "search", "update"]

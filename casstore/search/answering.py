@@ -36,7 +36,7 @@ _PAGE_GROWTH: Final = 4
 _MAX_PAGE: Final = 30_000
 
 
-class Request(NamedTuple):
+class SearchRequest(NamedTuple):
     """The checked arguments of a search."""
 
     terms: Sequence[Term]
@@ -72,10 +72,10 @@ class _Found(NamedTuple):
     digest: bytes | None = None
 
 
-class Answer:
+class SearchAnswer:
     """One search."""
 
-    def __init__(self, store: Store, db: Database, request: Request) -> None:
+    def __init__(self, store: Store, db: Database, request: SearchRequest) -> None:
         self._store = store
         self._runtime: Runtime = store._runtime
         self._reader: PieceReader = self._runtime.reader()

@@ -18,7 +18,7 @@ from casstore.search import contents, lineage
 from casstore.search.dating import Times, commit_times
 from casstore.search.docs import COMPONENT, Docs
 from casstore.search.entries import EntryUpdater
-from casstore.search.lineage import Located, doc_id
+from casstore.search.lineage import IndexedGraph, doc_id
 from casstore.search.tables import SHORT, Database, next_id, read_meta, write_meta
 from casstore.session.attempts import read_again
 from casstore.session.heads import HeadRow, decode_head, head_key, manifest_in
@@ -213,7 +213,9 @@ class Updater:
         self._assign(key, old, state)
         return True
 
-    def _add_nodes(self, key: bytes, row: bytes, index: NodeIndex, located: Located) -> Located:
+    def _add_nodes(
+        self, key: bytes, row: bytes, index: NodeIndex, located: IndexedGraph
+    ) -> IndexedGraph:
         """Index the nodes behind ``located``, as many as one transaction may have."""
         start = located.nodes
         stop = min(index.count, start + max(0, self._left))
@@ -243,7 +245,7 @@ class Updater:
         self._docs.added += stop - start
         self._left -= stop - start
         self._db.run("UPDATE {s}segments SET stop = ? WHERE id = ?", (stop, segment.id))
-        return Located(segment._replace(stop=stop), stop)
+        return IndexedGraph(segment._replace(stop=stop), stop)
 
     # --- states -------------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class Updater:
         )
         return _State(*rows[0]) if rows else None
 
-    def _put_state(self, old: _State | None, manifest: bytes, located: Located) -> int:
+    def _put_state(self, old: _State | None, manifest: bytes, located: IndexedGraph) -> int:
         """The state of a new manifest: the session's own, or a new one if others have the same."""
         db = self._db
         segment, nodes = located.segment.id, located.nodes

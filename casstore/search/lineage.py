@@ -65,14 +65,14 @@ def spans(db: Database, segment: int, nodes: int) -> Iterator[Span]:
         stop = min(stop, one.start)
 
 
-class Located(NamedTuple):
+class IndexedGraph(NamedTuple):
     """How many nodes of a graph are indexed, and the segment in which the last of them is."""
 
     segment: Segment
     nodes: int
 
 
-def locate(db: Database, index: NodeIndex, near: int | None) -> Located:
+def locate(db: Database, index: NodeIndex, near: int | None) -> IndexedGraph:
     """Where a graph is; ``near`` is the segment that its session was in."""
     chain = [] if near is None else ancestry(db, near)
     nodes = _common(db, index, chain)
@@ -85,7 +85,7 @@ def locate(db: Database, index: NodeIndex, near: int | None) -> Located:
             # Its docs are missing: the file was damaged, and this part is indexed again.
             break
         segment, nodes = child, common
-    return Located(segment, nodes)
+    return IndexedGraph(segment, nodes)
 
 
 def _continued(db: Database, index: NodeIndex, segment: Segment, nodes: int) -> Segment | None:
@@ -116,7 +116,7 @@ def _common(db: Database, index: NodeIndex, chain: list[Segment]) -> int:
     return low
 
 
-def extended(db: Database, located: Located, first: bytes) -> Segment:
+def extended(db: Database, located: IndexedGraph, first: bytes) -> Segment:
     """The segment to which nodes behind ``located`` are added: the same, or a new one."""
     segment, nodes = located
     if not segment.closed and nodes == segment.stop:

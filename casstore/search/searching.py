@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
 from casstore.search import entries, opening
-from casstore.search.answering import Answer, Request
+from casstore.search.answering import SearchAnswer, SearchRequest
 from casstore.search.docs import COMPONENT, NODE
 from casstore.search.indexing import Updater
 from casstore.search.tables import Database
@@ -58,12 +58,12 @@ def search(
     within = None if named is None else [keys.session_key(one) for one in dict.fromkeys(named)]
     if wanted == [] or within == []:
         return []
-    request = Request(terms, wanted, within, _time_ms(since), limit, max_sessions)
+    request = SearchRequest(terms, wanted, within, _time_ms(since), limit, max_sessions)
 
     def answer(db: Database) -> list[Hit]:
         if fresh and not db.readonly:
             Updater(store, db).run()
-        return Answer(store, db, request).hits()
+        return SearchAnswer(store, db, request).hits()
 
     return opening.with_index(store, answer)
 
@@ -76,7 +76,7 @@ def _time_ms(since: int | datetime | None) -> int | None:
     return since
 
 
-class IndexReport(NamedTuple):
+class SearchIndexReport(NamedTuple):
     """The state of an index after an update.
 
     >>> update(store).texts_added
@@ -89,7 +89,7 @@ class IndexReport(NamedTuple):
     size_bytes: int
 
 
-def update(store: Store, *, progress: Progress | None = None) -> IndexReport:
+def update(store: Store, *, progress: Progress | None = None) -> SearchIndexReport:
     """Bring the index up to date, so that the next search need not; see ``Store.search``.
 
     It may be interrupted at any time: the next update or search continues where it stopped.
@@ -103,16 +103,16 @@ def update(store: Store, *, progress: Progress | None = None) -> IndexReport:
         if progress is not None:
             progress(Step("index", added, None, "texts"))
 
-    def work(db: Database) -> IndexReport:
+    def work(db: Database) -> SearchIndexReport:
         added = 0 if db.readonly else Updater(store, db, pulse).run()
         [[texts]] = db.rows("SELECT count(*) FROM {s}docs")
         [[sessions]] = db.rows("SELECT count(*) FROM {s}sessions")
-        return IndexReport(added, texts, sessions, db.size_bytes())
+        return SearchIndexReport(added, texts, sessions, db.size_bytes())
 
     return opening.with_index(store, work)
 
 
-def rebuild(store: Store, *, progress: Progress | None = None) -> IndexReport:
+def rebuild(store: Store, *, progress: Progress | None = None) -> SearchIndexReport:
     """Delete the index and build it from the store.
 
     >>> rebuild(store).texts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from casstore.cli.payloads import JSON, Block, Message, as_json, read_message
+from casstore.cli.payloads import JSON, Block, ParsedPayload, as_json, read_message
 from casstore.cli.quantities import count
 from casstore.errors import CasstoreError, InvalidInputError, NotFoundError
 from casstore.maintenance import systems
@@ -36,7 +36,7 @@ class Channel(NamedTuple):
     name: str
     version: str
     is_changed: bool
-    messages: tuple[Message, ...]
+    messages: tuple[ParsedPayload, ...]
     text: str
 
 
@@ -48,7 +48,7 @@ class RecordRow(NamedTuple):
     title: str
     facts: tuple[tuple[str, str], ...]
     time: str
-    message: Message | None
+    message: ParsedPayload | None
     channels: tuple[Channel, ...] = ()
     is_cut: bool = False
 
@@ -104,7 +104,7 @@ def _fitting(rows: Iterator[RecordRow]) -> tuple[list[RecordRow], bool]:
     return found, False
 
 
-def _brief(message: Message) -> tuple[Message, bool]:
+def _brief(message: ParsedPayload) -> tuple[ParsedPayload, bool]:
     is_cut = len(message.blocks) > 12
     blocks: list[Block] = []
     for block in message.blocks[:12]:
@@ -167,7 +167,7 @@ def _checkpoint(threads: Any, stored: Any, before: dict[str, Any], at: int) -> R
         if not channel.has_value:
             continue
         version = channel.version if isinstance(channel.version, int) else channel.version[0]
-        shown: tuple[tuple[Message, ...], str] = ((), "")
+        shown: tuple[tuple[ParsedPayload, ...], str] = ((), "")
         if is_changed:
             shown = _channel(threads, channel.value, earlier)
         channels.append(Channel(name, one_line(str(version), 20), is_changed, *shown))
@@ -178,7 +178,7 @@ def _checkpoint(threads: Any, stored: Any, before: dict[str, Any], at: int) -> R
     )  # fmt: skip
 
 
-def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[Message, ...], str]:
+def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[ParsedPayload, ...], str]:
     """A channel's value: of a list of messages those that are new; of anything else its JSON."""
     try:
         found = _decoded(threads.resolve([value])[0])
@@ -303,7 +303,7 @@ def _plain_rows(
             at += 1
             if at < start:
                 continue
-            message, is_cut = _brief(Message("", (Block(JSON, as_json(value)),)))
+            message, is_cut = _brief(ParsedPayload("", (Block(JSON, as_json(value)),)))
             title = f"{name} / {' / '.join(key)}"
             yield RecordRow(at, "", one_line(title, 200), (), "", message, (), is_cut)
 

@@ -12,7 +12,7 @@ from casstore.ui.views.viewed import Viewed
 _LIMIT: Final = 50
 
 
-class Part(NamedTuple):
+class SnippetPart(NamedTuple):
     """A part of a snippet: a match, or what is between two."""
 
     text: str
@@ -23,7 +23,7 @@ class FoundText(NamedTuple):
     """A hit as the page shows it."""
 
     hit: Hit
-    parts: tuple[Part, ...]
+    parts: tuple[SnippetPart, ...]
     #: The name of the record system that its page is asked for; "" for a session.
     system: str
     #: The id of its entry in that system.
@@ -64,11 +64,14 @@ def _entry(name: str | None) -> str:
     return "" if name is None else name.partition(":")[2]
 
 
-def _parts(hit: Hit) -> tuple[Part, ...]:
-    parts: list[Part] = []
+def _parts(hit: Hit) -> tuple[SnippetPart, ...]:
+    parts: list[SnippetPart] = []
     done = 0
     for start, stop in hit.matches:
-        parts += (Part(hit.snippet[done:start], False), Part(hit.snippet[start:stop], True))
+        parts += (
+            SnippetPart(hit.snippet[done:start], False),
+            SnippetPart(hit.snippet[start:stop], True),
+        )
         done = stop
-    parts.append(Part(hit.snippet[done:], False))
+    parts.append(SnippetPart(hit.snippet[done:], False))
     return tuple([part for part in parts if part.text])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from casstore.cli.payloads import Message, read_message
+from casstore.cli.payloads import ParsedPayload, read_message
 from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
@@ -76,7 +76,7 @@ class Thing(NamedTuple):
     session: str | None
     node: NodeFacts | None
     is_hidden: bool
-    message: Message | None
+    message: ParsedPayload | None
     is_cut: bool
     #: Of a value: its entries. Of a blob: its text.
     branches: tuple[Branch, ...]

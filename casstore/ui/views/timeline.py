@@ -18,7 +18,7 @@ from casstore.cli.payloads import (
     RESULT,
     TEXT,
     Block,
-    Message,
+    ParsedPayload,
     as_json,
     read_message,
     without_bytes,
@@ -169,7 +169,7 @@ class _Draft(NamedTuple):
     header: Any
     digest: bytes
     is_hidden: bool
-    message: Message
+    message: ParsedPayload
     is_cut: bool
     weight: int
 
@@ -178,7 +178,7 @@ def _draft(
     node: Any, digest: bytes, at: int, place: Place, *, whole: Callable[[Any], Any] | None
 ) -> _Draft:
     is_hidden = digest in place.hidden
-    message, is_cut = Message("", ()), False
+    message, is_cut = ParsedPayload("", ()), False
     if not is_hidden:
         if whole is not None:
             message = _whole_message(node.payload, whole)
@@ -190,11 +190,11 @@ def _draft(
     return _Draft(at, node.header, digest, is_hidden, message, is_cut, weight)
 
 
-def _whole_message(payload: Any, whole: Callable[[Any], Any]) -> Message:
+def _whole_message(payload: Any, whole: Callable[[Any], Any]) -> ParsedPayload:
     """A payload without anything cut off: one that is too long is left out."""
     value = without_bytes(begun(payload, _WHOLE_CHARACTERS, _WHOLE_CHARACTERS))
     if len(as_json(value)) >= _WHOLE_CHARACTERS:
-        return Message("", (Block(TEXT, "(too long for this file)"),))
+        return ParsedPayload("", (Block(TEXT, "(too long for this file)"),))
     return read_message(whole(value))
 
 
@@ -203,7 +203,7 @@ def begun(payload: Any, size: int, text_size: int) -> Any:
     return payload.beginning(size, text_size) if isinstance(payload, Stored) else payload
 
 
-def brief_message(payload: Any) -> tuple[Message, bool]:
+def brief_message(payload: Any) -> tuple[ParsedPayload, bool]:
     """A payload as a row shows it, and whether a part of it is left out."""
     message = read_message(begun(payload, _PAYLOAD_CHARACTERS, TEXT_CHARACTERS + 1))
     is_cut = len(message.blocks) > _MAX_BLOCKS
