@@ -234,7 +234,7 @@ def test_what_is_no_json_is_refused_and_nothing_written(sessions: Any) -> None:
 # --- appending ------------------------------------------------------------------------------
 
 
-def test_an_entry_told_twice_is_kept_once(store: Store, sessions: Any) -> None:
+def test_an_entry_sent_twice_is_stored_once(store: Store, sessions: Any) -> None:
     entries = transcript(SESSION, 6, chars=20)
     title = {"type": "custom-title", "customTitle": "no id"}
     run(sessions.append(KEY, [*entries[:3], entries[0], title]))
@@ -248,7 +248,7 @@ def test_an_entry_told_twice_is_kept_once(store: Store, sessions: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [None, 5, True, [], ["a"], {"a": 1}], ids=str)
-def test_an_id_that_is_no_text_keeps_nobody_from_going_on(
+def test_an_id_that_is_no_text_does_not_stop_the_import(
     store: Store, sessions: Any, odd: Any
 ) -> None:
     """A process that had not written the transcript itself could not append to it any more."""
@@ -262,7 +262,7 @@ def test_an_id_that_is_no_text_keeps_nobody_from_going_on(
 
 
 @pytest.mark.parametrize("own", ["é", "half a pair \ud800"])
-def test_an_entry_kept_as_text_is_kept_once_whatever_its_id_is_spelled_with(
+def test_an_entry_stored_as_text_is_stored_once_however_its_id_is_encoded(
     store: Store, sessions: Any, own: str
 ) -> None:
     """Of ids beyond ASCII nothing was noted, so another process kept the entry again."""
@@ -327,7 +327,7 @@ class Interrupt:
         monkeypatch.setattr(store.engine, "write", first_act)
 
 
-def test_a_session_deleted_meanwhile_is_begun_anew(
+def test_a_session_deleted_meanwhile_is_begun_again(
     store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(sessions.append(KEY, [{"type": "x", "uuid": "a"}]))
@@ -349,7 +349,7 @@ def test_the_same_entry_from_two_writers_at_once_is_kept_once(
     assert [entry["uuid"] for entry in run(sessions.load(KEY))] == ["a", "b"]
 
 
-def test_a_session_that_never_rests_is_told(
+def test_a_session_that_never_rests_is_reported(
     store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(change: Any) -> None:
@@ -564,7 +564,7 @@ def test_a_session_written_to_meanwhile_stays(
     assert len(run(sessions.load({"project_key": "one", "session_id": "a"}))) == 2
 
 
-def test_damaged_rows_are_told(store: Store, sessions: Any) -> None:
+def test_damaged_rows_are_reported(store: Store, sessions: Any) -> None:
     put(sessions, "one", "a")
     key: SessionKey = {"project_key": "one", "session_id": "a"}
     table = Table(store, "claude.entries", 4)

@@ -345,7 +345,7 @@ def test_a_changed_line_begins_a_branch_and_nothing_is_lost(store: Store) -> Non
     assert [node.payload for node in store.session("s").nodes(leaf="line-7")] == MESSAGES
 
 
-def test_an_id_told_twice_is_one_node_unless_it_differs(store: Store) -> None:
+def test_a_repeated_id_is_one_node_unless_it_differs(store: Store) -> None:
     entries = transcript("s1", 4, chars=30)
     other = {**entries[1], "message": {"role": "user", "content": "same id, other words"}}
     source = [*entries, entries[1], other, other]
@@ -375,7 +375,7 @@ def test_a_parent_that_is_not_there_makes_a_root(
     assert nodes == {ids[0]: None, ids[1]: ids[0], ids[2]: None, ids[3]: ids[2], loop["uuid"]: None}
 
 
-def test_a_line_of_an_id_told_twice_is_known_again_when_its_parent_has_come(store: Store) -> None:
+def test_a_line_with_a_repeated_id_is_recognised_when_its_parent_has_come(store: Store) -> None:
     """Its name was made of its parent, which is another one as soon as it is there."""
     entries = transcript("s1", 3, chars=30)
     later = transcript("s1", 1, seed=3, chars=30)[0] | {"parentUuid": None}

@@ -199,7 +199,7 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
     assert len(list(CasstoreSaver(store).list(None))) == count
 
 
-def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: Store) -> None:
+def test_a_database_that_changes_while_it_is_read_is_reported(source: Path, store: Store) -> None:
     def write(step: Step) -> None:
         if (step.phase, step.unit) == ("verify", "checkpoints"):
             with SqliteSaver.from_conn_string(str(source)) as saver:
@@ -211,7 +211,7 @@ def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: S
     assert report.part("checkpoints").imported == 3
 
 
-def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -> None:
+def test_other_content_under_the_same_name_is_reported(source: Path, store: Store) -> None:
     import_checkpoints(store, source)
     saver = CasstoreSaver(store)
     latest = saver.get_tuple(on("chat"))

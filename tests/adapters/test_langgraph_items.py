@@ -377,7 +377,7 @@ def test_a_graph_remembers_across_threads_in_the_same_store(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "content", [{}, [{}, 1], [{}, "1", 1], [{}, 1, [1, 2, 3]], [{}, 1, [1, "2"]]]
 )
-def test_a_damaged_item_is_told(store: Store, memory: CasstoreStore, content: Any) -> None:
+def test_a_damaged_item_is_reported(store: Store, memory: CasstoreStore, content: Any) -> None:
     draft = Draft(store)
     draft.put(items_table(store), ("a.", "k"), content)
     draft.commit()

@@ -270,7 +270,7 @@ def test_what_one_may_load_another_may_not(store: Store) -> None:
 # --- and is bounded -----------------------------------------------------------------------
 
 
-def test_only_so_many_bytes_are_remembered() -> None:
+def test_a_limited_number_of_bytes_is_remembered() -> None:
     known, serde = KnownLists(max_bytes=1000), StrictSerializer()
     links = [Link(Digest(bytes([at]) * 32)) for at in range(8)]
     for at, link in enumerate(links[:5]):

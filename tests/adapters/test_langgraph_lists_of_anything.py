@@ -227,7 +227,7 @@ def test_an_element_that_is_changed_in_place_is_stored_as_it_then_is(
     ],
     ids=repr,
 )
-def test_what_is_equal_and_yet_not_the_same_is_stored_anew(
+def test_what_is_equal_and_yet_not_the_same_is_stored_again(
     store: Store, old: Any, new: Any
 ) -> None:
     saver = CasstoreSaver(store, allowed=[Role])

@@ -189,7 +189,7 @@ def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> No
     } == {"t"}
 
 
-def test_other_content_under_the_same_name_is_told(team: Team, store: Store) -> None:
+def test_other_content_under_the_same_name_is_reported(team: Team, store: Store) -> None:
     with team.saver() as saver:
         put(saver, {"n": 1}, thread="chat")
     import_checkpoints(store, team.url)

@@ -103,7 +103,7 @@ def test_times_are_kept_to_the_microsecond(memory: PostgresMemory, store: Store)
 
 
 @pytest.mark.parametrize("column", ["created_at", "updated_at", "expires_at"])
-def test_a_time_that_is_none_is_told_by_name(
+def test_an_invalid_time_is_reported_by_name(
     memory: PostgresMemory, store: Store, column: str
 ) -> None:
     refuse_odd(memory, store, column, "infinity", "'infinity' is not a time", dry_run=True)

@@ -87,7 +87,7 @@ def test_a_database_in_use_is_read_as_of_one_moment(memory: SqliteMemory, store:
     assert contents(store).keys() == {("a.", "k")}
 
 
-def test_a_database_that_changes_while_it_is_read_is_told(
+def test_a_database_that_changes_while_it_is_read_is_reported(
     memory: SqliteMemory, store: Store
 ) -> None:
     with memory.open() as theirs:
@@ -137,7 +137,7 @@ ODD: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_cannot_be_kept_is_told_by_name(
+def test_what_cannot_be_kept_is_reported_by_name(
     memory: SqliteMemory, store: Store, odd: str, dry_run: bool
 ) -> None:
     column, content, reason = ODD[odd]

@@ -157,7 +157,7 @@ def test_an_end_without_a_time_to_live_and_the_reverse_are_kept(
     assert contents(store)[("a.", "ttl")].expires_us is not None
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(memory: Memory, store: Store) -> None:
+def test_a_dry_run_reports_the_same_and_changes_nothing(memory: Memory, store: Store) -> None:
     places = fill(memory)
     steps: list[Step] = []
     before = memory.fingerprint()
@@ -304,7 +304,7 @@ def test_reading_an_item_is_no_conflict_and_the_later_end_counts(
         memory.move(store)
 
 
-def test_items_whose_time_is_up_are_told_and_not_shown(memory: Memory, store: Store) -> None:
+def test_items_whose_time_is_up_are_reported_and_not_shown(memory: Memory, store: Store) -> None:
     with memory.open() as theirs:
         theirs.put(("a",), "late", {"n": 1}, ttl=5)
         theirs.put(("a",), "live", {"n": 2}, ttl=5)
@@ -398,7 +398,7 @@ ODD: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_cannot_be_kept_is_told_by_name(
+def test_what_cannot_be_kept_is_reported_by_name(
     memory: Memory, store: Store, odd: str, dry_run: bool
 ) -> None:
     column, content, reason = ODD[odd]

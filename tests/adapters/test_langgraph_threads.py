@@ -181,7 +181,7 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
     assert found.checkpoint["channel_values"] == {"messages": said, "n": 2}
 
 
-def test_what_a_parent_had_is_stored_anew_if_it_was_collected(
+def test_what_a_parent_had_is_stored_again_if_it_was_collected(
     store: Store, saver: CasstoreSaver
 ) -> None:
     said = messages(20)
@@ -426,7 +426,7 @@ def test_a_chain_of_parents_that_goes_in_a_circle_ends(saver: CasstoreSaver) -> 
 # --- several writers ------------------------------------------------------------------------
 
 
-def test_of_two_writers_on_one_thread_none_loses_a_checkpoint_and_it_is_told(
+def test_two_writers_on_one_thread_lose_no_checkpoint_and_the_branch_is_reported(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = CasstoreSaver(store), CasstoreSaver(store)
@@ -648,7 +648,7 @@ def test_a_checkpoint_put_again_keeps_its_writes_and_says_so(
     assert "put again with other content" in caplog.text
 
 
-def test_writers_at_the_same_moment_are_told_apart(store: Store) -> None:
+def test_writers_at_the_same_moment_are_distinguished(store: Store) -> None:
     start = put(CasstoreSaver(store), {"n": 0})
     gate = threading.Barrier(6)
     done: list[str] = []
@@ -819,7 +819,7 @@ def test_a_closed_saver_says_so_and_leaves_a_store_that_is_not_its_own_open(
         {"c": "link", "h": 1}, {"c": "other"},
     ],
 )  # fmt: skip
-def test_rows_that_are_no_checkpoints_are_told(
+def test_rows_that_are_no_checkpoints_are_reported(
     store: Store, saver: CasstoreSaver, content: Any
 ) -> None:
     threads = saver._threads
@@ -845,7 +845,7 @@ def test_rows_that_are_no_checkpoints_are_told(
         {"seen": [["a", [["b", None]]]]}, {"channels": [[["a"], 1]]},
     ],
 )  # fmt: skip
-def test_checkpoints_that_are_damaged_are_told(
+def test_checkpoints_that_are_damaged_are_reported(
     store: Store, saver: CasstoreSaver, change: dict[str, Any]
 ) -> None:
     threads = saver._threads
@@ -892,7 +892,7 @@ def test_what_is_deleted_and_collected_while_it_is_read_is_just_not_there(
     assert saver.get_tuple(on("kept")) is None
 
 
-def test_a_damaged_link_is_told_and_not_left_out(store: Store, saver: CasstoreSaver) -> None:
+def test_a_damaged_link_is_reported_and_not_left_out(store: Store, saver: CasstoreSaver) -> None:
     put(saver, {"messages": messages(3)})
     engine = store.engine
     assert isinstance(engine, LmdbEngine)

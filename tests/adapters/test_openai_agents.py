@@ -403,7 +403,7 @@ def test_a_clear_takes_everybody_back_to_main(store: Store, session: Any) -> Non
         run(session.branch(1, "side"))
 
 
-def test_a_clear_in_the_midst_of_a_call_takes_it_to_main(store: Store, session: Any) -> None:
+def test_a_clear_during_a_call_takes_it_to_main(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     # As a call has found it, before it does anything.
@@ -502,7 +502,7 @@ def test_calls_take_effect_in_their_order(session: Any) -> None:
     assert shown(session, "side") == ["first", *numbers, "on the side"]
 
 
-def test_a_cancelled_write_has_happened_when_the_caller_is_told(
+def test_a_cancelled_write_has_happened_when_the_caller_gets_the_cancellation(
     store: Store, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -550,7 +550,7 @@ def test_the_event_loop_never_waits_for_the_disk(
     assert threading.get_ident() not in threads
 
 
-def test_a_conversation_that_never_rests_is_told(
+def test_a_conversation_that_never_rests_is_reported(
     session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Any, change: Any) -> None:
@@ -561,7 +561,7 @@ def test_a_conversation_that_never_rests_is_told(
         talk(session, "a")
 
 
-def test_a_lease_of_somebody_else_is_respected(store: Store, session: Any) -> None:
+def test_a_lease_of_another_owner_is_respected(store: Store, session: Any) -> None:
     talk(session, "a")
     lease = store.session("talk").claim_lease("worker", 60_000)
     assert lease is not None

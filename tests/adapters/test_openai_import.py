@@ -282,7 +282,7 @@ def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
     assert run(CasstoreSession(store, "odd").turns())[0].began_at_ms is None
 
 
-def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: Store) -> None:
+def test_branches_turns_and_usage_are_reported_as_by_the_sdk(advanced: Path, store: Store) -> None:
     before = fingerprint(advanced)
     report = import_sessions(store, advanced)
     assert fingerprint(advanced) == before
@@ -521,7 +521,7 @@ def give_another_state(store: Store) -> None:
         hide_the_end, give_another_state,
     ],
 )  # fmt: skip
-def test_other_content_under_the_same_name_is_told_and_left(
+def test_other_content_under_the_same_name_is_reported_and_left(
     advanced: Path, store: Store, change: Callable[[Store], None]
 ) -> None:
     import_sessions(store, advanced)
@@ -661,7 +661,9 @@ def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
             )
 
 
-def test_a_node_that_has_the_name_of_a_message_is_told_and_left(plain: Path, store: Store) -> None:
+def test_a_node_that_has_the_name_of_a_message_is_reported_and_left(
+    plain: Path, store: Store
+) -> None:
     with closing(SQLiteSession("run", plain)) as theirs:
         first = run(theirs.get_items())[0]
     [[row]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
@@ -839,7 +841,7 @@ def note_after_it_was_copied(store: Store) -> None:
 
 
 @pytest.mark.parametrize("change", [pop_after_it_was_copied, note_after_it_was_copied])
-def test_what_is_not_there_when_all_is_compared_is_told(
+def test_what_is_not_there_when_all_is_compared_is_reported(
     advanced: Path, store: Store, change: Callable[[Store], None]
 ) -> None:
     def meanwhile(step: Step) -> None:
@@ -853,7 +855,7 @@ def test_what_is_not_there_when_all_is_compared_is_told(
 # --- what the SDK passes over -----------------------------------------------------------------
 
 
-def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
+def test_messages_without_json_are_reported(advanced: Path, store: Store) -> None:
     with closing(open_advanced(advanced)) as session:
         shared = rows(
             advanced,
@@ -900,7 +902,9 @@ def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: S
     assert import_sessions(store, advanced).part("items").imported == 0
 
 
-def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, store: Store) -> None:
+def test_a_message_that_is_no_text_is_reported_and_the_others_move(
+    plain: Path, store: Store
+) -> None:
     [[first]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
     change = "UPDATE agent_messages SET message_data = {} WHERE id = ?"
     rows(plain, change.format("CAST(X'7B22C3' AS TEXT)"), first)
@@ -928,7 +932,7 @@ def test_many_bad_messages_are_counted_and_the_first_named(tmp_path: Path, store
     assert (note.number, len(note.examples), report.part("items").imported) == (120, 100, 30)
 
 
-def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
+def test_messages_on_no_branch_are_reported(advanced: Path, store: Store) -> None:
     with closing(SQLiteSession("talk", advanced)) as session:
         talk(session, "beside the branches")
     with closing(SQLiteSession("plain", advanced)) as session:
@@ -940,7 +944,7 @@ def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
         run(require_same(theirs, CasstoreSession(store, "talk")))
 
 
-def test_a_message_on_no_branch_that_holds_no_json_is_told_once(
+def test_a_message_on_no_branch_that_holds_no_json_is_reported_once(
     advanced: Path, store: Store
 ) -> None:
     with closing(SQLiteSession("talk", advanced)) as session:
@@ -1070,7 +1074,7 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
         run(require_same(session, CasstoreSession(store, "talk")))
 
 
-def test_a_database_that_changes_while_it_is_read_is_told(plain: Path, store: Store) -> None:
+def test_a_database_that_changes_while_it_is_read_is_reported(plain: Path, store: Store) -> None:
     def write(step: Step) -> None:
         if step.phase == "verify" and "late" not in ids(plain):
             with closing(SQLiteSession("late", plain)) as session:
@@ -1114,7 +1118,7 @@ def test_messages_are_in_the_order_in_which_they_came_whatever_the_clock_said(
     require_plain_same(plain, store)
 
 
-def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_same_and_writes_nothing(advanced: Path, tmp_path: Path) -> None:
     rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 2")
     place = tmp_path / "store"
     with casstore.open(place, "relaxed") as store:
@@ -1167,7 +1171,7 @@ def test_what_is_no_such_database_is_refused_by_name(
     assert list(store.sessions()) == []
 
 
-def test_a_file_that_was_cut_off_is_told(plain: Path, store: Store, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_reported(plain: Path, store: Store, tmp_path: Path) -> None:
     whole = plain.read_bytes()
     for keep in (50, 100, 4096, len(whole) // 3, len(whole) // 2, len(whole) - 5000):
         cut = tmp_path / f"cut-{keep}"
@@ -1176,7 +1180,7 @@ def test_a_file_that_was_cut_off_is_told(plain: Path, store: Store, tmp_path: Pa
             import_sessions(store, cut)
 
 
-def test_a_file_that_somebody_writes_to_is_told(
+def test_a_file_that_another_process_writes_to_is_reported(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.sqlite_source._PATIENCE_S", 0.05)
@@ -1201,7 +1205,7 @@ def test_a_file_that_may_not_be_written_to_is_read(plain: Path, store: Store) ->
 
 
 @pytest.mark.parametrize("name", ["", "with \0 in it", "x" * 20_000])
-def test_a_name_that_cannot_be_one_here_is_told_before_its_items_are_read(
+def test_a_name_that_cannot_be_one_here_is_reported_before_its_items_are_read(
     tmp_path: Path, store: Store, items_read: list[int], name: str
 ) -> None:
     path = tmp_path / "a.db"
@@ -1227,7 +1231,7 @@ def damaged(statement: str) -> Any:
         damaged("UPDATE branch_reservations SET branch_id = CAST(branch_id AS BLOB)"),
     ],
 )
-def test_rows_that_the_sdk_never_writes_are_told(
+def test_rows_that_the_sdk_never_writes_are_reported(
     advanced: Path, store: Store, statement: str
 ) -> None:
     rows(advanced, statement)

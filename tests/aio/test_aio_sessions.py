@@ -489,7 +489,7 @@ def test_a_head_that_is_past_already_is_not_waited_for(opener: Opener) -> None:
     run(main())
 
 
-def test_a_commit_wakes_whoever_waits(opener: Opener) -> None:
+def test_a_commit_wakes_every_waiter(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store, waiters(store, 3) as tasks:
             # Of another session: they look, and go on waiting.
@@ -541,7 +541,7 @@ with casstore.open(sys.argv[2], "relaxed") as store:
 """
 
 
-def test_a_commit_of_another_process_wakes_whoever_waits(tmp_path: Path) -> None:
+def test_a_commit_of_another_process_wakes_every_waiter(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store, waiters(store, 2) as tasks:
             command = [sys.executable, "-c", COMMIT, str(ROOT), str(tmp_path / "s")]
@@ -644,7 +644,7 @@ class SlowWatch(MemoryEngine):
         return self.made[-1]
 
 
-def test_a_watch_that_nobody_waits_for_any_more_is_closed_when_it_is_made() -> None:
+def test_a_watch_without_a_waiter_is_closed_when_it_is_made() -> None:
     async def main() -> None:
         engine = SlowWatch()
         async with AsyncStore(lambda: Store(engine)) as store:

@@ -230,7 +230,7 @@ def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     assert "no session and no record is about 'bob'" in again
 
 
-def test_what_comes_while_erasing_waits_for_an_answer_is_told(
+def test_what_comes_while_erasing_waits_for_an_answer_is_reported(
     own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with casstore.open(own) as store:

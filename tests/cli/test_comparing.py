@@ -163,7 +163,7 @@ def test_long_texts_are_shown_line_by_line_and_long_values_cut(own: str) -> None
         ("one\n", "", ["-one"]),
     ],
 )
-def test_texts_that_differ_in_their_line_ends_alone_are_told_apart(
+def test_texts_that_differ_in_their_line_ends_alone_are_distinguished(
     own: str, before: str, after: str, told: list[str]
 ) -> None:
     with casstore.open(own) as store:

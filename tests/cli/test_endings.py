@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_is_not_blamed_on_the_disk(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_slip_of_the_finger_is_told_what_is_near_it(example: str) -> None:
+def test_a_misspelt_name_gets_suggestions_of_similar_ones(example: str) -> None:
     assert "Did you mean 'show'?" in run("shwo", store=example, ends=2).err
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_file_ends_with_the_code_for_damage(own: str) -> None:
     assert "casstore check" in ran.err
 
 
-def test_nobody_is_told_to_try_what_was_just_tried(
+def test_no_message_suggests_the_command_that_just_failed(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere, new = str(tmp_path / "nowhere"), str(tmp_path / "new")
@@ -135,7 +135,7 @@ def test_nobody_is_told_to_try_what_was_just_tried(
     assert "try: casstore check" in run("--store", "check", "stats", ends=8).err
 
 
-def test_who_may_not_write_to_the_lock_is_told_that_reading_needs_it(example: str) -> None:
+def test_a_reader_without_the_right_to_write_the_lock_learns_that_it_needs_it(example: str) -> None:
     script = (
         "import os, sys\n"
         "from casstore.cli import main\n"
@@ -177,7 +177,7 @@ def test_the_current_directory_is_the_last_choice(
 
 @pytest.mark.parametrize("theirs", ["full", "relaxed"])
 @pytest.mark.parametrize("ours", ["full", "relaxed"])
-def test_commands_of_either_durability_write_beside_a_process_of_either(
+def test_commands_of_either_durability_write_concurrently_with_a_process_of_either(
     own: str, theirs: str, ours: str
 ) -> None:
     script = (
@@ -325,7 +325,7 @@ def test_the_installed_command_is_the_one_that_starts_quietly() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
+def test_a_terminated_command_leaves_nothing_half_written(
     own: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     """What diff had unpacked of a bundle, all that it holds, stayed where such files are."""
@@ -351,7 +351,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
     assert os.listdir(place) == []
 
 
-def test_nobody_reading_the_answer_is_no_error_message(own: str) -> None:
+def test_a_closed_output_is_no_error_message(own: str) -> None:
     run("put", "--tag", "long", store=own, stdin=b"x" * 3_000_000)
     for arguments in (("cat", "long"), ("cat", "long", "--json")):
         worker = process(*arguments, "--store", own)
@@ -439,7 +439,7 @@ def test_a_question_is_not_drawn_over_by_a_bar(own: str) -> None:
     assert run("sessions", "other", "--json", store=own).json["sessions"]
 
 
-def test_a_question_tells_of_all_that_goes(own: str) -> None:
+def test_a_confirmation_lists_everything_that_is_deleted(own: str) -> None:
     with casstore.open(own) as store:
         for at in range(8):
             store.create_session(f"old-{at}")
@@ -498,7 +498,7 @@ def test_long_text_goes_through_the_pager_on_a_terminal_only(own: str, tmp_path:
 # --- what belongs to the command itself ------------------------------------------------------
 
 
-def test_versions_are_told() -> None:
+def test_versions_are_reported() -> None:
     assert run("version", "--json").json["casstore"] == casstore.__version__
     assert run("version").out.startswith(f"casstore {casstore.__version__}\n")
     assert run("--version").out == f"casstore {casstore.__version__}\n"
@@ -576,7 +576,7 @@ def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["sessions", "diff agent@2 agent --patch", "--help"])
-def test_an_answer_that_cannot_be_written_is_told(example: str, arguments: str) -> None:
+def test_an_answer_that_cannot_be_written_is_reported(example: str, arguments: str) -> None:
     ran = in_shell(f"$CASSTORE {arguments} >/dev/full", CASSTORE_PATH=example)
     assert ran.returncode == 10
     assert ran.stderr.startswith(b"error: cannot write the answer: No space left on device\n")

@@ -376,7 +376,7 @@ def test_an_interrupted_import_is_finished_by_the_next(case: Case, source: str) 
 
 
 @every_kind
-def test_an_import_interrupted_in_the_midst_keeps_what_it_wrote(
+def test_an_import_interrupted_in_the_middle_keeps_what_it_wrote(
     case: Case, source: str, store: Store
 ) -> None:
     steps: list[Step] = []

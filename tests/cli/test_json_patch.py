@@ -113,11 +113,11 @@ def test_a_pointer_escapes_what_stands_for_itself() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(VALUES)
-def test_a_value_comes_back_from_its_spelling_in_json(value: Any) -> None:
+def test_a_value_comes_back_from_its_json_encoding(value: Any) -> None:
     assert unplain(plain(value)) == value
 
 
-def test_links_and_bytes_are_told_from_maps_that_look_like_them() -> None:
+def test_links_and_bytes_are_distinguished_from_maps_that_look_like_them() -> None:
     link = Link(Digest.of_blob(b"x"))
     values: list[Any] = [
         link,

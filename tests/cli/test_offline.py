@@ -51,7 +51,7 @@ def objects(place: str) -> int:
         return sum(1 for _ in store.engine.scan_objects(limit=10**6))
 
 
-def test_many_stores_are_cared_for_by_one_run(own: str, tmp_path: Path) -> None:
+def test_many_stores_are_maintained_by_one_run(own: str, tmp_path: Path) -> None:
     second = str(tmp_path / "own2")
     shutil.copytree(own, second)
     (tmp_path / "own-but-no-store").mkdir()
@@ -143,7 +143,7 @@ def test_what_vacuum_has_packed_is_counted(own: str) -> None:
     assert "nothing to pack; file" in gc(own, "--vacuum", "--pack").stdout
 
 
-def test_one_bad_store_does_not_keep_others_from_care(own: str, tmp_path: Path) -> None:
+def test_one_bad_store_does_not_keep_others_from_maintenance(own: str, tmp_path: Path) -> None:
     nowhere, letter = str(tmp_path / "nowhere"), tmp_path / "letter"
     letter.write_text("dear")
     answer = gc(nowhere, own, str(letter), ends=4)
@@ -227,7 +227,7 @@ def test_the_configuration_in_the_document_is_one(tmp_path: Path) -> None:
     assert other.everything
 
 
-def test_a_table_for_a_store_that_is_not_cared_for_is_told(own: str, tmp_path: Path) -> None:
+def test_settings_for_a_store_that_is_not_maintained_are_reported(own: str, tmp_path: Path) -> None:
     """It names the store that was to be spared, with a slip of the finger."""
     config = tmp_path / "gc.toml"
     table = '[store."{}"]\nretention = {{ everything = true }}\n'
@@ -338,7 +338,7 @@ def test_a_signal_stops_pruning_and_packing_too(
 
 
 @pytest.mark.parametrize(("into", "code"), [(">/dev/full", 10), ("| true", 141), (">&-", 0)])
-def test_every_store_is_cared_for_though_nobody_reads_of_it(
+def test_every_store_is_maintained_though_no_process_reads_the_output(
     own: str, tmp_path: Path, into: str, code: int
 ) -> None:
     second, report = str(tmp_path / "sécond"), tmp_path / "report.json"
@@ -384,7 +384,7 @@ def test_tools_can_be_executed(tool: str) -> None:
     assert path.read_text().startswith("#!/usr/bin/env python3\n")
 
 
-def test_a_report_that_cannot_be_written_leaves_the_last_one_and_nothing_beside(
+def test_a_report_that_cannot_be_written_leaves_the_last_one_and_nothing_else(
     own: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "reports"

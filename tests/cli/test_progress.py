@@ -13,7 +13,7 @@ from casstore.cli.progress import LINE_INTERVAL_S, Meter, progress_line
 from casstore.maintenance.progress import Step
 
 
-def test_a_line_tells_amount_rate_and_time_left() -> None:
+def test_a_line_reports_amount_rate_and_time_left() -> None:
     assert progress_line(Step("mark", 500, 2000, "objects"), 10) == (
         "500 objects of 2,000 objects, 50 objects/s, about 30 s left"
     )
@@ -25,7 +25,7 @@ def test_a_line_tells_amount_rate_and_time_left() -> None:
     )
 
 
-def test_no_rate_is_told_of_a_moment_or_of_what_was_done_before() -> None:
+def test_no_rate_is_reported_of_a_moment_or_of_what_was_done_before() -> None:
     assert progress_line(Step("expire", 28_078, None, "rows"), 0.000001) == "28,078 rows"
     assert (
         progress_line(Step("expire", 28_078, 30_000, "rows"), 0.9) == "28,078 rows of 30,000 rows"
@@ -38,7 +38,7 @@ def test_no_rate_is_told_of_a_moment_or_of_what_was_done_before() -> None:
     )
 
 
-def test_a_phase_that_is_far_along_when_it_is_first_told_of_has_no_absurd_rate(
+def test_a_phase_that_is_far_along_when_first_reported_has_no_absurd_rate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [100.0]
@@ -74,7 +74,7 @@ def test_a_bar_shows_the_same_figures_as_a_line(
     assert set(re.findall("([0-9,]+) rows/s", shown)) <= {"100,000"}
 
 
-def test_where_nobody_watches_a_line_comes_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_a_terminal_a_line_comes_rarely(capsys: pytest.CaptureFixture[str]) -> None:
     now = [100.0]
     with Meter(silent=False, stoppable=False, clock=lambda: now[0]) as meter:
         for done in range(1, 101):

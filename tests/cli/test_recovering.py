@@ -128,7 +128,7 @@ def test_recover_applies_the_log_and_says_how_many_commits_it_held(killed: str) 
     run("check", "--level", "full", store=killed)
 
 
-def test_recover_tells_people_what_was_done(killed: str) -> None:
+def test_recover_prints_what_was_done(killed: str) -> None:
     told = run("recover", killed).out
     assert told == f"recovered  {LOGGED} commits of the log; the store needs no log now\n"
     assert run("recover", killed).out == "nothing to recover: the store was closed\n"

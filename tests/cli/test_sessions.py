@@ -38,7 +38,7 @@ def test_sessions_are_listed_by_id_or_by_their_last_move(example: str) -> None:
     assert "nothing begins with 'zz'" in run("sessions", "zz", store=example).err
 
 
-def test_show_tells_what_a_name_stands_for(example: str) -> None:
+def test_show_prints_what_a_name_refers_to(example: str) -> None:
     told = run("show", "agent@middle", "--json", store=example).json
     assert (told["kind"], told["revision"]["revision"]) == ("revision", 6)
     assert told["revision"]["labels"] == ["middle"]
@@ -77,7 +77,7 @@ def test_sizes_are_left_out_where_measuring_them_would_take_long(
     assert run("sessions", "--json", store=own).json["sessions"][0]["own_bytes"] is None
 
 
-def test_show_tells_of_nodes_values_and_blobs(example: str) -> None:
+def test_show_reports_nodes_values_and_blobs(example: str) -> None:
     node = run("show", "agent#n4", "--json", store=example).json
     assert node["node"]["payload"]["text"] == "turn 4"
     assert "turn 4" in run("show", "agent#n4", store=example).out
@@ -121,7 +121,7 @@ def test_a_limit_of_0_lists_all_sessions(example: str, recent: tuple[str, ...]) 
     assert one == every[:1]
 
 
-def test_show_spells_a_value_as_cat_does(own: str) -> None:
+def test_show_prints_a_value_as_cat_does(own: str) -> None:
     """Text spelled it twice: bytes came out as a map with the key $bytes."""
     value = {"$key": {"inner": b"\0\1"}}
     with casstore.open(own) as store:
@@ -315,7 +315,7 @@ def test_log_follows_the_path_and_draws_branches_and_forks(example: str) -> None
     ]
 
 
-def test_log_tells_of_forks_that_are_not_drawn(example: str) -> None:
+def test_log_reports_forks_that_are_not_drawn(example: str) -> None:
     alone = run("log", "agent", "--graph", "--json", store=example).json
     marks = {mark["name"]: one["id"] for one in alone["nodes"] for mark in one["marks"]}
     assert marks["third"] == "n3"

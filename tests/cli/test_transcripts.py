@@ -28,7 +28,7 @@ def test_a_transcript_becomes_a_session(tmp_path: Path) -> None:
     assert "imported 0 of 2 messages" in again
 
 
-def test_a_bad_line_is_told_by_its_number_and_left_out_when_asked(
+def test_a_bad_line_is_reported_by_its_number_and_left_out_when_asked(
     tmp_path: Path,
 ) -> None:
     place = str(tmp_path / "store")

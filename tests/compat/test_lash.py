@@ -1071,7 +1071,7 @@ def test_one_session_twice_is_moved_once(file: LashFile, store: Store) -> None:
         assert report.part("sessions") == ("sessions", 2, 1, 0)
 
 
-def test_version_3_without_turns_in_their_midst(tmp_path: Path, store: Store) -> None:
+def test_version_3_without_turns(tmp_path: Path, store: Store) -> None:
     """Later databases of that version have two tables less."""
     file = filled(tmp_path / "a.db", 3)
     file.run("DROP TABLE runtime_turn_checkpoints")

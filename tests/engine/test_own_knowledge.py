@@ -225,7 +225,7 @@ def put_and_collect_elsewhere(engine: LmdbEngine) -> None:
         (collect, [3]),
     ],
 )
-def test_ids_go_on_behind_the_last_slab_whoever_stored_it(
+def test_ids_continue_after_the_last_slab_of_any_process(
     engine: LmdbEngine, meanwhile: Callable[[LmdbEngine], None], expected: list[int]
 ) -> None:
     engine.write(Write(objects=[new_blob(b"one")]))

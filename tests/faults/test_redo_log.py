@@ -484,7 +484,7 @@ def test_a_full_commit_flushes_the_relaxed_ones_before_it(
     assert log.flushed_lsn == log.published_lsn
 
 
-def test_a_full_call_that_writes_nothing_flushes_what_it_was_told(
+def test_a_full_call_that_writes_nothing_flushes_what_it_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with casstore.open(tmp_path / "store", "relaxed") as store:

@@ -103,7 +103,7 @@ def test_what_is_there_is_not_overwritten(make_lmdb: MakeStore, tmp_path: Path) 
     assert (tmp_path / "directory" / "mine").read_bytes() == b"mine"
 
 
-def test_a_backup_is_replaced_only_if_told_and_only_if_nobody_has_it_open(
+def test_a_backup_is_replaced_only_on_request_and_only_if_no_process_has_it_open(
     make_lmdb: MakeStore, tmp_path: Path
 ) -> None:
     store, target = make_lmdb(), tmp_path / "backup"
@@ -238,7 +238,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, reading: threading.Event) -> None:
     ("failing", "begins", "error"),
     [(1, True, KeyboardInterrupt), (1, False, RuntimeError), (2, False, RuntimeError)],
 )
-def test_a_copy_that_cannot_begin_keeps_nobody_waiting(
+def test_a_copy_that_cannot_begin_keeps_no_caller_waiting(
     make_lmdb: MakeStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -332,7 +332,7 @@ def test_closing_the_store_does_not_wait_for_a_long_copy(
     assert names_beside(tmp_path / "backup") == []
 
 
-def test_a_fork_does_not_wait_for_a_long_copy_which_starts_anew(
+def test_a_fork_does_not_wait_for_a_long_copy_which_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked: list[int] = []
@@ -494,7 +494,7 @@ class Acknowledged(threading.Thread):
         assert self.process.poll() is None, "it ended by itself"
 
 
-def test_backups_beside_writers_and_a_collector_hold_all_that_was_acknowledged(
+def test_backups_concurrent_with_writers_and_a_collector_hold_all_that_was_acknowledged(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "store"

@@ -279,7 +279,7 @@ def test_what_cannot_be_made_out_among_the_rules_is_listed_and_left_out(tmp_path
         assert store.session("s1").subjects() == ()
 
 
-def test_rules_from_old_pages_are_told(tmp_path: Path) -> None:
+def test_rules_from_old_pages_are_reported(tmp_path: Path) -> None:
     """What stood there a commit earlier may have been changed since; nothing else says it."""
     path = tmp_path / "s"
     with open_store(path) as store:

@@ -128,7 +128,7 @@ def test_a_readonly_store_can_be_checked(path: Path) -> None:
         assert check(store, level="full").counts == {}
 
 
-def test_progress_is_told_and_may_stop_the_check(path: Path) -> None:
+def test_progress_is_reported_and_may_stop_the_check(path: Path) -> None:
     steps: list[Step] = []
 
     def stop(step: Step) -> None:
@@ -594,7 +594,7 @@ def test_a_check_that_finds_damaged_pages_writes_nothing(path: Path) -> None:
 # --- beside others ----------------------------------------------------------------------
 
 
-def test_a_check_beside_writers_and_a_collector_finds_nothing(tmp_path: Path) -> None:
+def test_a_check_concurrent_with_writers_and_a_collector_finds_nothing(tmp_path: Path) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -730,7 +730,7 @@ def test_a_revision_that_is_missing_right_below_the_head_is_a_gap(short: Path) -
     assert told(short) == [(codes.HISTORY_GAP, "history", None)]
 
 
-def test_a_map_of_hidden_nodes_that_is_missing_is_told(short: Path) -> None:
+def test_a_map_of_hidden_nodes_that_is_missing_is_reported(short: Path) -> None:
     key = keys.session_key("s")
     with wounding(short) as cut:
         hidden = decode_head(cut.value("heads", key)).hidden
@@ -741,7 +741,7 @@ def test_a_map_of_hidden_nodes_that_is_missing_is_told(short: Path) -> None:
 
 
 @pytest.mark.parametrize("found_by", [keys.queue_id, keys.queue_source])
-def test_what_finds_a_batch_that_is_not_there_is_told(
+def test_what_finds_a_batch_that_is_not_there_is_reported(
     short: Path, found_by: Callable[[bytes, str], RowKey]
 ) -> None:
     place = found_by(keys.session_key("s"), "of another")
@@ -752,7 +752,9 @@ def test_what_finds_a_batch_that_is_not_there_is_told(
 
 
 @pytest.mark.parametrize("how", ["makes no sense", "is gone"])
-def test_rows_beside_a_head_that_says_nothing_are_not_blamed_for_it(short: Path, how: str) -> None:
+def test_rows_of_a_session_with_a_damaged_head_are_not_reported_for_it(
+    short: Path, how: str
+) -> None:
     key = keys.session_key("s")
     with wounding(short) as cut:
         # Then the label cannot be seen to name something by the history alone.

@@ -373,7 +373,7 @@ def test_only_a_full_check_reads_every_message(store: Store) -> None:
     assert report.findings[0].where.session == "strange"
 
 
-def test_a_message_that_somebody_hid_is_no_error(store: Store) -> None:
+def test_a_hidden_message_is_no_error(store: Store) -> None:
     store.session("root").tombstone(["1"])
     for level in ("connectivity", "full"):
         report = found(store, level)

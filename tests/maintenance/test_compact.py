@@ -242,7 +242,7 @@ def test_a_store_that_this_process_has_open_is_refused(tmp_path: Path, readonly:
     compact(path)
 
 
-def test_it_waits_if_told_to(tmp_path: Path) -> None:
+def test_it_waits_on_request(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     holder = hold(path, "full", "write")
@@ -336,7 +336,7 @@ def test_a_write_past_all_locks_is_noticed_and_nothing_is_swapped(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_forked_meanwhile_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_child_forked_meanwhile_excludes_no_process(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     go_on, release = os.pipe()
@@ -361,7 +361,7 @@ def test_a_child_forked_meanwhile_keeps_nobody_out(tmp_path: Path) -> None:
         os.close(go_on)
 
 
-def test_leftovers_that_cannot_be_removed_keep_nobody_out(
+def test_leftovers_that_cannot_be_removed_exclude_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"

@@ -140,7 +140,7 @@ def test_a_store_in_use_is_not_copied_onto_itself(times: int) -> None:
 
 
 @pytest.mark.parametrize("times", range(1, 9))
-def test_a_target_in_use_is_told_from_the_source(times: int) -> None:
+def test_a_target_in_use_is_distinguished_from_the_source(times: int) -> None:
     assert not is_same_store(MemoryEngine(), _Restless(times))
     assert not is_same_store(_Restless(times), MemoryEngine())
 

@@ -137,7 +137,7 @@ def test_a_fork_that_has_more_of_a_session_than_the_target_does_not_meet_it_ther
     assert check(target, level="full").sound
 
 
-def test_a_fork_of_a_session_that_went_another_way_is_copied_beside_it(
+def test_a_fork_of_a_diverged_session_is_copied_in_addition_to_it(
     make_store: MakeStore,
 ) -> None:
     """Its nodes took the places of the target's: there one message was shown for another."""
@@ -441,7 +441,7 @@ def wreck(store: Store, digest: bytes) -> None:
     engine._objects[digest] = held._replace(data=bytes((held.data[0] ^ 1,)) + held.data[1:])
 
 
-def test_damage_in_the_source_is_told_and_not_taken_for_somebody_at_work(
+def test_damage_in_the_source_is_reported_and_not_taken_for_concurrent_work(
     make_memory: MakeStore,
 ) -> None:
     source, target = make_memory(), make_memory()
@@ -567,7 +567,7 @@ def _stop_at(table: str, write: Write) -> None:
         raise KeyboardInterrupt
 
 
-def test_work_whose_id_the_source_has_given_anew_is_not_there_twice(make_store: MakeStore) -> None:
+def test_work_whose_id_the_source_has_given_again_is_not_there_twice(make_store: MakeStore) -> None:
     """It was found by nothing any more, and would have been done once more."""
     source, target = make_store(), make_store()
     step(source, "s", message("a"))
@@ -610,7 +610,7 @@ def test_work_that_takes_the_place_of_the_targets_is_all_that_is_found(
     assert rows_of(target) == rows_of(source)
 
 
-def test_nobody_is_found_whom_a_session_is_not_about_any_more(make_store: MakeStore) -> None:
+def test_a_subject_that_a_session_has_no_longer_is_not_found(make_store: MakeStore) -> None:
     """The index of the target still had her, and erasing her found a session that stayed."""
     source, target = make_store(), make_store()
     source.create_session("s", subjects=["her", "both"])

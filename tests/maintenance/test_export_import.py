@@ -122,7 +122,7 @@ def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
 
 
 @pytest.mark.parametrize("care", ["copy", "vacuum"])
-def test_a_session_imported_after_it_went_back_and_on_is_cared_for_like_any_other(
+def test_a_session_imported_after_a_rewind_and_a_commit_is_maintained_like_any_other(
     make_store: MakeStore, file: Path, care: str
 ) -> None:
     """What had been gone back from was lost in a copy, which a check called sound."""
@@ -210,7 +210,9 @@ def test_what_is_not_there_is_not_exported(make_store: MakeStore, file: Path) ->
     assert list(file.parent.glob("session.bundle*")) == []
 
 
-def test_an_existing_file_stays_unless_told_otherwise(make_store: MakeStore, file: Path) -> None:
+def test_an_existing_file_stays_unless_replacing_it_is_requested(
+    make_store: MakeStore, file: Path
+) -> None:
     source = make_store()
     sessions.step(source, "s", sessions.message("a"))
     file.write_bytes(b"mine")
@@ -499,7 +501,7 @@ def test_a_file_that_is_older_than_what_is_here_is_refused(
     assert [node.id for node in store.session("s").nodes()] == ["a", "b"]
 
 
-def test_damage_here_is_told_and_not_taken_for_somebody_at_work(
+def test_damage_here_is_reported_and_not_taken_for_concurrent_work(
     make_memory: MakeStore, file: Path
 ) -> None:
     source, target = make_memory(), make_memory()

@@ -86,7 +86,7 @@ def test_an_empty_store_has_nothing_to_give_back(any_store: Store) -> None:
     assert sweep(store) == gc.GcReport(gc.Outcome.NOTHING)
 
 
-def test_what_nobody_links_to_goes_and_what_a_session_reaches_stays(any_store: Store) -> None:
+def test_unreachable_objects_go_and_what_a_session_reaches_stays(any_store: Store) -> None:
     store = any_store
     loose = [store.put_blob(b"loose"), store.put_value({"loose": [LONG]})]
     for n in range(20):
@@ -393,7 +393,7 @@ def test_a_collector_that_is_killed_leaves_a_sound_store(tmp_path: Path) -> None
             assert everything(store) == before
 
 
-def test_a_collector_interrupted_as_it_begins_keeps_nobody_from_collecting(
+def test_a_collector_interrupted_as_it_begins_keeps_no_process_from_collecting(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_blob(b"loose")
@@ -515,7 +515,7 @@ def test_two_collections_at_once_are_refused(any_store: Store) -> None:
     assert isinstance(second[0].problem, BusyError)
 
 
-def test_an_error_in_the_middle_is_told_with_what_was_done(store: Store) -> None:
+def test_an_error_in_the_middle_is_reported_with_what_was_done(store: Store) -> None:
     for n in range(50):
         store.put_blob(b"loose %d" % n)
 

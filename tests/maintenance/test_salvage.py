@@ -188,7 +188,7 @@ def test_what_is_no_store_at_all_is_refused(tmp_path: Path) -> None:
         salvage(tmp_path / "s", tmp_path / "t")
 
 
-def test_progress_is_told_and_may_stop_it(tmp_path: Path) -> None:
+def test_progress_is_reported_and_may_stop_it(tmp_path: Path) -> None:
     before = make(tmp_path / "s")
 
     def stop(step: Step) -> None:
@@ -240,7 +240,7 @@ def test_a_dictionary_is_found_without_its_leaf(tmp_path: Path, engine: int) -> 
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
+def test_a_lost_dictionary_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s"
     rng = random.Random(1)
     words = [rng.randbytes(5).hex() for _ in range(400)]
@@ -574,7 +574,7 @@ def test_hidden_nodes_stay_hidden_when_an_earlier_revision_takes_over(tmp_path: 
         assert [node.id for node in store.session("s1").nodes()] == ["b"]
 
 
-def test_a_lost_map_of_hidden_nodes_is_told(tmp_path: Path) -> None:
+def test_a_lost_map_of_hidden_nodes_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "secret", "b", text=LONG)
@@ -632,7 +632,7 @@ def test_no_target_is_made_where_there_is_nothing_to_save(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("table", ["attachments", "history", "pins", "queue", "receipts"])
-def test_a_row_that_is_gone_without_a_trace_is_told_by_the_sum_over_all(
+def test_a_row_that_is_gone_without_a_trace_is_found_by_the_sum_over_all(
     tmp_path: Path, table: str
 ) -> None:
     """Everything that was there had been taken over, so it was called complete."""

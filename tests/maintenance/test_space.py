@@ -148,7 +148,7 @@ def test_a_damaged_slab_is_named_and_the_rest_is_counted(tmp_path: Path) -> None
     assert report.slabs.objects < sound.slabs.objects
 
 
-def test_it_tells_how_far_it_has_come_and_an_empty_store_is_small(tmp_path: Path) -> None:
+def test_it_reports_progress_and_an_empty_store_is_small(tmp_path: Path) -> None:
     steps: list[Step] = []
     with casstore.open(tmp_path / "s") as store:
         report = measure(store, progress=steps.append)

@@ -680,7 +680,7 @@ def test_another_vacuum_may_take_away_what_is_being_read(
     assert seen(session, turns) == before
 
 
-def test_agents_at_work_beside_one_vacuum_after_the_other(store: Store) -> None:
+def test_agents_at_work_during_one_vacuum_after_the_other(store: Store) -> None:
     names = ("alpha", "beta")
 
     def work(name: str) -> list[str]:

@@ -81,7 +81,7 @@ def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
     assert (first.key, first.value, second.key, second.value) == (("a", "b"), 1, ("a",), 2)
 
 
-def test_long_texts_that_begin_alike_are_told_apart() -> None:
+def test_long_texts_that_begin_alike_are_distinguished() -> None:
     space = KeySpace("t", 2)
     keys = {space.key(("x" * 900 + end, "k")) for end in ("", "a", "b", "a" * 50)}
     assert len(keys) == 4
@@ -226,7 +226,7 @@ def test_gc_keeps_what_records_link_to_and_nothing_else(tmp_path: Path, key: str
 
 
 @pytest.mark.parametrize("row", [b"", b"\x02abc", b"\x00\xc7", b"\x01\x00\x00\x00\x00\xc7\x01"])
-def test_a_damaged_record_stops_gc_and_is_told(tmp_path: Path, row: bytes) -> None:
+def test_a_damaged_record_stops_gc_and_is_reported(tmp_path: Path, row: bytes) -> None:
     with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         loose = store.put_blob(b"loose")
         table = Table(store, "t", 1)
@@ -242,7 +242,7 @@ def test_a_damaged_record_stops_gc_and_is_told(tmp_path: Path, row: bytes) -> No
 @pytest.mark.parametrize(
     "row", [b"\x01\xff\xff\xff\xff", b"\x01\0\0\0\x01\xc0", b"\x01\0\0\0\x02\x91\x01"]
 )
-def test_a_key_in_a_row_that_is_none_is_told(store: Store, row: bytes) -> None:
+def test_an_invalid_key_in_a_row_is_reported(store: Store, row: bytes) -> None:
     table = Table(store, "t", 1)
     store.engine.write(Write(rows=[PutRow("records", table.keys.key(("k",)), row)]))
     with pytest.raises(CorruptionError):
@@ -273,7 +273,7 @@ def test_only_a_list_that_is_there_is_extended(store: Store) -> None:
         draft.extend(Link(Digest(bytes(32))), [1])
 
 
-def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Store) -> None:
+def test_records_change_in_the_transaction_of_a_commit_or_not_at_all(store: Store) -> None:
     table = Table(store, "also", 1)
     session = store.session("s")
 
@@ -309,7 +309,7 @@ def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Stor
     assert (head.revision, head.leaf) == (2, "b")
 
 
-def test_a_commit_that_is_refused_leaves_the_records_beside_it(store: Store) -> None:
+def test_a_refused_commit_leaves_the_records_of_its_transaction_unwritten(store: Store) -> None:
     table = Table(store, "also", 1)
     session = store.session("s")
     draft = Draft(store)
@@ -328,7 +328,7 @@ def test_a_commit_that_is_refused_leaves_the_records_beside_it(store: Store) -> 
     assert found.value == 1
 
 
-def test_what_a_record_beside_a_commit_links_to_must_be_there(store: Store) -> None:
+def test_what_a_record_of_a_commits_transaction_links_to_must_be_there(store: Store) -> None:
     table = Table(store, "also", 1)
     draft = Draft(store)
     draft.put(table, ("k",), Link(Digest(b"\7" * 32)))

@@ -64,7 +64,9 @@ def before_write(store: Store, happens: Callable[[], object], call: Callable[[],
 
 
 @pytest.mark.parametrize("node", [None, "n0-1"])
-def test_a_fork_of_an_earlier_revision_beside_vacuum(store: Store, node: str | None) -> None:
+def test_a_fork_of_an_earlier_revision_concurrent_with_vacuum(
+    store: Store, node: str | None
+) -> None:
     fill(store)
     store.session("s").tombstone(["n3-1"])
     also = other_handle(store)

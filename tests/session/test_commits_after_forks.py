@@ -189,7 +189,7 @@ def test_a_node_of_the_source_is_not_appended_again(make: Callable[[Store], str]
     assert store.session("f").commit(said("later")).nodes == ("later",)
 
 
-def test_a_node_beside_the_path_of_a_fork_may_be_said_again() -> None:
+def test_a_node_off_the_path_of_a_fork_may_be_appended_again() -> None:
     store = Store(CountingEngine())
     of_a_branch(store)
     assert store.session("f").commit(said("n4")).nodes == ("n4",)
@@ -212,7 +212,7 @@ def test_a_fork_reads_the_rows_of_its_source_once() -> None:
     assert engine.asked == 1
 
 
-def test_a_fork_that_another_has_moved_is_read_anew() -> None:
+def test_a_fork_that_another_has_moved_is_read_again() -> None:
     store = Store(CountingEngine())
     whole(store)
     forgotten(store).session("f").commit(said("theirs"))

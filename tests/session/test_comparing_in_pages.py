@@ -150,7 +150,7 @@ def test_a_way_to_the_ancestor_that_both_graphs_have_is_read_in_pages(store: Sto
     assert calls < FEW
 
 
-def test_a_session_is_read_in_pages_beside_a_manifest_alone(store: Store) -> None:
+def test_a_session_is_read_in_pages_given_its_manifest_alone(store: Store) -> None:
     grow(store, "s", "a", 5)
     manifest = store.session("s").head().manifest  # type: ignore[union-attr]
     grow(store, "s", "b")

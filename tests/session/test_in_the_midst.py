@@ -251,7 +251,7 @@ def interruptions(
 
 @pytest.mark.parametrize("collection", COLLECTIONS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_collection_in_the_midst(filled: MemoryEngine, operation: str, collection: str) -> None:
+def test_a_collection_in_the_middle(filled: MemoryEngine, operation: str, collection: str) -> None:
     done = 0
     for store in interruptions(
         filled, OPERATIONS[operation], COLLECTIONS[collection], operation + collection

@@ -61,14 +61,14 @@ def test_a_lease_that_ran_out_and_is_given_back_just_now_is_claimed_all_the_same
     assert session.commit(Commit(lease=lease)).revision == 1
 
 
-def test_a_lease_that_somebody_takes_and_loses_at_once_is_claimed_behind_them(
+def test_a_lease_that_another_owner_takes_and_loses_at_once_is_claimed_next(
     engine: InterruptedEngine, session: Session
 ) -> None:
     engine.meanwhile = lambda: session.release_lease(claimed(session, "nobody for long", 1))
     assert claimed(session, "next", 10).fencing == 2
 
 
-def test_a_lease_that_somebody_else_takes_just_now_is_theirs(
+def test_a_lease_that_another_owner_takes_just_now_is_theirs(
     engine: InterruptedEngine, session: Session
 ) -> None:
     engine.meanwhile = lambda: session.claim_lease("first", 10)

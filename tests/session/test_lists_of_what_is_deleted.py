@@ -95,7 +95,7 @@ def test_it_is_listed_whole_or_said_to_be_deleted(listed: str) -> None:
             break
 
 
-def test_a_lease_of_a_session_deleted_just_now_is_not_said_to_be_held_by_somebody_else() -> None:
+def test_a_lease_of_a_session_deleted_just_now_is_not_said_to_be_held_by_another_owner() -> None:
     for calls in count(1):
         engine = Interrupted()
         session = made(engine)

@@ -39,7 +39,7 @@ def a_lease_that_is_lost(store: Store) -> tuple[Commit, type[CasstoreError]]:
 
 
 @pytest.mark.parametrize("before", [a_node_that_is_there, a_lease_that_is_lost])
-def test_a_ledger_that_would_overflow_is_told_last_also_by_who_knows_the_session(
+def test_a_ledger_that_would_overflow_is_reported_last_also_with_a_cached_head(
     engine: MemoryEngine, before: Callable[[Store], tuple[Commit, type[CasstoreError]]]
 ) -> None:
     store = Store(engine)

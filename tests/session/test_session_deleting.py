@@ -149,7 +149,7 @@ def _of_alpha(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
 
 @pytest.mark.parametrize("is_cut_short", [False, True])
 @pytest.mark.parametrize("call", _ALL_CALLS)
-def test_what_is_deleted_in_the_midst_of_a_call_leaves_nothing_behind(
+def test_what_is_deleted_during_a_call_leaves_nothing_behind(
     call: str, *, is_cut_short: bool
 ) -> None:
     """Nobody would find what came to be afterwards, and it would keep what it names."""

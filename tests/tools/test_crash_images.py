@@ -278,7 +278,7 @@ class TestDisk:
         assert left(disk, (2, ENTRY)) == b""
         assert left(disk) == OLD + OLD
 
-    def test_a_name_settled_anew_does_not_suffer_older_changes(self) -> None:
+    def test_a_name_settled_again_gets_no_older_changes(self) -> None:
         events: list[Event] = [
             Unlink("f", "f"),
             Create("f#2", "f"),

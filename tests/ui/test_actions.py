@@ -97,7 +97,7 @@ def test_a_page_of_another_site_cannot_act(writing: Running, own: Path) -> None:
         assert store.session("rewrite").head() is not None
 
 
-def test_a_page_is_told_that_its_session_was_deleted(writing: Running) -> None:
+def test_a_page_shows_that_its_session_was_deleted(writing: Running) -> None:
     with (
         writing.client() as client,
         client.stream("GET", "/events", params={"session": "rewrite"}) as stream,

@@ -209,7 +209,7 @@ def test_a_viewer_without_write_has_a_store_that_cannot_be_written(
         assert store.session("fix-parser").head() is not None
 
 
-def test_loopback_is_told_from_what_others_reach() -> None:
+def test_loopback_is_distinguished_from_what_others_reach() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1")] == [
         True
     ] * 4

@@ -389,7 +389,7 @@ def test_hidden_nodes_are_compared_without_their_content(tmp_path: Path) -> None
         assert "SECRET" not in repr(found)
 
 
-def test_space_tells_what_gc_and_retention_would_remove(tmp_path: Path) -> None:
+def test_space_reports_what_gc_and_retention_would_remove(tmp_path: Path) -> None:
     from casstore.maintenance import retention
 
     with casstore.open(tmp_path / "s", "relaxed") as store:

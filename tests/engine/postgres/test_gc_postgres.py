@@ -165,7 +165,7 @@ def test_a_collection_begins_when_no_write_is_running(engine: PostgresEngine) ->
     assert begun_beside_a_writer(engine)
 
 
-def test_a_collection_that_begins_beside_a_writer_loses_what_it_relies_on(
+def test_a_collection_that_begins_during_a_write_loses_what_it_relies_on(
     own_engine: PostgresEngine,
 ) -> None:
     replace_function(

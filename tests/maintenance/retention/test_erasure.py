@@ -104,7 +104,7 @@ def test_everything_about_a_subject_goes(lmdb_store: Store) -> None:
         assert erasure.execute(store, again).sessions_deleted == 0
 
 
-def test_others_keep_what_they_share_and_it_is_told_who_they_are(lmdb_store: Store) -> None:
+def test_sessions_that_share_content_keep_it_and_are_named(lmdb_store: Store) -> None:
     store = lmdb_store
     shared, own = "SHARED " + LONG, "OWN " + LONG
     step(store, "hers", "a", text=shared)
@@ -187,9 +187,7 @@ def test_lists_are_bounded_and_counts_are_not(
     assert erasure.plan(store, "anna", survey=False).sharing == sharing.NOTHING
 
 
-def test_nobody_shares_more_in_several_passes_than_in_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_passes_share_as_much_as_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was met in each of them was counted as often."""
     step(store, "hers", "a", text=LONG)
     store.session("hers").add_subjects(["anna"])
@@ -300,7 +298,7 @@ def test_a_tag_that_came_after_the_plan_goes_with_its_session(store: Store, gone
     assert list(store.pins()) == []
 
 
-def test_a_tag_goes_whose_session_somebody_deletes_right_then(store: Store) -> None:
+def test_a_tag_goes_whose_session_is_deleted_meanwhile(store: Store) -> None:
     """With the session goes whom it was about: that must not count as being about others."""
     fill(store)
     plan = saved(erasure.plan(store, "anna"))
@@ -518,7 +516,7 @@ def test_records_that_came_after_the_plan_are_reported(store: Store) -> None:
     assert erase(store, "berta").records_remaining == ()
 
 
-def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:
+def test_progress_is_reported_and_may_stop_the_work(store: Store) -> None:
     for n in range(4):
         store.create_session(f"s{n}", subjects=["anna"])
         step(store, f"s{n}", "a")

@@ -93,7 +93,7 @@ def test_what_is_given_more_time_meanwhile_stays(
     assert len(list(store.pins())) + len(session.protections()) == 1
 
 
-def test_what_is_over_goes_though_something_beside_it_was_given_more_time(
+def test_what_is_over_goes_though_its_neighbour_was_given_more_time(
     store: Store, clock: ManualClock
 ) -> None:
     blob = store.put_blob(b"kept")
@@ -117,7 +117,7 @@ def test_more_than_goes_in_one_write_goes_in_several(
     assert list(store.pins(expired=True)) == []
 
 
-def test_a_receipt_of_which_nobody_knows_the_time_stays(store: Store, clock: ManualClock) -> None:
+def test_a_receipt_of_unknown_time_stays(store: Store, clock: ManualClock) -> None:
     for turn in ("a", "b"):
         step(store, "s", turn, turn=turn)
     first = RowKey("history", keys.history(keys.session_key("s"), 1))

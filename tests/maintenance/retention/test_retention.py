@@ -416,7 +416,7 @@ def test_what_is_pinned_stays_until_its_time_is_up(store: Store, clock: ManualCl
     assert going(retention.plan(store, policy=LAST_2)) == [3, 2]
 
 
-def test_all_reasons_are_told(store: Store, clock: ManualClock) -> None:
+def test_all_reasons_are_reported(store: Store, clock: ManualClock) -> None:
     step(store, "s", "a", label="mark")
     session = store.session("s")
     session.protect(by="run")
@@ -799,7 +799,7 @@ def test_a_plan_is_refused_if_the_clock_was_set_back_since(
     assert retention.execute(store, fresh).revisions_removed == 2
 
 
-def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:
+def test_progress_is_reported_and_may_stop_the_work(store: Store) -> None:
     for number in range(4):
         grow(store, f"s{number}", 3)
     told: list[Step] = []
@@ -1051,7 +1051,7 @@ def test_a_plan_that_is_carried_out_twice_counts_what_is_gone_already(store: Sto
     assert retention.execute(store, plan).already_gone == 3
 
 
-def test_a_report_lists_so_many_and_counts_all(
+def test_a_report_lists_a_limited_number_and_counts_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_execution, "LISTED", 2)

@@ -138,7 +138,7 @@ def test_short_values_look_alike(locked: Lifecycles) -> None:
 # --- what does not open -----------------------------------------------------------------------
 
 
-def test_a_missing_key_is_told_apart_from_a_destroyed_one(
+def test_a_missing_key_is_distinguished_from_a_destroyed_one(
     locked: Lifecycles, keys: FileKeys, tmp_path: Path
 ) -> None:
     locked.users.put("anna", "x", SMALL)
@@ -368,7 +368,7 @@ class Interrupted(FileKeys):
         return super().get(name)
 
 
-def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_anew(
+def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_again(
     locked: Lifecycles, tmp_path: Path
 ) -> None:
     keys = Interrupted(tmp_path / "keys")

@@ -76,7 +76,7 @@ def test_what_changes_while_it_is_swept_stays(
     assert life.records.get("c", "n") in ("old", "fresh")
 
 
-def test_a_sweep_tells_how_far_it_is_and_may_be_stopped(life: Lifecycles, clock: Clock) -> None:
+def test_a_sweep_reports_how_far_it_is_and_may_be_stopped(life: Lifecycles, clock: Clock) -> None:
     session = life.create_session("s")
     for _ in range(300):
         session.checkpoint("x")
@@ -109,7 +109,7 @@ def test_a_sweep_reports_no_more_than_it_lists(
 # --- erasing ----------------------------------------------------------------------------------
 
 
-def test_what_stays_is_told_with_its_reason(either: Lifecycles, clock: Clock) -> None:
+def test_what_stays_is_reported_with_its_reason(either: Lifecycles, clock: Clock) -> None:
     life = either
     life.users.put("anna", "free", 1)
     held = life.users.put("anna", "held", 1, Annotation(hold=Hold("tax law", clock() + DAY_MS)))
@@ -142,7 +142,7 @@ def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lif
     assert [record.ref for record in life.records.list("c")] == [first]
 
 
-def test_derivation_is_followed_though_its_source_came_to_be_about_somebody_later(
+def test_derivation_is_followed_though_its_source_got_its_subject_later(
     life: Lifecycles,
 ) -> None:
     source = life.records.put("c", "source", 1, Annotation(["process"]))
@@ -234,7 +234,7 @@ def test_a_source_that_is_erased_meanwhile_takes_the_new_record_along(life: Life
     assert list(life.records.list("c")) == []
 
 
-def test_what_is_about_somebody_else_by_now_stays(life: Lifecycles) -> None:
+def test_what_is_about_another_subject_by_now_stays(life: Lifecycles) -> None:
     life.records.put("c", "n", "of anna", Annotation(["identity"], ["anna"]))
     provider = LifecycleErasure()
     plan = erasure.plan(life.store, "anna", providers=[provider])
@@ -271,7 +271,7 @@ def test_what_is_about_others_too_may_be_rewritten_instead(life: Lifecycles) -> 
     assert (report.records_erased, list(life.records.list("facts"))) == (2, [])
 
 
-def test_a_record_that_changes_while_it_is_rewritten_is_rewritten_anew(life: Lifecycles) -> None:
+def test_a_record_that_changes_while_it_is_rewritten_is_rewritten_again(life: Lifecycles) -> None:
     said = Annotation(["process"], ["anna", "berta"])
     life.records.put("c", "n", ["old"], said)
     provider = LifecycleErasure(rewrite=lambda ref, value: [*value, "rewritten"])

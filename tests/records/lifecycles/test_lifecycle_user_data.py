@@ -52,7 +52,7 @@ def test_a_link_in_clear_data_keeps_what_it_links_to(tmp_path: Path) -> None:
         assert check.check(store, level="full").findings == ()
 
 
-def test_missing_is_told_apart_from_none(either: Lifecycles) -> None:
+def test_missing_is_distinguished_from_none(either: Lifecycles) -> None:
     either.users.put("anna", "none", None)
     assert either.users.get("anna", "none", "default") is None
     assert either.users.get("anna", "missing", "default") == "default"
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_named_as_it_was_asked_for(either: Lifecycles) -> N
         either.records.put("facts", "f", 1, about)
 
 
-def test_replacing_sets_the_time_anew(either: Lifecycles, clock: Clock) -> None:
+def test_replacing_restarts_the_time_to_live(either: Lifecycles, clock: Clock) -> None:
     either.users.put("anna", "x", 1)
     first = either.users.written_at_ms("anna", "x")
     clock.move(5)
@@ -371,7 +371,7 @@ def test_one_session_in_many_threads_loses_nothing(either: Lifecycles) -> None:
 @pytest.mark.parametrize(
     "source", [Ref("agent", "s1"), Ref("person", "anna"), Ref("session", "talk", "1")]
 )
-def test_a_source_that_nobody_would_look_for_is_refused(life: Lifecycles, source: Ref) -> None:
+def test_a_source_in_a_reserved_place_is_refused(life: Lifecycles, source: Ref) -> None:
     life.create_session("s1", user="anna")
     life.store.create_session("talk")
     said = Annotation(["process"], sources=[source])

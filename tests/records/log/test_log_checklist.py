@@ -360,7 +360,7 @@ def test_pending__resume_after_a_crash_executes_what_is_left(log: SessionLog) ->
     assert log.send("s", user("more")) == 6
 
 
-def test_pending__a_result_for_nobody_changes_nothing(log: SessionLog) -> None:
+def test_pending__a_result_without_a_call_changes_nothing(log: SessionLog) -> None:
     calling(log)
     log.append("s", result("c9"))
     log.append("s", NewMessage("user", "c1", tool_call_id="c1"))
@@ -497,7 +497,7 @@ def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> 
     assert rows_of(log.store, "never made") == []
 
 
-def test_a_leaf_that_others_move_back_is_told_with_what_to_do(log: SessionLog) -> None:
+def test_a_leaf_that_others_move_back_is_reported_with_what_to_do(log: SessionLog) -> None:
     log.create("s")
     session = log.store.session("s")
     fill(log, "s", 3)
@@ -795,7 +795,7 @@ def test_close__bytes_elsewhere_are_known_as_they_were_announced_last(
     assert [one.uri for one in list_condemned(log.store)] == ["file:///moved", "file:///new"]
 
 
-def test_close__what_is_used_in_that_moment_is_not_noted_for_nobody(log: SessionLog) -> None:
+def test_close__what_is_used_in_that_moment_is_noted_for_the_collector(log: SessionLog) -> None:
     log.create("goner")
     engine: Any = log.store.engine
     write = engine.write
@@ -903,7 +903,7 @@ def test_usage__recording_is_one_transaction(tmp_path: Path) -> None:
     )
 
 
-def test_usage__rounds_noted_beside_others_are_all_in_the_totals(log: SessionLog) -> None:
+def test_usage__rounds_noted_concurrently_are_all_in_the_totals(log: SessionLog) -> None:
     log.create("s")
 
     def write(base: int) -> None:
@@ -1152,7 +1152,7 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
     assert [one.id for one in log.sessions()] == ["above", "s"]
 
 
-def test_export_import__what_somebody_else_has_finished_takes_messages(log: SessionLog) -> None:
+def test_export_import__what_another_import_has_finished_takes_messages(log: SessionLog) -> None:
     log.create("s")
     log.extend("s", [user(f"m{at}") for at in range(1100)])
     entries = list(log.export("s"))

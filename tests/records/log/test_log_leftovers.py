@@ -82,7 +82,7 @@ def test_nothing_is_left_of_a_session_that_was_deleted(
 
 
 @pytest.mark.parametrize("delete", [by_erasure, by_retention, by_deletion])
-def test_nothing_is_left_of_a_fork_that_nobody_adopted(
+def test_nothing_is_left_of_a_fork_that_was_not_adopted(
     store: Store, delete: Callable[[Store], None]
 ) -> None:
     log = SessionLog(store)

@@ -102,9 +102,7 @@ print(json.dumps(folded))
 """
 
 
-def test_two_processes_fold_beside_each_other_and_each_message_once(
-    place: str, log: SessionLog
-) -> None:
+def test_two_processes_fold_concurrently_and_each_message_once(place: str, log: SessionLog) -> None:
     log.create("s")
     log.extend("s", [NewMessage("user", f"m{at}") for at in range(4)])
     folded = sum(together([start(FOLD, place, "a"), start(FOLD, place, "b")]))

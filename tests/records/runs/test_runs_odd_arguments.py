@@ -106,6 +106,8 @@ BESIDE: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("also", BESIDE)
-def test_nothing_odd_goes_beside_a_commit(engine: CountingEngine, store: Store, also: str) -> None:
+def test_invalid_records_are_refused_with_their_commit(
+    engine: CountingEngine, store: Store, also: str
+) -> None:
     change = Commit(append=[NodeDraft("n", 1)], also=BESIDE[also])
     assert_refused(engine, lambda: store.session("s").commit(change))

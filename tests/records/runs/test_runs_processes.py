@@ -182,7 +182,7 @@ def _delete_or_use(runs: Runs, number: int) -> int:
     return deleted
 
 
-def test_deleting_beside_others_leaves_nothing_half(crew: Crew, path: Path) -> None:
+def test_concurrent_deletions_leave_nothing_half_deleted(crew: Crew, path: Path) -> None:
     prepared(path)
     deleted, *_ = crew.together(_delete_or_use, path)
     assert isinstance(deleted, int)

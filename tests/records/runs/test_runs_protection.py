@@ -261,7 +261,7 @@ def test_a_commit_that_is_refused_takes_no_steps_and_the_other_way_round(
     assert contents(store) == before
 
 
-def test_steps_beside_a_turn_are_taken_once_however_often_it_is_committed(
+def test_steps_of_a_turn_are_taken_once_however_often_it_is_committed(
     busy: Runs, store: Store, session: Session
 ) -> None:
     busy.request_approval("t", "r", "a", "shell", checkpoint="one")
@@ -285,7 +285,7 @@ def test_steps_beside_a_turn_are_taken_once_however_often_it_is_committed(
     assert contents(store) == before
 
 
-def test_a_thread_that_changes_beside_a_commit_is_read_again(
+def test_a_thread_that_changes_during_a_commit_is_read_again(
     busy: Runs, store: Store, session: Session
 ) -> None:
     engine: Any = store.engine

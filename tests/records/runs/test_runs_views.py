@@ -179,7 +179,7 @@ def test_an_order_that_leads_nowhere_is_damage(
     assert isinstance(refused.value, CorruptionError)
 
 
-def test_names_too_long_for_a_key_are_told_apart_and_paged(runs: Runs) -> None:
+def test_names_too_long_for_a_key_are_distinguished_and_paged(runs: Runs) -> None:
     ends = ["a", "b", "c", ""]
     for end in ends:
         name = "long " * 200 + end

@@ -213,7 +213,7 @@ def test_policy_order__each_refusal_has_its_reason_and_changes_nothing(
         if {WRONGS[one][0] for one in pair} != {Reason.NOT_JSON, Reason.TOO_LARGE}
     ],
 )
-def test_policy_order__of_two_reasons_the_first_is_told(first: int, second: int) -> None:
+def test_policy_order__of_two_reasons_the_first_is_reported(first: int, second: int) -> None:
     import casstore.engine.memory
 
     with Store(casstore.engine.memory.MemoryEngine()) as store:
@@ -221,13 +221,13 @@ def test_policy_order__of_two_reasons_the_first_is_told(first: int, second: int)
     assert outcome.reason == WRONGS[first][0]
 
 
-def test_policy_order__a_policy_allows_conversation_and_actor_unless_told(store: Store) -> None:
+def test_policy_order__a_policy_allows_conversation_and_actor_by_default(store: Store) -> None:
     states = ScopedState(store)
     allowed = {scope: states.update(HERE, StatePolicy(), scope, "k", 1).ok for scope in SCOPES}
     assert allowed == {"conversation": True, "actor": True, "subject": False, "runner": False}
 
 
-def test_policy_order__what_is_allowed_is_told_with_its_version(store: Store) -> None:
+def test_policy_order__what_is_allowed_is_reported_with_its_version(store: Store) -> None:
     states = ScopedState(store)
     ok, message, reason, version = states.update(HERE, ALL, "runner", "k", [1])
     found = states.scope(HERE, "runner", ALL).find("k")
@@ -326,7 +326,7 @@ def test_snapshot__four_dicts_always(store: Store) -> None:
     assert states.snapshot(HERE, StatePolicy(scopes=("actor",))) == EMPTY
 
 
-def test_snapshot__tells_the_conversations_id_and_does_not_write_it(store: Store) -> None:
+def test_snapshot__has_the_conversations_id_and_does_not_write_it(store: Store) -> None:
     states = ScopedState(store)
     before = contents(store)
     seeded = {"external.conversation_id": "talk-1"}
@@ -410,7 +410,7 @@ def test_upsert__eight_first_writes_at_once_all_succeed(store: Store) -> None:
 # --- null and missing, delete, alias ------------------------------------------------------------
 
 
-def test_null_vs_missing__are_told_apart(store: Store) -> None:
+def test_null_vs_missing__are_distinguished(store: Store) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     assert scope.find("k") is None
     scope.put("k", None)

@@ -121,7 +121,7 @@ def test_what_an_actor_writes_while_old_leads_go_can_still_be_found(store: Store
     assert talk.find("k") is None
 
 
-def test_a_run_begun_anew_while_expired_ones_go_stays(store: Store, clock: Clock) -> None:
+def test_a_run_begun_again_while_expired_ones_go_stays(store: Store, clock: Clock) -> None:
     states = ScopedState(store)
     for run in ("r1", "r2"):
         states.begin_run(run, HERE, caller="me", ttl_ms=10)

@@ -132,7 +132,7 @@ PEOPLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("person", PEOPLE)
-def test_an_erasure_finds_only_whom_its_subject_is_told_to_be(
+def test_an_erasure_finds_only_the_given_subject(
     engine: CountingEngine, store: Store, person: str
 ) -> None:
     erasure = ActorErasure(lambda subject: PEOPLE[person])

@@ -154,7 +154,7 @@ def test_one_process_freezes_a_run(path: Path) -> None:
         assert states.snapshot(HERE)["actor"] == {"k": told.index(1)}
 
 
-def test_counts_stay_exact_beside_an_erasure(path: Path) -> None:
+def test_counts_stay_exact_during_an_erasure(path: Path) -> None:
     together(path, erasing)
     with casstore.open(path, "relaxed") as store:
         states = ScopedState(store)

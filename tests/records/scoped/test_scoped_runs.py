@@ -302,7 +302,7 @@ def test_renewing_does_not_disturb_a_write(store: Store) -> None:
     assert gate.snapshot()["actor"] == {"k": 2}
 
 
-def test_a_run_sees_the_conversation_begin_anew(store: Store) -> None:
+def test_a_run_sees_the_conversation_begin_again(store: Store) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME)
     gate = states.run("r", caller=ME)

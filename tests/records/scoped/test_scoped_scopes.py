@@ -155,7 +155,7 @@ def test_what_has_expired_is_invisible_at_once(store: Store, clock: Clock) -> No
     assert scope.usage().keys == 2
 
 
-def test_putting_again_sets_the_time_anew_or_takes_it_away(store: Store, clock: Clock) -> None:
+def test_putting_again_restarts_the_time_to_live_or_removes_it(store: Store, clock: Clock) -> None:
     scope = actor_scope(store)
     scope.put("k", 1, ttl_ms=1000)
     scope.put("stays", 1, ttl_ms=1000)
@@ -527,7 +527,7 @@ def test_a_value_that_is_lost_is_damage_and_not_missing(store: Store) -> None:
 
 @pytest.mark.leaves_damage
 @pytest.mark.parametrize("table", ["scoped.values", "scoped.scopes"])
-def test_a_row_that_cannot_be_read_is_told_and_never_skipped(store: Store, table: str) -> None:
+def test_a_row_that_cannot_be_read_is_reported_and_never_skipped(store: Store, table: str) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "actor")
     scope.put("k", 1)
