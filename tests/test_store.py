@@ -124,6 +124,7 @@ CALLS: dict[str, Callable[[Store, Digest], object]] = {
     "fork": lambda store, digest: store.fork("s", "t"),
     "pin": lambda store, digest: store.pin("p", digest),
     "pins": lambda store, digest: list(store.pins()),
+    "search": lambda store, digest: store.search("word"),
     "session": lambda store, digest: store.session("s").head(),
     "sessions": lambda store, digest: list(store.sessions()),
     "sessions_about": lambda store, digest: list(store.sessions_about("anna")),

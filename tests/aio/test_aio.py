@@ -159,6 +159,7 @@ def calls(digest: Digest) -> dict[str, Callable[[AsyncStore], Any]]:
         "unpin": lambda store: store.unpin("p"),
         "find_pin": lambda store: store.find_pin("p"),
         "pins": lambda store: store.pins(),
+        "search": lambda store: store.search("word"),
     }
 
 

@@ -875,6 +875,7 @@ def test_a_session_of_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
             "items": [1], "lease": lease, "name": "n", "names": ["anna"], "node_id": "a",
             "node_ids": ["a"], "older_than_ms": 0, "other": "beta", "owner": "worker", "to": 1,
             "target": "fork", "ttl_ms": MINUTE_MS, "turn": "t",
+            "words": "word",
         }  # fmt: skip
         for face in (session, session.queue, session.attachments):
             for name in methods(type(face)):

@@ -159,7 +159,7 @@ class TestFork:
         assert troubles == []
         assert all(rounds)
         assert isinstance(store.engine, LmdbEngine)
-        assert store.engine.verify() >= 50 + 50 + rounds[0] + rounds[2]
+        assert store.engine.verify() >= 50 + 20 + rounds[0] + rounds[2]
 
 
 OPEN_AND_PUT = """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import casstore
 from benchmarks.measuring import Goal, at_most, seconds, side_by_side
-from casstore.search import IndexReport, update
+from casstore.search import SearchIndexReport, update
 from casstore.store import Store
 
 _NODES = 1_000_000
@@ -55,7 +55,7 @@ def searching(quick: bool) -> Iterator[Goal]:
         casstore.open(Path(place) / "store", "relaxed") as store,
     ):
         writing_s = seconds(lambda: _write(store, turns))
-        reports: list[IndexReport] = []
+        reports: list[SearchIndexReport] = []
         indexing_s = seconds(lambda: reports.append(update(store)))
         yield at_most(
             f"search: index {count:,} nodes, against writing them in turns of two at `relaxed`",
@@ -117,7 +117,7 @@ def _queries(
         )  # fmt: skip
 
 
-def _forks(store: Store, before: IndexReport) -> Goal:
+def _forks(store: Store, before: SearchIndexReport) -> Goal:
     for number in range(_FORKS):
         store.fork("s0", f"fork-{number}")
     after = update(store)

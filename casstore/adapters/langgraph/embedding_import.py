@@ -56,19 +56,23 @@ class Embeddings(RowPart[_Kept]):
         self._is_model = self._compare_model()
 
     def count(self) -> int:
+        """The number of items whose vectors are kept."""
         return sum(map(len, self.pages()))
 
     def pages(self) -> Iterator[Sequence[_Kept]]:
+        """The items whose vectors are kept."""
         self._kept_vectors = 0
         for page in self._kept() if self._is_model else ():
             self._kept_vectors += sum([len(each.vectors) for each in page])
             yield page
 
     def notes(self) -> Sequence[ImportNote]:
+        """The number of vectors that are left out."""
         left = self._source.count_vectors() - self._kept_vectors
         return [ImportNote(LEFT_OUT, left)] if left else []
 
     def look(self, page: Sequence[_Kept]) -> list[Presence]:
+        """Whether the store has vectors of this index for each item."""
         described = self._tables.find_index()
         if described is None:
             return [Presence.MISSING] * len(page)
@@ -82,6 +86,7 @@ class Embeddings(RowPart[_Kept]):
         )
 
     def store(self, rows: Sequence[_Kept]) -> None:
+        """Write the vectors of these items."""
         generation = describe(self._store, self._index)
         items, contents = [each.item for each in rows], [b"".join(each.vectors) for each in rows]
         put_vectors(self._store, self._times, generation, items, contents)
