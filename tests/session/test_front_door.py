@@ -691,9 +691,9 @@ def test_work_waits_for_what_another_thread_queues(tmp_path: Path) -> None:
 def test_work_that_becomes_available_later_is_found_without_a_write(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "store", "relaxed") as store:
         agent = store.session("agent")
-        now_ms = store.engine.now_ms()
-        agent.queue.enqueue(["later"], available_at_ms=now_ms + 50)
         with agent.hold("worker-1") as held:
+            # Long enough for a busy machine to look once before the work is available.
+            agent.queue.enqueue(["later"], available_at_ms=store.engine.now_ms() + 1500)
             assert list(held.work(wait_s=0)) == []
             work = next(held.work(wait_s=60))
             assert work.batches[0].items == ("later",)
