@@ -99,7 +99,7 @@ class Batches:
         lock = recent.lock_number
         try:
             try:
-                recent.acquire()
+                recent.acquire(lock)
                 # Before the tables are read: an entry that is applied meanwhile is in one of both.
                 memtable = recent.memtable
                 with env.reading_bytes() as txn:
@@ -122,6 +122,7 @@ class Batches:
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
         if entry is not None:
-            transaction.committed()
+            for object_id in entry.touched:
+                self._touches.remember(object_id, entry.now_ms)
             self.stored_bytes += sum([ticket.work.size_bytes for ticket in batch.tickets])
         self._committed(durable)

@@ -348,19 +348,16 @@ class Environment:
             self.reopen()
             return self.handle.begin(write=True)
 
-    def _is_present(self) -> bool:
-        """True if the open file is still the store's."""
+    def require_present(self) -> None:
+        """Raise if the open file is no longer the store's: writes to it would be lost."""
         try:
             # Relative to the open directory: it may have been renamed, and the process may have
             # changed its working directory.
             there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
+            identity = there.st_dev, there.st_ino
         except OSError:
-            return False
-        return (there.st_dev, there.st_ino) == self._data_identity
-
-    def require_present(self) -> None:
-        """Raise if the open file is no longer the store's: writes to it would be lost."""
-        if not self._is_present():
+            identity = None
+        if identity != self._data_identity:
             raise StorageError(
                 f"{self.data_path} was deleted or replaced while it was open, and nothing more is "
                 "written to it; close the store, and open it again when the file is in place"
@@ -501,8 +498,10 @@ class Environment:
 
     def _settle(self) -> None:
         """Mark the log unused, unless other processes have the store open."""
-        if not self._is_present():
-            # The directory was deleted, or the file replaced: there is nothing to settle.
+        try:
+            self.require_present()
+        except StorageError:
+            # There is nothing to settle.
             return
         with self._directory.exclusive():
             # Processes that open the store meanwhile wait for the mutex.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from casstore.errors import CasstoreError
 
@@ -39,25 +39,12 @@ class Ticket(Generic[Work, Result]):
     def __init__(self, work: Work) -> None:
         self.work = work
         #: The batch that ran, or runs, this ticket last, and its place there.
-        self.batch: TicketBatch[Work, Result] | None = None
+        self.batch: TicketBatch[Work, Result] = _NO_BATCH
         self.place = 0
         #: The writer was interrupted and has left; no further batch should run its work.
         self.abandoned = False
         #: A follower sleeps by acquiring this lock, which is held from the start.
         self.wake: threading.Lock | None = None
-
-    @property
-    def answer(self) -> Result | CasstoreError | None:
-        """The result or the error of this writer; None until its batch is answered."""
-        batch = self.batch
-        if batch is None or batch.answers is None:
-            return None
-        return batch.answers[self.place]
-
-    @property
-    def finished(self) -> bool:
-        """True if nothing is left to run for this ticket."""
-        return self.abandoned or self.answer is not None
 
 
 class TicketBatch(Generic[Work, Result]):
@@ -73,6 +60,10 @@ class TicketBatch(Generic[Work, Result]):
             # ``place`` first: a thread that sees the batch must see the ticket's place in it.
             ticket.place = place
             ticket.batch = self
+
+
+# The batch of tickets that were in none yet. It is never answered.
+_NO_BATCH: Final[TicketBatch[Any, Any]] = TicketBatch(())
 
 
 class CommitQueue(Generic[Work, Result]):
@@ -101,7 +92,7 @@ class CommitQueue(Generic[Work, Result]):
                 self._waiting.append(ticket)
             if ticket.wake is not None:
                 self._follow(ticket, ticket.wake)
-            if ticket.answer is None:
+            if ticket.batch.answers is None:
                 with self._lead:
                     self._lead_until_answered(ticket)
                 self._pass_on()
@@ -110,30 +101,40 @@ class CommitQueue(Generic[Work, Result]):
             ticket.abandoned = True
             self._pass_on()
             raise
-        answer = ticket.answer
+        answers = ticket.batch.answers
+        assert answers is not None
+        answer = answers[ticket.place]
         if isinstance(answer, CasstoreError):
             raise answer
-        assert answer is not None
         return answer
 
     def _follow(self, ticket: Ticket[Work, Result], wake: threading.Lock) -> None:
         """Sleep until this ticket is answered, or has to lead."""
         while not wake.acquire(timeout=_RECHECK_S):
-            if ticket.answer is not None or not self._lead.locked():
+            if ticket.batch.answers is not None or not self._lead.locked():
                 return
 
     def _lead_until_answered(self, ticket: Ticket[Work, Result]) -> None:
-        while ticket.answer is None:
+        while ticket.batch.answers is None:
             with self._lock:
-                unfinished = [other for other in self._waiting if not other.finished]
+                unfinished = [
+                    each
+                    for each in self._waiting
+                    if each.batch.answers is None and not each.abandoned
+                ]
                 batch = TicketBatch(unfinished[:MAX_BATCH])
             self._run(batch)
 
     def _pass_on(self) -> None:
         """Wake the writer that leads next, then those that were answered."""
         with self._lock:
-            waiting = [ticket for ticket in self._waiting if not ticket.finished]
-            wakes = [ticket for ticket in self._waiting if ticket.wake and ticket.finished]
+            waiting: list[Ticket[Work, Result]] = []
+            wakes: list[Ticket[Work, Result]] = []
+            for ticket in self._waiting:
+                if ticket.batch.answers is None and not ticket.abandoned:
+                    waiting.append(ticket)
+                elif ticket.wake:
+                    wakes.append(ticket)
             self._waiting = waiting
             if waiting and waiting[0].wake:
                 wakes.insert(0, waiting[0])

@@ -42,6 +42,7 @@ _HEADER_BYTES: Final = len(_MAGIC) + ID_BYTES + _HEADER_CHECKSUM_BYTES
 # Little-endian, as LMDB's own file is wherever this runs.
 _NUMBER: Final = Struct("<Q")
 _SHARED: Final = Struct("<QQQ8s")
+_SHARED_NUMBERS: Final = Struct("<QQQ")
 _PUBLISHED_AT: Final = 64
 _FLUSHED_AT: Final = 72
 _APPLYING_AT: Final = 80
@@ -165,6 +166,11 @@ class RedoLog:
         self._handle.close()
 
     # --- what the processes share -------------------------------------------------------------
+
+    def numbers(self) -> tuple[int, int, int]:
+        """``published_lsn``, ``flushed_lsn`` and ``applying_lsn``, in one call."""
+        published, flushed, applying = _SHARED_NUMBERS.unpack_from(self._shared, _PUBLISHED_AT)
+        return published, flushed, applying
 
     @property
     def published_lsn(self) -> int:
@@ -303,10 +309,11 @@ class RedoLog:
         Readers see it once the caller has published it. If this raises StorageError, recovery
         ignores the record, unless the error says that the outcome is unknown.
         """
-        self.require_sound()
+        if self._failure is not None:
+            self.require_sound()
         if offset != end.offset:
             self._clear(end)
-        flushed_lsn = self.flushed_lsn
+        flushed_lsn = self.numbers()[1]
         lsn = end.lsn + 1
         fields = (_RECORD_MAGIC, len(body), self.id, lsn, flushed_lsn, end.chain)
         unsealed = _RECORD.pack(*fields, b"")[:-CHECKSUM_BYTES]

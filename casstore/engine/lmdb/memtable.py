@@ -211,10 +211,13 @@ class Memtable:
         self._offsets.append(offset)
         self._last_ids.append(entry.next_id - 1)
         # After the entry, which holds the objects.
-        for digest, object_id in entry.named():
-            ids[digest] = object_id
-            if digest in deleted:
-                deleted[digest].append((lsn, object_id))
+        own = entry.first_id
+        for item, links in zip(entry.objects, entry.links, strict=True):
+            if links is not None:
+                ids[item[0]] = own
+                if item[0] in deleted:
+                    deleted[item[0]].append((lsn, own))
+            own += 1
         self.changes += len(entry.rows) + len(entry.objects) + len(entry.unnamed)
         self.size_bytes += entry.size_bytes
         self.next_id = entry.next_id
@@ -244,6 +247,11 @@ class Memtable:
     def row_versions(self, table: str, key: bytes) -> list[tuple[int, bytes | None]] | None:
         """The versions of a row, oldest first."""
         return self._rows.get((table, key))
+
+    def newest_row(self, place: tuple[str, bytes]) -> bytes | Unchanged | None:
+        """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
+        versions = self._rows.get(place)
+        return UNCHANGED if versions is None else versions[-1][1]
 
     def newest_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object; None if its name was deleted, UNCHANGED if the tables decide."""

@@ -283,7 +283,7 @@ class Recent:
         """
         lock = self.lock_number
         try:
-            self.acquire()
+            self.acquire(lock)
             yield
         finally:
             # A direct system call: an interrupt could hit a Python function around it.
@@ -295,30 +295,31 @@ class Recent:
         assert self._lock is not None
         return self._lock.fileno()
 
-    def acquire(self) -> None:
-        """Take the file lock. Call inside ``try``, and release it in ``finally``."""
+    def acquire(self, lock: int) -> None:
+        """Take the file lock with this number, and read what other processes have committed and
+        applied. Call inside ``try``, and release the lock in ``finally``.
+        """
         # Commits of other processes are read before, as far as they are there: no process waits.
         self.current()
         try:
-            flock(self.lock_number, LOCK_EX)
+            flock(lock, LOCK_EX)
         except OSError as exc:
             raise storage_error(f"cannot lock {self._env.path}", exc) from exc
-        self._see_others()
-
-    def _see_others(self) -> None:
-        """Read what other processes have committed and applied."""
-        if not self.memtable.state.in_use:
+        memtable = self.memtable
+        if not memtable.state.in_use:
             with self._env.reading_bytes() as txn:
-                if txn.id() == self.memtable.transaction:
+                if txn.id() == memtable.transaction:
                     return
             self.catch_up()
             return
-        log = self._require_log()
-        memtable = self.memtable
+        log = self._log
+        if log is None or log.id != memtable.state.log_id:
+            log = self._require_log()
+        published_lsn, _, applying_lsn = log.numbers()
         # A direct commit whose process was killed is in the tables, and was never published.
-        if log.published_lsn > memtable.last.lsn or log.applying_lsn > memtable.last.lsn:
+        if published_lsn > memtable.last.lsn or applying_lsn > memtable.last.lsn:
             self.catch_up()
-        elif memtable.changes > 2 * APPLY_CHANGES and log.applying_lsn > memtable.state.applied.lsn:
+        elif memtable.changes > 2 * APPLY_CHANGES and applying_lsn > memtable.state.applied.lsn:
             with self._env.reading_bytes() as txn:
                 applied = read_recovery_point(txn, self._env.path).applied
             self._forget(applied)

@@ -55,7 +55,6 @@ class Transaction:
     ) -> None:
         self._env = env
         self._txn = txn
-        self._view = memtable.view()
         self._now_ms = now_ms
         self._recent = recent
         self._memtable = memtable
@@ -121,7 +120,7 @@ class Transaction:
         place = table, key
         if place in self._rows:
             return self._rows[place]
-        found = self._view.find_row(table, key)
+        found = self._memtable.newest_row(place)
         if not isinstance(found, Unchanged):
             return found
         stored = find_row(self._txn.cursor(self._env.tables[table]), table, key)
@@ -137,14 +136,13 @@ class Transaction:
         memtable = self._memtable
         found = memtable.newest_id(digest)
         if isinstance(found, Unchanged):
-            found = memtable.applied_ids.get(digest) or self._find_stored(digest)
+            found = memtable.applied_ids.get(digest)
+            if found is None:
+                if self._index is None:
+                    self._index = DigestIndex(self._env, self._txn, proven=self._proven)
+                found = self._index.find(digest)
         ids[digest] = found
         return found
-
-    def _find_stored(self, digest: bytes) -> int | None:
-        if self._index is None:
-            self._index = DigestIndex(self._env, self._txn, proven=self._proven)
-        return self._index.find(digest)
 
     def _sort_objects(
         self, objects: Sequence[NewObject]
@@ -198,15 +196,10 @@ class Transaction:
                 self._touched[object_id] = None
 
     def _stored_at_ms(self, object_id: int) -> int:
-        recent = self._view.stored_at_ms(object_id)
+        recent = self._memtable.view().stored_at_ms(object_id)
         if recent is not None:
             return recent
         cursor = self._txn.cursor(self._env.slabs)
         if not cursor.set_range(slabs.slab_key(object_id)):
             raise CorruptionError(f"no slab of {self._env.path} holds object {object_id}")
         return slabs.stored_at_ms(cursor.value())
-
-    def committed(self) -> None:
-        """Remember what was touched."""
-        for object_id in self._touched:
-            self._recent.remember(object_id, self._now_ms)
