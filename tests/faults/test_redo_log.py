@@ -420,6 +420,22 @@ def test_a_commit_that_could_not_be_flushed_never_happens(
     assert read_copy(copy_files(engine, tmp_path / "later")) == b"later"
 
 
+def test_a_commit_that_could_not_be_published_never_happens(
+    tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is in the log, flushed, when the call fails: recovery must not find it there."""
+    numbered(engine, 6)
+    with monkeypatch.context() as patch:
+        # Not a descriptor that can be written to.
+        patch.setattr(RedoLog, "publication", lambda log, lsn, *, flushed: (-1, b"", 0))
+        with pytest.raises(StorageError):
+            put(engine, b"failed")
+    assert value_of(engine) == b"0005"
+    assert read_copy(copy_files(engine, tmp_path / "killed")) == b"0005"
+    put(engine, b"later")
+    assert read_copy(copy_files(engine, tmp_path / "later")) == b"later"
+
+
 def test_a_commit_that_can_neither_be_flushed_nor_cancelled_stops_the_store(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
