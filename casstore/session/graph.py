@@ -43,6 +43,12 @@ from casstore.session.tombstones import heal_leaf, reveal
 _DRAFTS: Final = (NodeDraft, Node)
 
 
+class _GeneratedDraft(NodeDraft):
+    """A draft with a generated id, which no graph has: it need not be looked for."""
+
+    __slots__ = ()
+
+
 class EncodedNode(NamedTuple):
     """A node of a commit before its position in the graph is known."""
 
@@ -55,6 +61,8 @@ class EncodedNode(NamedTuple):
     cause: Encoded
     payload: Encoded
     is_user: bool
+    #: The graph may have a node with this id.
+    may_exist: bool
 
 
 class Grown(NamedTuple):
@@ -82,7 +90,10 @@ class _Known(NamedTuple):
 
 def as_drafts(items: Sequence[Any]) -> list[NodeDraft | Node]:
     """The nodes of a commit: a value that is not a node is the payload of a new one."""
-    return [item if isinstance(item, _DRAFTS) else NodeDraft(new_node_id(), item) for item in items]
+    return [
+        item if isinstance(item, _DRAFTS) else _GeneratedDraft(new_node_id(), item)
+        for item in items
+    ]
 
 
 def with_parent(items: Sequence[Any], parent: str | None) -> list[NodeDraft | Node]:
@@ -112,7 +123,10 @@ def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> lis
         because = NULL if cause is None else encode_payload(cause, "cause", emit)
         body = encode_payload(payload, "payload", emit)
         is_user = messages.is_user_message(payload)
-        encoded.append(EncodedNode(node_id, hashed, parent, frame, time, because, body, is_user))
+        may_exist = type(draft) is not _GeneratedDraft
+        encoded.append(
+            EncodedNode(node_id, hashed, parent, frame, time, because, body, is_user, may_exist)
+        )
     return encoded
 
 
@@ -226,15 +240,16 @@ class _Growth:
 
     def _require_new(self, nodes: list[EncodedNode]) -> None:
         """Raise if the graph has a node of one of these ids."""
-        if not self._index.count or not any(self._index.candidates([one.hash for one in nodes])):
+        given = [node for node in nodes if node.may_exist] if self._index.count else []
+        if not given or not any(self._index.candidates([node.hash for node in given])):
             return
-        ids = [node.id for node in nodes]
+        ids = [node.id for node in given]
         for node_id, place in zip(ids, self._index.find(ids), strict=True):
             if place is not None:
                 raise DuplicateNodeError(node_id, "is in the session already")
 
     def _create(self, node: EncodedNode, parent_id: str | None) -> None:
-        node_id, hashed, _, frame, time, cause, payload, is_user = node
+        node_id, hashed, _, frame, time, cause, payload, is_user, _ = node
         added = len(self._created)
         depth, users, parent = 1, 0, None
         if parent_id is not None:

@@ -40,7 +40,7 @@ def intent_hash(
 
     ``components`` is its checkpoint and ``changes`` the components that it sets, as stored.
     """
-    positions = {node[0]: at for at, node in enumerate(nodes)}
+    positions = {node.id: at for at, node in enumerate(nodes)}
     leaf: Any = change.leaf
     if leaf is LAST:
         leaf = len(nodes) - 1 if nodes else None
@@ -53,12 +53,12 @@ def intent_hash(
             {name: [_edit(step) for step in steps] for name, steps in (change.edits or {}).items()},
         ]
     steps: list[list[Any]] = []
-    for at, (_, _, above, frame, _, cause, payload, _) in enumerate(nodes):
-        if above is LEAF:
+    for at, node in enumerate(nodes):
+        if node.parent is LEAF:
             parent = at - 1 if at else None
         else:
-            parent = None if above is None else positions.get(above)
-        steps.append([parent, frame, cause[0], payload[0]])
+            parent = None if node.parent is None else positions.get(node.parent)
+        steps.append([parent, node.frame, node.cause.data, node.payload.data])
     content = [
         VERSION,
         session,

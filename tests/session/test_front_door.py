@@ -860,6 +860,22 @@ def test_what_is_due_without_a_write_is_known_beforehand(
         assert claiming.due_s == 30
 
 
+def test_only_given_ids_are_looked_for_among_the_nodes_of_a_graph() -> None:
+    engine = CountingEngine()
+    with Store(engine) as store:
+        store.session("agent").append(*range(3001))
+
+        def objects_read(payload: Any) -> int:
+            # A new store has nothing in its caches.
+            before = engine.reads
+            Store(engine).session("agent").append(payload)
+            return engine.reads - before
+
+        # The manifest and the leaf.
+        assert objects_read("generated") == 2
+        assert objects_read(NodeDraft("given", "id")) > 4
+
+
 def test_many_edits_of_one_commit_store_only_their_result() -> None:
     engine = MemoryEngine()
     with Store(engine) as store:
