@@ -13,7 +13,7 @@ from campaigns import interrupts
 def test_interrupts_of_the_main_thread_repeat_and_lose_no_other_threads_write(
     scratch: Path, durability: str
 ) -> None:
-    report = interrupts.run(scratch / durability, count=400, seed=3, durabilities=[durability])
+    report = interrupts.run(scratch / durability, count=200, seed=3, durabilities=[durability])
     assert report.findings == ()
     assert report.kept()
     assert report.total("acknowledged") > 100

@@ -280,7 +280,7 @@ from casstore.maintenance.backup import backup
 store = casstore.open(sys.argv[1] + "/store", auto_train=False)
 store.put_blob(bytes(100_000))
 env = store.engine._env
-for number in range(20):
+for number in range(8):
     copying = threading.Thread(target=backup, args=(store, f"{sys.argv[1]}/copy {number}"))
     with env.writing() as txn:
         copying.start()

@@ -637,7 +637,7 @@ def test_a_check_concurrent_with_writers_and_a_collector_finds_nothing(tmp_path:
             thread.start()
         try:
             reports: list[CheckReport] = []
-            while (len(reports) < 12 or next(turns) < 150) and not failures:
+            while (len(reports) < 6 or next(turns) < 150) and not failures:
                 for level in ("full", "connectivity", "quick"):
                     reports.append(check(store, level=level))
         finally:

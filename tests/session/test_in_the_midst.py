@@ -212,9 +212,9 @@ COLLECTIONS: dict[str, Operation] = {
 }
 
 
-# The first calls are interrupted each, then one in eight; CASSTORE_EVERY_CALL=1 interrupts all.
-_EACH_OF = 12
-_STRIDE = 1 if os.environ.get("CASSTORE_EVERY_CALL") else 8
+# The first calls are interrupted each, then one in sixteen; CASSTORE_EVERY_CALL=1 interrupts all.
+_EACH_OF = 6
+_STRIDE = 1 if os.environ.get("CASSTORE_EVERY_CALL") else 16
 
 
 def _calls(phase: str) -> Iterator[int]:
