@@ -359,8 +359,10 @@ class LmdbEngine:
 
     def write(self, write: Write) -> WriteResult:
         """Run one write, wholly or not at all; when this returns, it is as durable as asked for."""
-        self._env.gate.check()
-        self._env.require_writable()
+        env = self._env
+        env.gate.check()
+        if env.readonly:
+            env.require_writable()
         durable = self.durability == FULL if write.durable is None else write.durable
         job = Job(write, conditions.validate(write), durable=durable)
         if self._reserve.is_released and not _reclaims(write):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import WeakSet
 
 import lmdb
@@ -587,7 +587,8 @@ class ReadTransaction(Generic[Stored]):
 
     def __init__(self, env: Environment, *, buffers: bool) -> None:
         self._env = env
-        self._buffers = buffers
+        # py-lmdb returns memoryview with ``buffers``, else bytes; its types need to know which.
+        self._buffers: Any = buffers
         self._txn: lmdb.Transaction[Stored]
 
     def __enter__(self) -> lmdb.Transaction[Stored]:
@@ -596,14 +597,14 @@ class ReadTransaction(Generic[Stored]):
         try:
             began_s = perf_counter()
             try:
-                self._txn = self._begin()
+                self._txn = env.handle.begin(buffers=self._buffers)
             except lmdb.MapResizedError:
                 # Another process has made the file longer than the map of this one.
                 env.gate.leave()
                 with env.tables_lock:
                     env.reopen()
                 env.gate.enter()
-                self._txn = self._begin()
+                self._txn = env.handle.begin(buffers=self._buffers)
             if env.refuses_newer or perf_counter() - began_s > _HELD_UP_S:
                 self._require_newest()
         except lmdb.Error as exc:
@@ -613,11 +614,6 @@ class ReadTransaction(Generic[Stored]):
             env.gate.leave()
             raise
         return self._txn
-
-    def _begin(self) -> lmdb.Transaction[Stored]:
-        # py-lmdb returns memoryview with ``buffers``, else bytes; its types do not say which.
-        begin: Callable[..., lmdb.Transaction[Stored]] = self._env.handle.begin
-        return begin(buffers=self._buffers)
 
     def _require_newest(self) -> None:
         """Restart if commits came while the transaction began.
@@ -631,7 +627,7 @@ class ReadTransaction(Generic[Stored]):
             if handle.info()["last_txnid"] == self._txn.id():
                 return
             self._txn.abort()
-            self._txn = self._begin()
+            self._txn = handle.begin(buffers=self._buffers)
 
     def __exit__(
         self,
@@ -659,7 +655,7 @@ class TableSnapshot:
         recent = self._env.recent
         for _ in range(_SNAPSHOT_TRIES):
             memtable = recent.current()
-            self._reading = self._env.reading()
+            self._reading: ReadTransaction[memoryview] = ReadTransaction(self._env, buffers=True)
             txn = self._reading.__enter__()
             try:
                 view = recent.view(txn, memtable)

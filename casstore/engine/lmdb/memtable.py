@@ -244,10 +244,6 @@ class Memtable:
 
     # --- for views ----------------------------------------------------------------------------
 
-    def row_versions(self, table: str, key: bytes) -> list[tuple[int, bytes | None]] | None:
-        """The versions of a row, oldest first."""
-        return self._rows.get((table, key))
-
     def newest_row(self, place: tuple[str, bytes]) -> bytes | Unchanged | None:
         """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
         versions = self._rows.get(place)
@@ -258,17 +254,6 @@ class Memtable:
         if self._deleted and digest in self._deleted:
             return self._deleted[digest][-1][1]
         return self._ids.get(digest, UNCHANGED)
-
-    def find_id(self, digest: bytes, lsn: int, next_id: int) -> int | Unchanged | None:
-        """Like ``newest_id``, as of the commit ``lsn``, when ``next_id`` was the next free id."""
-        found: int | Unchanged | None
-        if self._deleted and digest in self._deleted:
-            versions = self._deleted[digest]
-            found = next(found for at, found in reversed(versions) if at <= lsn)
-        else:
-            found = self._ids.get(digest, UNCHANGED)
-        # Commits after this view assigned higher ids.
-        return UNCHANGED if isinstance(found, int) and found >= next_id else found
 
     def find_entry(self, object_id: int) -> BatchEntry | None:
         """The commit that stored an object; None if the tables have it."""
@@ -297,7 +282,7 @@ class MemtableView:
 
     def find_row(self, table: str, key: bytes) -> bytes | Unchanged | None:
         """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
-        versions = self._memtable.row_versions(table, key)
+        versions = self._memtable._rows.get((table, key))
         if versions is not None:
             for lsn, value in reversed(versions):
                 if lsn <= self.lsn:
@@ -306,7 +291,15 @@ class MemtableView:
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object, None if its name was deleted, UNCHANGED if the index decides."""
-        return self._memtable.find_id(digest, self.lsn, self._next_id)
+        memtable = self._memtable
+        found: int | Unchanged | None
+        if memtable._deleted and digest in memtable._deleted:
+            versions = memtable._deleted[digest]
+            found = next(found for at, found in reversed(versions) if at <= self.lsn)
+        else:
+            found = memtable._ids.get(digest, UNCHANGED)
+        # Commits after this view assigned higher ids.
+        return UNCHANGED if isinstance(found, int) and found >= self._next_id else found
 
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool

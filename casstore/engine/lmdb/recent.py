@@ -231,7 +231,7 @@ class Recent:
             if read_recovery_point(txn, self._env.path).in_use:
                 return None
             self._unused_at = txn.id()
-        return memtable.view()
+        return MemtableView(memtable, last, memtable.next_id)
 
     def catch_up(self) -> None:
         """Read the commits of other processes, from the log or from the tables."""

@@ -8,7 +8,7 @@ batch. Nothing is stored here: the entry goes to the log, or straight into the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
 
 
-class Job:
-    """A write in the queue, and whether its caller waits for the disk."""
+class Job(NamedTuple):
+    """A write in the queue."""
 
-    __slots__ = ("durable", "size_bytes", "write")
-
-    def __init__(self, write: Write, size_bytes: int, *, durable: bool) -> None:
-        self.write = write
-        #: The bytes of its objects.
-        self.size_bytes = size_bytes
-        self.durable = durable
+    write: Write
+    #: The bytes of its objects.
+    size_bytes: int
+    #: The caller waits for the disk.
+    durable: bool
 
 
 class Transaction:
