@@ -12,7 +12,7 @@ after both, boundaries agree again at the next natural one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -114,18 +114,27 @@ class Builder:
     """Builds the branches over a sequence of leaves as they arrive, with little memory.
 
     ``emit_branch(level, children)`` stores one branch and returns its entry in the branch
-    above. ``finish`` returns the root, unstored: its level and children.
+    above. ``finish`` returns the root, unstored: its level and children. ``opened`` are the open
+    pieces of a builder that this one continues.
     """
 
     def __init__(
-        self, kind: int, emit_branch: Callable[[int, list[Child]], Child], level: int = 1
+        self,
+        kind: int,
+        emit_branch: Callable[[int, list[Child]], Child],
+        level: int = 1,
+        opened: Iterable[Sequence[Child]] = (),
     ) -> None:
         self._kind = kind
         self._emit = emit_branch
         self._first_level = level
         # One open piece a level, lowest first. A complete piece stays open until its
         # level gets another entry: as long as it is alone there, it is the root.
-        self._open: list[list[Child]] = []
+        self._open: list[list[Child]] = [[*piece] for piece in opened]
+
+    def opened(self) -> list[list[Child]]:
+        """A copy of the open piece of each level, lowest first."""
+        return [[*piece] for piece in self._open]
 
     def add(self, child: Child) -> None:
         """Add the next leaf."""

@@ -18,6 +18,7 @@ from casstore.session.arguments import check_count
 
 _END: Final = b"\0"
 _CUT: Final = b"\xff"
+_STR: Final = frozenset((str,))
 _MAX_NAME_BYTES: Final = 31
 # With less space for a part, nearly every id would be truncated.
 _MIN_ROOM: Final = 64
@@ -50,6 +51,16 @@ class KeySpace:
         """The key prefix of rows whose texts start with these; with all texts, one row's key."""
         if len(texts) > self.parts:
             raise InvalidInputError(f"a key must have {self.parts} texts, got {len(texts)}")
+        if _STR.issuperset(map(type, texts)):
+            # Most keys are short as a whole, and no text holds a byte that has to be encoded.
+            joined = "\0".join(texts)
+            if (
+                len(joined) <= self._room
+                and joined.isascii()
+                and joined.count("\0") == len(texts) - 1
+                and "\1" not in joined
+            ):
+                return self.start + joined.encode() + _END
         return self.start + b"".join([self._part(text) for text in texts])
 
     def row(self, texts: tuple[str, ...]) -> bytes:
@@ -57,10 +68,6 @@ class KeySpace:
         if not isinstance(texts, tuple | list) or len(texts) != self.parts:
             raise InvalidInputError(f"a key must be {self.parts} texts, got {texts!r:.80}")
         return self.key(texts)
-
-    def is_cut(self, texts: tuple[str, ...]) -> bool:
-        """Is one of these too long to be read back from the key?"""
-        return any(len(_escaped(text)) > self._room for text in texts)
 
     def texts(self, key: bytes) -> tuple[str, ...]:
         """The texts of a key in which none is truncated."""
@@ -89,6 +96,11 @@ class KeySpace:
             kept = self._room - len(_CUT) - DIGEST_BYTES
             encoded = encoded[:kept] + _CUT + plain_hash(encoded)
         return encoded + _END
+
+
+def is_cut(key: bytes) -> bool:
+    """Is a text of this key truncated, so that it cannot be read back from the key?"""
+    return _CUT in key
 
 
 def split_texts(parts: bytes) -> tuple[str, ...]:
