@@ -299,17 +299,17 @@ class ListTail(NamedTuple):
     entries: Sequence[EncodedEntry] = ()
     #: At each level of the tree, lowest first, the children before the path to the last leaf.
     above: Sequence[Sequence[tree.Child]] = ()
-    count: int = 0
+    length: int = 0
     size: int = 0
 
     def append(self, new: Sequence[EncodedEntry], emit: Emit) -> tuple[Encoded, ListTail]:
         """Store the list with these entries appended: its encoding, and its end."""
-        count, size = self.count + len(new), self.size + sum([entry.size for entry in new])
-        if piece_bytes(Kind.LIST, count, size) <= SINGLE_PIECE_MAX_BYTES:
+        length, size = self.length + len(new), self.size + sum([entry.size for entry in new])
+        if piece_bytes(Kind.LIST, length, size) <= SINGLE_PIECE_MAX_BYTES:
             entries = [*self.entries, *new]
-            data = list_header(count) + b"".join([entry.data for entry in entries])
+            data = list_header(length) + b"".join([entry.data for entry in entries])
             encoded = _one_piece(data, _all_links(entries), emit)
-            return encoded, ListTail(entries, (), count, size)
+            return encoded, ListTail(entries, (), length, size)
         piece = [*self.entries]
         if not self.above:
             # A list in one piece becomes a tree.
@@ -322,7 +322,7 @@ class ListTail(NamedTuple):
                 builder.add(leaf(Kind.LIST, piece, emit))
                 piece = []
             piece.append(outline_item(entry, emit))
-        tail = ListTail(piece, builder.opened() or [[]], count, size)
+        tail = ListTail(piece, builder.opened() or [[]], length, size)
         builder.add(leaf(Kind.LIST, piece, emit))
         return link_part(branch(Kind.LIST, *builder.finish(), emit).digest), tail
 

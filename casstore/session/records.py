@@ -375,9 +375,7 @@ class Draft:
 
     def expect(self, table: Table, key: tuple[str, ...], record: Record | bytes | None) -> None:
         """Require that the record, or its row, is unchanged; None: that no record has this key."""
-        row = record
-        if record is not None and type(record) is not bytes:
-            row = _check_record(record).row
+        row = record if record is None or isinstance(record, bytes) else _check_record(record).row
         self._conditions.append(RowIs(_TABLE, _row_key(table, key), row))
 
     def also(self, write: Write) -> None:
