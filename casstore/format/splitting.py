@@ -93,7 +93,7 @@ def root_object(encoded: Encoded, emit: Emit) -> bytes:
 _Known = dict[tuple[int, int], tuple[Any, Encoded]]
 
 
-class Parts:
+class SharedParts:
     """Passes the pieces of one value to ``emit``, and measures their expanded size."""
 
     __slots__ = ("_below", "_data", "_emit")
@@ -156,7 +156,7 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
         if short is not None:
             return short
         if known is None:
-            parts = Parts(emit)
+            parts = SharedParts(emit)
             encoded = encode_split(value, room, parts.emit, {})
             parts.require_bounded(encoded.links)
             return encoded
@@ -305,9 +305,10 @@ class ListTail(NamedTuple):
     def append(self, new: Sequence[EncodedEntry], emit: Emit) -> tuple[Encoded, ListTail]:
         """Store the list with these entries appended: its encoding, and its end."""
         length, size = self.length + len(new), self.size + sum([entry.size for entry in new])
-        if piece_bytes(Kind.LIST, length, size) <= SINGLE_PIECE_MAX_BYTES:
+        header = list_header(length)
+        if len(header) + size <= SINGLE_PIECE_MAX_BYTES:
             entries = [*self.entries, *new]
-            data = list_header(length) + b"".join([entry.data for entry in entries])
+            data = header + b"".join([entry.data for entry in entries])
             encoded = _one_piece(data, _all_links(entries), emit)
             return encoded, ListTail(entries, (), length, size)
         piece = [*self.entries]

@@ -136,18 +136,15 @@ class Builder:
         """A copy of the open piece of each level, lowest first."""
         return [[*piece] for piece in self._open]
 
-    def add(self, child: Child) -> None:
-        """Add the next leaf."""
-        self._add(0, child)
-
-    def _add(self, depth: int, child: Child) -> None:
+    def add(self, child: Child, depth: int = 0) -> None:
+        """Add the next leaf, or the next branch of a higher level."""
         if depth == len(self._open):
             self._open.append([])
         level = self._first_level + depth
         piece = self._open[depth]
         if piece and is_complete(piece, branch_ends(self._kind, level)):
             self._open[depth] = []
-            self._add(depth + 1, self._emit(level, piece))
+            self.add(self._emit(level, piece), depth + 1)
         self._open[depth].append(child)
 
     def finish(self) -> tuple[int, list[Child]]:
@@ -155,7 +152,7 @@ class Builder:
         depth = 0
         # Closing a level may open the one above it, so the highest is read each time.
         while depth + 1 < len(self._open):
-            self._add(depth + 1, self._emit(self._first_level + depth, self._open[depth]))
+            self.add(self._emit(self._first_level + depth, self._open[depth]), depth + 1)
             depth += 1
         return self._first_level + depth, self._open[depth]
 

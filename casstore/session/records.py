@@ -34,11 +34,11 @@ from casstore.format.canonical import Link, links_in, pack_checked, unpack_check
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.splitting import Emit, Encoded, ListTail, encode_split, list_entry
+from casstore.format.splitting import Emit, Encoded, ListTail, SharedParts, encode_split, list_entry
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session.arguments import check_count, check_flag, list_of
-from casstore.session.record_keys import KeySpace, is_cut, past, split_texts
+from casstore.session.record_keys import CUT, KeySpace, past, split_texts
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
@@ -266,7 +266,8 @@ class Draft:
     """
 
     def __init__(self, store: Store) -> None:
-        check_store(store)
+        if type(store) is not Store:
+            check_store(store)
         self._store = store
         self._writer = PieceWriter()
         #: Stores one piece of a value with this write (``format/splitting.py``).
@@ -347,8 +348,15 @@ class Draft:
     def append(self, tail: ListTail, items: Sequence[Any]) -> tuple[Encoded, ListTail]:
         """Store the list that ends with ``tail``, and these items: its encoding, and its end."""
         emit = self.emit
+        shared = None
+        if not tail.length:
+            shared = SharedParts(emit)
+            emit = shared.emit
         entries = [list_entry(encode_split(item, MAX_DEPTH - 1, emit)) for item in items]
-        return tail.append(entries, emit)
+        encoded, tail = tail.append(entries, emit)
+        if shared is not None:
+            shared.require_bounded(encoded.links)
+        return encoded, tail
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
         """Write a record, replacing any earlier one; returns the new row (``Record.row``)."""
@@ -415,7 +423,7 @@ class Draft:
     def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
         encoded_key = _row_key(table, key)
         head = _PLAIN
-        if is_cut(encoded_key):
+        if CUT in encoded_key:
             texts = pack_checked(list(key))
             head = _WITH_KEY + len(texts).to_bytes(_LENGTH_BYTES, "big") + texts
         row = head + data

@@ -16,6 +16,7 @@ from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, RowIs, RowKey, W
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
+    ExpansionError,
     HeadConflictError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -26,7 +27,7 @@ from casstore.format.hashing import Kind
 from casstore.format.splitting import ListTail, root_object
 from casstore.maintenance import gc
 from casstore.session.data import Commit, NodeDraft
-from casstore.session.record_keys import KeySpace, is_cut, past
+from casstore.session.record_keys import CUT, KeySpace, past
 from casstore.session.records import Draft, Table, find_records, row_links
 from casstore.store import Store
 
@@ -63,9 +64,10 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
             group = space.group(data, depth)
             assert group == space.key(key[:depth])
             assert group <= data < past(group)
-        if not is_cut(data):
+        assert space.row(key) == data
+        if CUT not in data:
             assert space.texts(data) == key
-    whole = [key for key, data in encoded.items() if not is_cut(data)]
+    whole = [key for key, data in encoded.items() if CUT not in data]
     assert sorted(whole) == sorted(whole, key=encoded.__getitem__)
 
 
@@ -403,3 +405,12 @@ def test_a_list_that_grows_from_its_end_is_the_one_stored_whole(store: Store, st
         if at % 7 == 0:
             # The end as it is read is the end as it was made.
             tail = Draft(store).open_list(Link(Digest(root_object(encoded, draft.emit))))
+
+
+def test_a_list_that_repeats_a_part_too_often_is_refused(store: Store) -> None:
+    part: Any = ["x" * 100] * 8
+    for _ in range(4):
+        part = [part] * 16
+    Draft(store).append(ListTail(), [part])
+    with pytest.raises(ExpansionError):
+        Draft(store).append(ListTail(), [part] * 4)

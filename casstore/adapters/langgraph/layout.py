@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +30,7 @@ from casstore.format.splitting import (
     Emit,
     Encoded,
     EncodedEntry,
-    Parts,
+    SharedParts,
     encode_split,
     list_entry,
     pack_list,
@@ -122,9 +123,15 @@ def version_text(number: int) -> str:
 
 def pack_version(version: Any) -> Any:
     """A version as it is stored."""
-    if type(version) is str and (found := _VERSION.fullmatch(version)):
-        return int(found[1])
-    return [version]
+    number = _version_number(version) if type(version) is str else None
+    return [version] if number is None else number
+
+
+@lru_cache(maxsize=1024)
+def _version_number(version: str) -> int | None:
+    """The number of a version that this saver has issued."""
+    found = _VERSION.fullmatch(version)
+    return None if found is None else int(found[1])
 
 
 def unpack_version(stored: Any) -> Any:
@@ -134,14 +141,6 @@ def unpack_version(stored: Any) -> Any:
     if type(stored) is list and len(stored) == 1 and type(stored[0]) in (str, int, float):
         return stored[0]
     raise CorruptionError("a stored channel version is damaged")
-
-
-def pack_seen(seen: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """``versions_seen`` as it is stored."""
-    return [
-        [node, [[name, pack_version(version)] for name, version in versions.items()]]
-        for node, versions in seen.items()
-    ]
 
 
 def pack_channel(
@@ -169,7 +168,10 @@ def pack_fields(checkpoint: Mapping[str, Any], more: Any, meta: Any) -> dict[str
         "v": checkpoint.get("v"),
         "id": checkpoint["id"],
         "ts": checkpoint.get("ts"),
-        "seen": pack_seen(checkpoint.get("versions_seen") or {}),
+        "seen": [
+            [node, [[name, pack_version(version)] for name, version in versions.items()]]
+            for node, versions in (checkpoint.get("versions_seen") or {}).items()
+        ],
         "more": more,
         "meta": meta,
     }
@@ -177,7 +179,7 @@ def pack_fields(checkpoint: Mapping[str, Any], more: Any, meta: Any) -> dict[str
 
 def keep_checkpoint(fields: Mapping[str, Any], channels: Mapping[str, Channel], emit: Emit) -> Link:
     """Store a checkpoint; a link to it."""
-    parts = Parts(emit)
+    parts = SharedParts(emit)
     links: list[bytes] = []
     packed: list[EncodedEntry] = []
     for name, each in channels.items():

@@ -125,6 +125,8 @@ class KeptList(NamedTuple):
 
     value: tuple[Any, Encoded]
     known: KnownList
+    #: Where to remember it once it is stored.
+    cache: KnownLists
 
 
 class ListCodec:
@@ -158,12 +160,12 @@ class ListCodec:
             start, tail = before.value, old.tail
             if type(start) is Link:
                 if not items:
-                    return KeptList((start, Encoded(b"", [], start.digest)), old)
+                    return KeptList((start, Encoded(b"", [], start.digest)), old, self._known)
                 tail, start = tail or draft.open_list(start), ()
             elif tail is None:
                 start, items, tail = (), [*start, *items], ListTail()
         encoded, tail = draft.append(tail or ListTail(), items)
-        return KeptList(([*start, *items], encoded), known._replace(tail=tail))
+        return KeptList(([*start, *items], encoded), known._replace(tail=tail), self._known)
 
     def _objects(
         self, value: Sequence[Any], old: KnownList | None
@@ -226,10 +228,6 @@ class ListCodec:
 
         items = encoding.encode_items(new, dump) if new else []
         return items, KnownList(len(value), body, serde, form=form)
-
-    def remember(self, key: bytes | None, kept: KeptList, before: Channel | None) -> None:
-        """Cache a list that was put, under its key."""
-        self._known.remember(key, kept.known, None if before is None else before.key)
 
     def load_known(self, key: bytes | None) -> list[Any] | None:
         """The list with this key, if cached; its objects are new ones each time."""

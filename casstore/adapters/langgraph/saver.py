@@ -182,7 +182,8 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         thread, namespace, parent = config_parts(config)
         place = CheckpointKey(thread, namespace, checkpoint["id"])
         meta: dict[str, Any] = {**get_checkpoint_metadata(config, metadata)}
-        self._parts.writer.put(Step(place, parent, checkpoint, meta, new_versions))
+        above = None if parent is None else place._replace(checkpoint=parent)
+        self._parts.writer.put(Step(place, above, checkpoint, meta, new_versions))
         return config_of(place)
 
     def put_writes(

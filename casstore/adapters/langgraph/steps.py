@@ -101,15 +101,11 @@ class Step(NamedTuple):
     """A checkpoint to be put."""
 
     place: CheckpointKey
-    parent: str | None
+    #: The place of the parent checkpoint.
+    above: CheckpointKey | None
     checkpoint: Checkpoint
     metadata: dict[str, Any]
     new_versions: ChannelVersions
-
-    @property
-    def above(self) -> CheckpointKey | None:
-        """The place of the parent checkpoint."""
-        return None if self.parent is None else self.place._replace(checkpoint=self.parent)
 
 
 class StepWriter:
@@ -139,8 +135,9 @@ class StepWriter:
             # Usually the parent was put last and the checkpoint is new. The conditions of the write
             # verify that, so no row needs to be read first.
             head = None if known is None else known.head
+            latest = None if above is None else above.checkpoint
             try:
-                self._put(step, known, head=head, latest=step.parent, before=None)
+                self._put(step, known, head=head, latest=latest, before=None)
             except (ConditionFailedError, ObjectNotFoundError, CorruptionError):
                 pass
             else:
@@ -191,22 +188,25 @@ class StepWriter:
         threads, place, checkpoint = self._threads, step.place, step.checkpoint
         draft = Draft(threads.store)
         channels, lists = self._channels(draft, step, {} if known is None else known.channels)
-        needs_parent = self._expect_parent(draft, step, channels)
+        counters = step.metadata.get("counters_since_delta_snapshot")
+        needs_parent = counters and self._expect_parent(draft, step.above, channels, counters)
+        parent = None if step.above is None else step.above.checkpoint
         new_head, branch = None, None
         if needs_parent or not place.namespace:
             # Pruning and deleting runs make the head a condition, because a new checkpoint may need
             # the deleted ones.
             draft.expect(threads.heads, (place.thread, place.namespace), head)
             new_head = threads.heads.put(draft, HeadRow(*place))
-            branch = self._other_branch(step, latest)
+            if latest not in (None, parent, place.checkpoint):
+                branch = self._other_branch(step, parent, latest)
         encode = self._codec.encode
         fields = layout.pack_fields(
             checkpoint, encode(layout.other_fields(checkpoint)), encode(step.metadata)
         )
         link = layout.keep_checkpoint(fields, channels, draft.emit)
         run = step.metadata.get("run_id")
-        row = CheckpointRow(place, link, step.parent, None if run is None else str(run))
-        stored = threads.checkpoints.decode_found(before)
+        row = CheckpointRow(place, link, parent, None if run is None else str(run))
+        stored = None if before is None else threads.checkpoints.decode(before)
         if stored is not None:
             row = stored._replace(link=link, parent=row.parent, run=row.run)
         draft.expect(threads.checkpoints, place, before)
@@ -223,9 +223,8 @@ class StepWriter:
                 new_head,
             ),
         )
-        if self._lists is not None:
-            for name, kept, old in lists:
-                self._lists.remember(channels[name].key, kept, old)
+        for name, kept, old in lists:
+            kept.cache.remember(channels[name].key, kept.known, None if old is None else old.key)
         if stored is not None and stored.link != link:
             logger.warning(
                 "thread %r: checkpoint %s was put again with other content",
@@ -235,7 +234,7 @@ class StepWriter:
             logger.warning(
                 "thread %r: checkpoint %s builds on %s, but the thread had gone on to %s; "
                 "both are kept, and only one of them is on the thread's path",
-                place.thread, place.checkpoint, step.parent, branch,
+                place.thread, place.checkpoint, parent, branch,
             )  # fmt: skip
 
     def _channels(
@@ -280,13 +279,17 @@ class StepWriter:
             self._recent.remember(place, known)
         return known
 
-    def _expect_parent(self, draft: Draft, step: Step, channels: Mapping[str, Channel]) -> bool:
+    def _expect_parent(
+        self,
+        draft: Draft,
+        above: CheckpointKey | None,
+        channels: Mapping[str, Channel],
+        counters: Iterable[str],
+    ) -> bool:
         """Refuse a checkpoint that needs a parent which was deleted.
 
-        True if it needs the parent, and the parent exists.
+        True if it needs the parent, and the parent exists. ``counters`` has its delta channels.
         """
-        counters = step.metadata.get("counters_since_delta_snapshot") or {}
-        above = step.above
         if above is None or not any(
             name in channels and not channels[name].has_value for name in counters
         ):
@@ -297,16 +300,14 @@ class StepWriter:
         draft.expect(self._threads.checkpoints, above, row.record)
         return True
 
-    def _other_branch(self, step: Step, latest: str | None) -> str | None:
-        """The latest checkpoint of the thread, if the step branches off from another."""
+    def _other_branch(self, step: Step, parent: str | None, latest: str | None) -> str | None:
+        """The latest checkpoint, unless it is on purpose that a step branches off from another."""
         place = step.place
         if place.namespace or step.metadata.get("source") in _DELIBERATE:
             # Subgraphs are restarted from earlier checkpoints as often as needed.
             return None
-        if latest in (None, step.parent, place.checkpoint):
-            return None
         if self._on_branch == "refuse":
-            raise BranchedThreadError(place.thread, step.parent, latest)
+            raise BranchedThreadError(place.thread, parent, latest)
         return latest
 
     # --- what tasks have written --------------------------------------------------------
