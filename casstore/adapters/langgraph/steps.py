@@ -188,8 +188,8 @@ class StepWriter:
         threads, place, checkpoint = self._threads, step.place, step.checkpoint
         draft = Draft(threads.store)
         channels, lists = self._channels(draft, step, {} if known is None else known.channels)
-        counters = step.metadata.get("counters_since_delta_snapshot")
-        needs_parent = counters and self._expect_parent(draft, step.above, channels, counters)
+        counters = step.metadata.get("counters_since_delta_snapshot") or {}
+        needs_parent = bool(counters) and self._expect_parent(draft, step.above, channels, counters)
         parent = None if step.above is None else step.above.checkpoint
         new_head, branch = None, None
         if needs_parent or not place.namespace:
@@ -197,7 +197,7 @@ class StepWriter:
             # the deleted ones.
             draft.expect(threads.heads, (place.thread, place.namespace), head)
             new_head = threads.heads.put(draft, HeadRow(*place))
-            if latest not in (None, parent, place.checkpoint):
+            if latest is not None and latest not in (parent, place.checkpoint):
                 branch = self._other_branch(step, parent, latest)
         encode = self._codec.encode
         fields = layout.pack_fields(
@@ -300,7 +300,7 @@ class StepWriter:
         draft.expect(self._threads.checkpoints, above, row.record)
         return True
 
-    def _other_branch(self, step: Step, parent: str | None, latest: str | None) -> str | None:
+    def _other_branch(self, step: Step, parent: str | None, latest: str) -> str | None:
         """The latest checkpoint, unless it is on purpose that a step branches off from another."""
         place = step.place
         if place.namespace or step.metadata.get("source") in _DELIBERATE:
