@@ -68,10 +68,10 @@ class Channel(NamedTuple):
     version: Any
     has_value: bool
     value: Any
-    #: The digest of the value, or its encoding if that is shorter than a digest is useful: equal
-    #: keys are equal values. None if it is not known.
+    #: The digest of a long value, the encoding of a short one: equal keys are equal values. None if
+    #: there is no value, or a short one was read.
     key: bytes | None = None
-    #: As its checkpoint holds it; None if that must be encoded together with the checkpoint.
+    #: The channel as its checkpoint holds it; None if it must be encoded with the checkpoint.
     encoded: Encoded | None = None
 
 
@@ -157,7 +157,8 @@ def pack_channel(
         form = Link(Digest(key))
         encoded = Encoded(link_bytes(ROLE_LINK, key), [key])
     elif _PART in key:
-        # What the value shares with others is measured when all of the checkpoint is encoded.
+        # The value has parts that other channels may repeat. How much memory that takes is measured
+        # when the whole checkpoint is encoded.
         return Channel(version, True, form, key)
     return Channel(version, True, form, key, pack_list([*entries, list_entry(encoded)], emit))
 
