@@ -191,6 +191,10 @@ class StorePool:
     @property
     def store(self) -> Store:
         """The store; ClosedError if it is not open, unless it is opened on demand."""
+        store = self._store
+        if store is not None and not self._is_inherited:
+            # A store that is closed from here on raises ClosedError itself.
+            return store
         return self.open_blocking() if self._on_demand else self._opened()
 
     @property

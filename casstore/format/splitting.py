@@ -8,7 +8,7 @@ names the whole value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from casstore.errors import InvalidValueError
@@ -93,7 +93,7 @@ def root_object(encoded: Encoded, emit: Emit) -> bytes:
 _Known = dict[tuple[int, int], tuple[Any, Encoded]]
 
 
-class _Parts:
+class SharedParts:
     """Passes the pieces of one value to ``emit``, and measures their expanded size."""
 
     __slots__ = ("_below", "_data", "_emit")
@@ -111,15 +111,20 @@ class _Parts:
                 self._below[digest] = children
         return digest
 
-    def require_bounded(self, encoded: Encoded) -> None:
-        """Raise ExpansionError if shared parts of the value repeat to more than a reader builds."""
+    def require_bounded(self, links: list[bytes]) -> None:
+        """Raise ExpansionError if shared parts of the value repeat to more than a reader builds.
+
+        ``links`` are the digests that the encoded value links to.
+        """
+        if not self._data:
+            return
         # Texts and the targets of users' links are among the children, and cost nothing.
         data = self._data
         below = {
             name: [child for child in children if child in data]
             for name, children in self._below.items()
         }
-        roots = [name for name in encoded.links if name in data]
+        roots = [name for name in links if name in data]
         if not expansion.has_repetition(roots, below):
             return
         most = expansion.expand(roots, below, lambda name: expansion.most_cost(len(data[name][1])))
@@ -151,9 +156,9 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
         if short is not None:
             return short
         if known is None:
-            parts = _Parts(emit)
+            parts = SharedParts(emit)
             encoded = encode_split(value, room, parts.emit, {})
-            parts.require_bounded(encoded)
+            parts.require_bounded(encoded.links)
             return encoded
         if (id(value), room) in known:
             return known[id(value), room][1]
@@ -281,12 +286,46 @@ def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
 
 def pack_list(entries: list[EncodedEntry], emit: Emit) -> Encoded:
     """Inline a short list; make one object or a tree of a longer one."""
-    data = list_header(len(entries)) + b"".join([entry.data for entry in entries])
-    if len(data) <= SINGLE_PIECE_MAX_BYTES:
-        return _one_piece(data, _all_links(entries), emit)
-    entries = [outline_item(entry, emit) for entry in entries]
-    leaves = [leaf(Kind.LIST, piece, emit) for piece in tree.group(entries, _ends_list)]
-    return link_part(grow(Kind.LIST, leaves, emit))
+    return ListTail().append(entries, emit)[0]
+
+
+class ListTail(NamedTuple):
+    """The end of a list: the part of its encoding that changes if entries are appended.
+
+    Appending encodes a list exactly as encoding all of it at once does (P4).
+    """
+
+    #: The entries of the last leaf; of a list in one piece, all entries.
+    entries: Sequence[EncodedEntry] = ()
+    #: At each level of the tree, lowest first, the children before the path to the last leaf.
+    above: Sequence[Sequence[tree.Child]] = ()
+    length: int = 0
+    size: int = 0
+
+    def append(self, new: Sequence[EncodedEntry], emit: Emit) -> tuple[Encoded, ListTail]:
+        """Store the list with these entries appended: its encoding, and its end."""
+        length, size = self.length + len(new), self.size + sum([entry.size for entry in new])
+        header = list_header(length)
+        if len(header) + size <= SINGLE_PIECE_MAX_BYTES:
+            entries = [*self.entries, *new]
+            data = header + b"".join([entry.data for entry in entries])
+            encoded = _one_piece(data, _all_links(entries), emit)
+            return encoded, ListTail(entries, (), length, size)
+        piece = [*self.entries]
+        if not self.above:
+            # A list in one piece becomes a tree.
+            piece, new = [], [*piece, *new]
+        builder = tree.Builder(
+            Kind.LIST, lambda at, children: branch(Kind.LIST, at, children, emit), opened=self.above
+        )
+        for entry in new:
+            if piece and tree.is_complete(piece, _ends_list):
+                builder.add(leaf(Kind.LIST, piece, emit))
+                piece = []
+            piece.append(outline_item(entry, emit))
+        tail = ListTail(piece, builder.opened() or [[]], length, size)
+        builder.add(leaf(Kind.LIST, piece, emit))
+        return link_part(branch(Kind.LIST, *builder.finish(), emit).digest), tail
 
 
 def outline_item(entry: EncodedEntry, emit: Emit) -> EncodedEntry:

@@ -12,7 +12,7 @@ after both, boundaries agree again at the next natural one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -114,31 +114,37 @@ class Builder:
     """Builds the branches over a sequence of leaves as they arrive, with little memory.
 
     ``emit_branch(level, children)`` stores one branch and returns its entry in the branch
-    above. ``finish`` returns the root, unstored: its level and children.
+    above. ``finish`` returns the root, unstored: its level and children. ``opened`` are the open
+    pieces of a builder that this one continues.
     """
 
     def __init__(
-        self, kind: int, emit_branch: Callable[[int, list[Child]], Child], level: int = 1
+        self,
+        kind: int,
+        emit_branch: Callable[[int, list[Child]], Child],
+        level: int = 1,
+        opened: Iterable[Sequence[Child]] = (),
     ) -> None:
         self._kind = kind
         self._emit = emit_branch
         self._first_level = level
         # One open piece a level, lowest first. A complete piece stays open until its
         # level gets another entry: as long as it is alone there, it is the root.
-        self._open: list[list[Child]] = []
+        self._open: list[list[Child]] = [[*piece] for piece in opened]
 
-    def add(self, child: Child) -> None:
-        """Add the next leaf."""
-        self._add(0, child)
+    def opened(self) -> list[list[Child]]:
+        """A copy of the open piece of each level, lowest first."""
+        return [[*piece] for piece in self._open]
 
-    def _add(self, depth: int, child: Child) -> None:
+    def add(self, child: Child, depth: int = 0) -> None:
+        """Add the next leaf, or the next branch of a higher level."""
         if depth == len(self._open):
             self._open.append([])
         level = self._first_level + depth
         piece = self._open[depth]
         if piece and is_complete(piece, branch_ends(self._kind, level)):
             self._open[depth] = []
-            self._add(depth + 1, self._emit(level, piece))
+            self.add(self._emit(level, piece), depth + 1)
         self._open[depth].append(child)
 
     def finish(self) -> tuple[int, list[Child]]:
@@ -146,7 +152,7 @@ class Builder:
         depth = 0
         # Closing a level may open the one above it, so the highest is read each time.
         while depth + 1 < len(self._open):
-            self._add(depth + 1, self._emit(self._first_level + depth, self._open[depth]))
+            self.add(self._emit(self._first_level + depth, self._open[depth]), depth + 1)
             depth += 1
         return self._first_level + depth, self._open[depth]
 

@@ -23,7 +23,7 @@ from casstore.format.canonical import (
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
-from casstore.format.splitting import Emit, Encoded, EncodedEntry
+from casstore.format.splitting import Emit, Encoded, EncodedEntry, ListTail
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import TREE_KINDS, Tree, decode_child, leaf_data, require_part
 
@@ -79,6 +79,17 @@ def length(container: Container) -> int:
     if isinstance(container, SinglePiece):
         return len(container.entries)
     return sum(container.root.counts)
+
+
+def list_tail(reader: PieceReader, container: Container) -> ListTail:
+    """The end of a stored list, to append to it."""
+    if isinstance(container, SinglePiece):
+        entries = container.entries
+        return ListTail(entries, (), len(entries), _sizes(entries))
+    count = length(container)
+    spine = _Spine.to_index(reader, container, count)
+    above = [spine.children(level)[: spine.at(level)] for level in range(1, spine.top + 1)]
+    return ListTail(spine.leaf_entries(), above, count, sum(container.root.sizes))
 
 
 def find_entry(reader: PieceReader, container: Container, index: int) -> EncodedEntry:

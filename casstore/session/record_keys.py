@@ -17,7 +17,9 @@ from casstore.format.hashing import DIGEST_BYTES, plain_hash
 from casstore.session.arguments import check_count
 
 _END: Final = b"\0"
-_CUT: Final = b"\xff"
+#: Occurs only in keys with a truncated text, which cannot be read back from the key.
+CUT: Final = b"\xff"
+_STR: Final = frozenset((str,))
 _MAX_NAME_BYTES: Final = 31
 # With less space for a part, nearly every id would be truncated.
 _MIN_ROOM: Final = 64
@@ -56,11 +58,17 @@ class KeySpace:
         """The key of one row; InvalidInputError unless all texts are given."""
         if not isinstance(texts, tuple | list) or len(texts) != self.parts:
             raise InvalidInputError(f"a key must be {self.parts} texts, got {texts!r:.80}")
-        return self.key(texts)
-
-    def is_cut(self, texts: tuple[str, ...]) -> bool:
-        """Is one of these too long to be read back from the key?"""
-        return any(len(_escaped(text)) > self._room for text in texts)
+        if _STR.issuperset(map(type, texts)):
+            # Most keys are short as a whole, and no text holds a byte that has to be encoded.
+            joined = "\0".join(texts)
+            if (
+                len(joined) <= self._room
+                and joined.isascii()
+                and joined.count("\0") == self.parts - 1
+                and "\1" not in joined
+            ):
+                return self.start + joined.encode() + _END
+        return self.key(tuple(texts))
 
     def texts(self, key: bytes) -> tuple[str, ...]:
         """The texts of a key in which none is truncated."""
@@ -71,7 +79,7 @@ class KeySpace:
         at = len(self.start)
         for _ in range(depth):
             end = key.find(_END, at)
-            cut = key.find(_CUT, at)
+            cut = key.find(CUT, at)
             # A truncated part has a fixed length; its hash may contain any byte.
             at = at + self._room + 1 if 0 <= cut < end or end < 0 else end + 1
         return key[:at]
@@ -81,13 +89,13 @@ class KeySpace:
 
         If ``text`` is too long for a key, other rows have the prefix, too: compare their texts.
         """
-        return self.key(texts) + _escaped(text)[: self._room - len(_CUT) - DIGEST_BYTES]
+        return self.key(texts) + _escaped(text)[: self._room - len(CUT) - DIGEST_BYTES]
 
     def _part(self, text: str) -> bytes:
         encoded = _escaped(text)
         if len(encoded) > self._room:
-            kept = self._room - len(_CUT) - DIGEST_BYTES
-            encoded = encoded[:kept] + _CUT + plain_hash(encoded)
+            kept = self._room - len(CUT) - DIGEST_BYTES
+            encoded = encoded[:kept] + CUT + plain_hash(encoded)
         return encoded + _END
 
 

@@ -15,6 +15,8 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from casstore.engine.protocol import (
+    MAX_ROW_VALUE_BYTES,
+    CheckedWrite,
     Condition,
     DeleteRow,
     ObjectsExist,
@@ -32,10 +34,11 @@ from casstore.format.canonical import Link, links_in, pack_checked, unpack_check
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
+from casstore.format.splitting import Emit, Encoded, ListTail, SharedParts, encode_split, list_entry
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session.arguments import check_count, check_flag, list_of
-from casstore.session.record_keys import KeySpace, past, split_texts
+from casstore.session.record_keys import CUT, KeySpace, past, split_texts
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
@@ -263,12 +266,17 @@ class Draft:
     """
 
     def __init__(self, store: Store) -> None:
-        check_store(store)
+        if type(store) is not Store:
+            check_store(store)
         self._store = store
         self._writer = PieceWriter()
+        #: Stores one piece of a value with this write (``format/splitting.py``).
+        self.emit: Emit = self._writer.emit
         self._rows: list[RowChange] = []
         self._conditions: list[Condition] = []
         self._links: list[bytes] = []
+        # False if the write holds parts that the caller has built.
+        self._is_checked = True
 
     @property
     def size_bytes(self) -> int:
@@ -277,13 +285,13 @@ class Draft:
 
     def keep(self, value: Any) -> Link:
         """Store a value with this write; a link to it."""
-        return Link(Digest(splitting.split(value, self._writer.emit)))
+        return Link(Digest(splitting.split(value, self.emit)))
 
     def keep_blob(self, content: bytes) -> Link:
         """Store opaque bytes with this write; a link to them."""
         if type(content) is not bytes:
             raise InvalidInputError(f"content must be bytes, got {type(content).__name__}")
-        return Link(Digest(self._writer.emit(Kind.BLOB, content, [])))
+        return Link(Digest(self.emit(Kind.BLOB, content, [])))
 
     def keep_long(
         self, value: Any, *, least_bytes: int | None = None, max_depth: int = MAX_DEPTH
@@ -296,8 +304,8 @@ class Draft:
         """
         if least_bytes is not None:
             check_count(least_bytes, "least_bytes")
-        emit = self._writer.emit
-        encoded = splitting.encode_split(value, max_depth, emit)
+        emit = self.emit
+        encoded = encode_split(value, max_depth, emit)
         if encoded.outlined is not None:
             return Link(Digest(encoded.outlined))
         if least_bytes is None or len(encoded.data) < least_bytes:
@@ -309,8 +317,8 @@ class Draft:
 
         Inside a row, the objects that the value links to would be read with the row.
         """
-        emit = self._writer.emit
-        encoded = splitting.encode_split(value, MAX_DEPTH, emit)
+        emit = self.emit
+        encoded = encode_split(value, MAX_DEPTH, emit)
         if encoded.outlined is not None:
             return Link(Digest(encoded.outlined))
         if encoded.links and type(value) is not Link:
@@ -326,22 +334,33 @@ class Draft:
         """
         if type(link) is not Link:
             raise InvalidInputError(f"link must be a Link, got {type(link).__name__}")
-        items = list_of(items, "items")
+        encoded, _ = self.append(self.open_list(link), list_of(items, "items"))
+        return Link(Digest(splitting.root_object(encoded, self.emit)))
+
+    def open_list(self, link: Link) -> ListTail:
+        """Read the end of a stored list, for ``append``."""
         reader = PendingReader(self._store.engine, self._writer)
         container = splice.open_container(reader, reader.get(link.digest))
         if container is None or container.kind != Kind.LIST:
             raise InvalidInputError("link must name a list: only a list can be extended")
-        new = [
-            splitting.list_entry(splitting.encode_split(item, MAX_DEPTH - 1, self._writer.emit))
-            for item in items
-        ]
-        end = splice.length(container)
-        encoded = splice.splice(reader, container, end, 0, new, self._writer.emit)
-        return Link(Digest(splitting.root_object(encoded, self._writer.emit)))
+        return splice.list_tail(reader, container)
+
+    def append(self, tail: ListTail, items: Sequence[Any]) -> tuple[Encoded, ListTail]:
+        """Store the list that ends with ``tail``, and these items: its encoding, and its end."""
+        emit = self.emit
+        shared = None
+        if not tail.length:
+            shared = SharedParts(emit)
+            emit = shared.emit
+        entries = [list_entry(encode_split(item, MAX_DEPTH - 1, emit)) for item in items]
+        encoded, tail = tail.append(entries, emit)
+        if shared is not None:
+            shared.require_bounded(encoded.links)
+        return encoded, tail
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
         """Write a record, replacing any earlier one; returns the new row (``Record.row``)."""
-        encoded = splitting.encode_split(value, MAX_DEPTH, self._writer.emit)
+        encoded = encode_split(value, MAX_DEPTH, self.emit)
         self._links += encoded.links
         return self._put(table, key, encoded.data)
 
@@ -362,12 +381,9 @@ class Draft:
         """Remove a record if it exists."""
         self._rows.append(DeleteRow(_TABLE, _row_key(table, key)))
 
-    def expect(self, table: Table, key: tuple[str, ...], record: Record | None) -> None:
-        """Require that the record is unchanged; None: that no record has this key."""
-        row = None
-        if record is not None:
-            _check_record(record)
-            row = record.row
+    def expect(self, table: Table, key: tuple[str, ...], record: Record | bytes | None) -> None:
+        """Require that the record, or its row, is unchanged; None: that no record has this key."""
+        row = record if record is None or isinstance(record, bytes) else _check_record(record).row
         self._conditions.append(RowIs(_TABLE, _row_key(table, key), row))
 
     def also(self, write: Write) -> None:
@@ -376,6 +392,7 @@ class Draft:
             raise InvalidInputError("write must be a Write that has only conditions and rows")
         self._conditions.extend(write.conditions)
         self._rows.extend(write.rows)
+        self._is_checked = False
 
     def commit(self) -> None:
         """Write all changes in one transaction.
@@ -400,22 +417,27 @@ class Draft:
         older = [digest for digest in self._links if self._writer.find(digest) is None]
         if older:
             conditions.append(ObjectsExist(older))
-        return Write(self._writer.objects, conditions, self._rows)
+        kind = CheckedWrite if self._is_checked else Write
+        return kind(self._writer.objects, conditions, self._rows)
 
     def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
         encoded_key = _row_key(table, key)
-        if table.keys.is_cut(key):
+        head = _PLAIN
+        if CUT in encoded_key:
             texts = pack_checked(list(key))
             head = _WITH_KEY + len(texts).to_bytes(_LENGTH_BYTES, "big") + texts
-        else:
-            head = _PLAIN
-        self._rows.append(PutRow(_TABLE, encoded_key, head + data))
-        return head + data
+        row = head + data
+        if len(row) > MAX_ROW_VALUE_BYTES:
+            # The engine refuses it, with the reason.
+            self._is_checked = False
+        self._rows.append(PutRow(_TABLE, encoded_key, row))
+        return row
 
 
-def _check_record(record: Record) -> None:
+def _check_record(record: Any) -> Record:
     if not isinstance(record, Record):
         raise InvalidInputError(f"record must be a Record, got {type(record).__name__}")
+    return record
 
 
 def row_name(key: bytes, row: bytes) -> str:

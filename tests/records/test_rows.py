@@ -16,15 +16,18 @@ from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, RowIs, RowKey, W
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
+    ExpansionError,
     HeadConflictError,
     InvalidInputError,
     ObjectNotFoundError,
 )
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
+from casstore.format.splitting import ListTail, root_object
 from casstore.maintenance import gc
 from casstore.session.data import Commit, NodeDraft
-from casstore.session.record_keys import KeySpace, past
+from casstore.session.record_keys import CUT, KeySpace, past
 from casstore.session.records import Draft, Table, find_records, row_links
 from casstore.store import Store
 
@@ -61,9 +64,10 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
             group = space.group(data, depth)
             assert group == space.key(key[:depth])
             assert group <= data < past(group)
-        if not space.is_cut(key):
+        assert space.row(key) == data
+        if CUT not in data:
             assert space.texts(data) == key
-    whole = [key for key in encoded if not space.is_cut(key)]
+    whole = [key for key, data in encoded.items() if CUT not in data]
     assert sorted(whole) == sorted(whole, key=encoded.__getitem__)
 
 
@@ -385,3 +389,28 @@ def test_blobs_are_kept_by_the_record_that_links_to_them(store: Store) -> None:
     assert store.get_blob(link.digest) == b"short"
     with pytest.raises(InvalidInputError):
         Draft(store).keep_blob("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [1, 3, 150])
+def test_a_list_that_grows_from_its_end_is_the_one_stored_whole(store: Store, step: int) -> None:
+    items = [{"text": f"{at} " * (at % 300), "list": [at]} for at in range(600)]
+    tail = ListTail()
+    for at in range(0, len(items), step):
+        draft = Draft(store)
+        encoded, tail = draft.append(tail, items[at : at + step])
+        # Only the last leaf and the branches above it are stored again.
+        assert sum(item.kind == Kind.LIST for item in draft.as_write().objects) <= 3
+        assert root_object(encoded, draft.emit) == Draft(store).keep(items[: at + step]).digest
+        draft.commit()
+        if at % 7 == 0:
+            # The end as it is read is the end as it was made.
+            tail = Draft(store).open_list(Link(Digest(root_object(encoded, draft.emit))))
+
+
+def test_a_list_that_repeats_a_part_too_often_is_refused(store: Store) -> None:
+    part: Any = ["x" * 100] * 8
+    for _ in range(4):
+        part = [part] * 16
+    Draft(store).append(ListTail(), [part])
+    with pytest.raises(ExpansionError):
+        Draft(store).append(ListTail(), [part] * 4)

@@ -179,14 +179,12 @@ class _Checkpoints(_Drafted[FoundCheckpoint]):
         for name in values:
             if name not in channels:
                 channels[name] = Channel(None, True, self._value(name, values[name]))
-        link = self._draft.keep(
-            layout.pack_checkpoint(
-                {**fields, "id": fields.get("id", place.checkpoint)},
-                channels,
-                self._source.encode(layout.other_fields(fields)),
-                self._source.encode(dict(checkpoint.metadata)),
-            )
+        packed = layout.pack_fields(
+            {**fields, "id": fields.get("id", place.checkpoint)},
+            self._source.encode(layout.other_fields(fields)),
+            self._source.encode(dict(checkpoint.metadata)),
         )
+        link = layout.keep_checkpoint(packed, channels, self._draft.emit)
         run = checkpoint.metadata.get("run_id")
         row = CheckpointRow(place, link, checkpoint.parent, None if run is None else str(run))
         # Another process may have put it since it was looked for.

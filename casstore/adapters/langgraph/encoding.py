@@ -58,7 +58,7 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
     if value is None or kind is bool:
         return value
     if kind is str:
-        return value if _is_plain_text(value) else opaque(value, dump)
+        return value if value.isascii() or _is_plain_text(value) else opaque(value, dump)
     if kind is int:
         return value if _MIN_INT <= value <= _MAX_INT else opaque(value, dump)
     if kind is float:
@@ -67,7 +67,9 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
         # As with the serialiser, a tuple is read back as a list.
         if kind is list or kind is tuple:
             return [encode(item, dump, room - 1) for item in value]
-        if kind is dict and all(type(key) is str and _is_plain_text(key) for key in value):
+        if kind is dict and all(
+            type(key) is str and (key.isascii() or _is_plain_text(key)) for key in value
+        ):
             flat: list[Any] = []
             for key, item in value.items():
                 flat += (key, encode(item, dump, room - 1))
@@ -161,8 +163,6 @@ class Codec:
 
 def _is_plain_text(text: str) -> bool:
     """Whether a text can be stored; lone surrogates cannot, and the serialiser replaces them."""
-    if text.isascii():
-        return True
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,11 +15,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError
-from casstore.format.canonical import Link
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import get_checkpoint_id
+
+from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
+from casstore.format.canonical import ROLE_LINK, ROLE_PART, Link, key_bytes, link_bytes
+from casstore.format.digest import Digest
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import (
+    Emit,
+    Encoded,
+    EncodedEntry,
+    SharedParts,
+    encode_split,
+    list_entry,
+    pack_list,
+    pack_map,
+    root_object,
+)
 from casstore.records.schema import Schema
 from casstore.session.records import Record
 
@@ -28,6 +45,13 @@ from casstore.session.records import Record
 _VERSION: Final = re.compile(r"(\d{32})\.0{16}")
 _ENDING: Final = "." + "0" * 16
 _FIELDS: Final = ("v", "id", "ts", "channel_values", "channel_versions", "versions_seen")
+# The fields of the stored value in canonical order.
+_KEYS: Final = {
+    name: key_bytes(name) for name in ("channels", "id", "meta", "more", "seen", "ts", "v")
+}
+_PART: Final = link_bytes(ROLE_PART, b"")
+# A channel is a list in a list in the map of its checkpoint.
+_CHANNEL_ROOM: Final = MAX_DEPTH - 2
 
 
 class CheckpointKey(NamedTuple):
@@ -44,6 +68,11 @@ class Channel(NamedTuple):
     version: Any
     has_value: bool
     value: Any
+    #: The digest of a long value, the encoding of a short one: equal keys are equal values. None if
+    #: there is no value, or a short one was read.
+    key: bytes | None = None
+    #: The channel as its checkpoint holds it; None if it must be encoded with the checkpoint.
+    encoded: Encoded | None = None
 
 
 class PendingRow(NamedTuple):
@@ -56,6 +85,37 @@ class PendingRow(NamedTuple):
     value: Any
 
 
+# --- configs --------------------------------------------------------------------------------------
+
+
+def config_parts(config: RunnableConfig) -> tuple[str, str, str | None]:
+    """Thread, namespace and checkpoint id that a config names."""
+    names = config.get("configurable") or {}
+    if names.get("thread_id") is None:
+        raise InvalidInputError('the config names no thread: {"configurable": {"thread_id": …}}')
+    checkpoint = get_checkpoint_id(config)
+    namespace = names.get("checkpoint_ns")
+    return (
+        str(names["thread_id"]),
+        "" if namespace is None else str(namespace),
+        str(checkpoint) if checkpoint else None,
+    )
+
+
+def config_of(place: CheckpointKey) -> RunnableConfig:
+    """The config that names a checkpoint."""
+    return {
+        "configurable": {
+            "thread_id": place.thread,
+            "checkpoint_ns": place.namespace,
+            "checkpoint_id": place.checkpoint,
+        }
+    }
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
 def version_text(number: int) -> str:
     """The ``number``-th version that this saver issues."""
     return f"{number:032}{_ENDING}"
@@ -63,9 +123,15 @@ def version_text(number: int) -> str:
 
 def pack_version(version: Any) -> Any:
     """A version as it is stored."""
-    if type(version) is str and (found := _VERSION.fullmatch(version)):
-        return int(found[1])
-    return [version]
+    number = _version_number(version) if type(version) is str else None
+    return [version] if number is None else number
+
+
+@lru_cache(maxsize=1024)
+def _version_number(version: str) -> int | None:
+    """The number of a version that this saver has issued."""
+    found = _VERSION.fullmatch(version)
+    return None if found is None else int(found[1])
 
 
 def unpack_version(stored: Any) -> Any:
@@ -77,30 +143,68 @@ def unpack_version(stored: Any) -> Any:
     raise CorruptionError("a stored channel version is damaged")
 
 
-def pack_seen(seen: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """``versions_seen`` as it is stored."""
-    return [
-        [node, [[name, pack_version(version)] for name, version in versions.items()]]
-        for node, versions in seen.items()
-    ]
+def pack_channel(
+    name: str, version: Any, emit: Emit, value: tuple[Any, Encoded] | None = None
+) -> Channel:
+    """A channel to be stored, with this version as stored, and the stored form of its value."""
+    entries = [list_entry(encode_split(each, _CHANNEL_ROOM - 1, emit)) for each in (name, version)]
+    if value is None:
+        return Channel(version, False, None, None, pack_list(entries, emit))
+    form, encoded = value
+    key = encoded.data
+    if encoded.outlined is not None:
+        key = encoded.outlined
+        form = Link(Digest(key))
+        encoded = Encoded(link_bytes(ROLE_LINK, key), [key])
+    elif _PART in key:
+        # The value has parts that other channels may repeat. How much memory that takes is measured
+        # when the whole checkpoint is encoded.
+        return Channel(version, True, form, key)
+    return Channel(version, True, form, key, pack_list([*entries, list_entry(encoded)], emit))
 
 
-def pack_checkpoint(
-    checkpoint: Mapping[str, Any], channels: Mapping[str, Channel], more: Any, meta: Any
-) -> dict[str, Any]:
-    """A checkpoint as it is stored; ``more`` and ``meta`` in stored form already."""
+def pack_fields(checkpoint: Mapping[str, Any], more: Any, meta: Any) -> dict[str, Any]:
+    """A checkpoint as it is stored, without channels; ``more`` and ``meta`` in stored form."""
     return {
         "v": checkpoint.get("v"),
         "id": checkpoint["id"],
         "ts": checkpoint.get("ts"),
-        "channels": [
-            [name, each.version, each.value] if each.has_value else [name, each.version]
-            for name, each in channels.items()
+        "seen": [
+            [node, [[name, pack_version(version)] for name, version in versions.items()]]
+            for node, versions in (checkpoint.get("versions_seen") or {}).items()
         ],
-        "seen": pack_seen(checkpoint.get("versions_seen") or {}),
         "more": more,
         "meta": meta,
     }
+
+
+def keep_checkpoint(fields: Mapping[str, Any], channels: Mapping[str, Channel], emit: Emit) -> Link:
+    """Store a checkpoint; a link to it."""
+    parts = SharedParts(emit)
+    links: list[bytes] = []
+    packed: list[EncodedEntry] = []
+    for name, each in channels.items():
+        encoded = each.encoded
+        if encoded is None:
+            triple = [name, each.version, each.value] if each.has_value else [name, each.version]
+            encoded = encode_split(triple, _CHANNEL_ROOM, parts.emit, {})
+            links += encoded.links
+        packed.append(list_entry(encoded))
+    entries: list[EncodedEntry] = []
+    for name, key in _KEYS.items():
+        if name == "channels":
+            encoded = pack_list(packed, emit)
+        else:
+            try:
+                encoded = encode_split(fields[name], MAX_DEPTH - 1, parts.emit, {})
+            except InvalidValueError as exc:
+                raise exc.within(name) from exc.__cause__
+            links += encoded.links
+        data = key + encoded.data
+        entries.append(EncodedEntry(data, encoded.links, len(data), name))
+    digest = root_object(pack_map(entries, emit), emit)
+    parts.require_bounded(links)
+    return Link(Digest(digest))
 
 
 def other_fields(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +217,9 @@ def unpack_channels(stored: Any) -> dict[str, Channel]:
     channels: dict[str, Channel] = {}
     try:
         for name, version, *value in stored["channels"]:
-            channels[name] = Channel(version, bool(value), value[0] if value else None)
+            [found] = value or [None]
+            key = bytes(found.digest) if type(found) is Link else None
+            channels[name] = Channel(version, bool(value), found, key)
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptionError("a stored checkpoint is damaged") from exc
     return channels

@@ -7,43 +7,25 @@ from itertools import islice
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, get_checkpoint_id
+from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory
 
 from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
-from casstore.adapters.langgraph.layout import Channel, CheckpointKey, CheckpointRow
+from casstore.adapters.langgraph.layout import (
+    Channel,
+    CheckpointKey,
+    CheckpointRow,
+    config_of,
+    config_parts,
+)
 from casstore.adapters.langgraph.lists import ListCodec
+from casstore.adapters.langgraph.steps import RecentCheckpoints
 from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
-from casstore.errors import CorruptionError, InvalidInputError, ObjectNotFoundError
+from casstore.errors import CorruptionError, ObjectNotFoundError
 
 # Tuples that a listing reads at once.
 PAGE: Final = 16
-
-
-def config_parts(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Thread, namespace and checkpoint id that a config names."""
-    names = config.get("configurable") or {}
-    if names.get("thread_id") is None:
-        raise InvalidInputError('the config names no thread: {"configurable": {"thread_id": …}}')
-    checkpoint = get_checkpoint_id(config)
-    namespace = names.get("checkpoint_ns")
-    return (
-        str(names["thread_id"]),
-        "" if namespace is None else str(namespace),
-        str(checkpoint) if checkpoint else None,
-    )
-
-
-def config_of(place: CheckpointKey) -> RunnableConfig:
-    """The config that names a checkpoint."""
-    return {
-        "configurable": {
-            "thread_id": place.thread,
-            "checkpoint_ns": place.namespace,
-            "checkpoint_id": place.checkpoint,
-        }
-    }
 
 
 def find_row(threads: Threads, config: RunnableConfig) -> CheckpointRow | None:
@@ -74,9 +56,16 @@ def find_rows(
 class TupleReader:
     """Reads checkpoints as LangGraph's tuples."""
 
-    def __init__(self, threads: Threads, codec: Codec, lists: ListCodec | None) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        codec: Codec,
+        recent: RecentCheckpoints,
+        lists: ListCodec | None,
+    ) -> None:
         self._threads = threads
         self._decode = codec.decode
+        self._recent = recent
         self._lists = lists
 
     def find(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -105,7 +94,7 @@ class TupleReader:
             return self._tuples(
                 [
                     stored
-                    for stored in self._threads.read(rows)
+                    for stored in self._read(rows)
                     if not wanted or self._matches(stored, wanted)
                 ]
             )
@@ -115,6 +104,13 @@ class TupleReader:
             if len(left) == len(rows):
                 raise
         return self._present(left, wanted) if left else []
+
+    def _read(self, rows: Sequence[CheckpointRow]) -> Iterator[StoredCheckpoint]:
+        """The checkpoints of rows, from the store if they were not put just now."""
+        known = [self._recent.stored(row) for row in rows]
+        others = [row for row, found in zip(rows, known, strict=True) if found is None]
+        read = iter(self._threads.read(others) if others else ())
+        return (next(read) if found is None else found for found in known)
 
     def _is_unchanged(self, row: CheckpointRow) -> bool:
         now = self._threads.find(row.place)
@@ -144,35 +140,33 @@ class TupleReader:
         return all(metadata.get(key) == value for key, value in wanted.items())
 
     def _tuples(self, found: Sequence[StoredCheckpoint]) -> Sequence[CheckpointTuple]:
-        channels = [stored.channels for stored in found]
-        places = [each.value for own in channels for each in own.values() if each.has_value]
+        channels = [each for stored in found for each in stored.channels.values() if each.has_value]
         # A reader of one checkpoint may continue from it; a listing would only evict other entries.
-        values = iter(self._values(places, remember=len(found) == 1))
-        return [
-            self._tuple(stored, own, values) for stored, own in zip(found, channels, strict=True)
-        ]
+        values = iter(self._values(channels, remember=len(found) == 1))
+        return [self._tuple(stored, values) for stored in found]
 
-    def _values(self, places: Sequence[Any], *, remember: bool) -> Sequence[Any]:
-        """The values of channels; each is a stored form or a link to one."""
+    def _values(self, channels: Sequence[Channel], *, remember: bool) -> Sequence[Any]:
+        """The values of channels."""
         lists = self._lists
-        if lists is None:
-            return [self._decode(stored) for stored in self._threads.resolve(places)]
-        known = [lists.load_known(place) for place in places]
-        others = [place for place, found in zip(places, known, strict=True) if found is None]
-        stored = iter(self._threads.resolve(others))
+        known = [None if lists is None else lists.load_known(each.key) for each in channels]
+        stored = iter(
+            self._threads.resolve(
+                each.value for each, found in zip(channels, known, strict=True) if found is None
+            )
+        )
         return [
-            self._value(lists, place, next(stored), remember) if found is None else found
-            for place, found in zip(places, known, strict=True)
+            self._value(each, next(stored), remember) if found is None else found
+            for each, found in zip(channels, known, strict=True)
         ]
 
-    def _value(self, lists: ListCodec, place: Any, stored: Any, remember: bool) -> Any:
-        found = lists.load(place, stored, remember=remember)
+    def _value(self, channel: Channel, stored: Any, remember: bool) -> Any:
+        found = None
+        if self._lists is not None:
+            found = self._lists.load(channel.key, stored, remember=remember)
         return self._decode(stored) if found is None else found
 
-    def _tuple(
-        self, stored: StoredCheckpoint, channels: dict[str, Channel], values: Iterator[Any]
-    ) -> CheckpointTuple:
-        row, value = stored
+    def _tuple(self, stored: StoredCheckpoint, values: Iterator[Any]) -> CheckpointTuple:
+        row, value, channels = stored
         checkpoint: dict[str, Any] = {
             "v": value.get("v"),
             "id": value.get("id"),

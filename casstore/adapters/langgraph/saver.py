@@ -24,12 +24,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec, encodes_as_langgraph
-from casstore.adapters.langgraph.known_lists import KnownLists
-from casstore.adapters.langgraph.layout import CheckpointKey
-from casstore.adapters.langgraph.lists import ListCodec
-from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
+from casstore.adapters.langgraph.layout import CheckpointKey, config_of, config_parts
+from casstore.adapters.langgraph.lists import KnownLists, ListCodec
+from casstore.adapters.langgraph.reading import PAGE, TupleReader
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
-from casstore.adapters.langgraph.steps import OnBranch, Parents, Step, StepWriter
+from casstore.adapters.langgraph.steps import OnBranch, RecentCheckpoints, Step, StepWriter
 from casstore.adapters.langgraph.threads import Threads
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited, iterated
@@ -116,22 +115,10 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
             inner = getattr(inner, "serde", None)
         super().__init__(serde=serde or StrictSerializer(allowed))
         self._pool = pool
-        self._parents = Parents()
+        self._recent = RecentCheckpoints()
         self._lists = KnownLists()
         self._on_branch = on_branch
         self._made: _Parts | None = None
-
-    @property
-    def _threads(self) -> Threads:
-        return self._parts.threads
-
-    @property
-    def _reader(self) -> TupleReader:
-        return self._parts.reader
-
-    @property
-    def _writer(self) -> StepWriter:
-        return self._parts.writer
 
     @property
     def _parts(self) -> _Parts:
@@ -147,8 +134,8 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
             parts = self._made = _Parts(
                 serde,
                 threads,
-                TupleReader(threads, codec, lists),
-                StepWriter(threads, codec, self._parents, lists, self._on_branch),
+                TupleReader(threads, codec, self._recent, lists),
+                StepWriter(threads, codec, self._recent, lists, self._on_branch),
             )
         return parts
 
@@ -156,7 +143,7 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that ``config`` names, or the latest; None if it does not exist."""
-        return self._reader.find(config)
+        return self._parts.reader.find(config)
 
     def list(
         self,
@@ -173,14 +160,14 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         values.
         """
         until = None if before is None else get_checkpoint_id(before)
-        found = self._reader.list(config, filter or {}, until)
+        found = self._parts.reader.list(config, filter or {}, until)
         return found if limit is None else islice(found, max(limit, 0))
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What a checkpoint's delta channels start from, and the writes since, oldest first."""
-        return self._reader.histories(config, channels)
+        return self._parts.reader.histories(config, channels)
 
     # --- writing ------------------------------------------------------------------------
 
@@ -195,7 +182,8 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         thread, namespace, parent = config_parts(config)
         place = CheckpointKey(thread, namespace, checkpoint["id"])
         meta: dict[str, Any] = {**get_checkpoint_metadata(config, metadata)}
-        self._writer.put(Step(place, parent, checkpoint, meta, new_versions))
+        above = None if parent is None else place._replace(checkpoint=parent)
+        self._parts.writer.put(Step(place, above, checkpoint, meta, new_versions))
         return config_of(place)
 
     def put_writes(
@@ -212,25 +200,25 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         thread, namespace, checkpoint = config_parts(config)
         if checkpoint is None:
             raise InvalidInputError("writes belong to a checkpoint, and the config names none")
-        self._writer.put_writes(
+        self._parts.writer.put_writes(
             CheckpointKey(thread, namespace, checkpoint), writes, task_id, task_path
         )
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
-        care.delete_thread(self._threads, str(thread_id))
+        care.delete_thread(self._parts.threads, str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs; the others can be read as before."""
-        care.delete_for_runs(self._threads, run_ids)
+        care.delete_for_runs(self._parts.threads, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints of a thread to another thread; they share all objects."""
-        care.copy_thread(self._threads, str(source_thread_id), str(target_thread_id))
+        care.copy_thread(self._parts.threads, str(source_thread_id), str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
         """Keep only the latest checkpoint of each namespace, or (``delete``) none."""
-        care.prune(self._threads, thread_ids, strategy)
+        care.prune(self._parts.threads, thread_ids, strategy)
 
     def get_next_version(self, current: str | int | float | None, channel: None) -> str:
         """The version after ``current``; deterministic, so equal steps give equal versions."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
-from casstore.adapters.langgraph.known_lists import KeptList
 from casstore.adapters.langgraph.layout import (
     Channel,
     CheckpointKey,
@@ -20,8 +20,8 @@ from casstore.adapters.langgraph.layout import (
     PendingRow,
     TaskRow,
 )
-from casstore.adapters.langgraph.lists import ListCodec
-from casstore.adapters.langgraph.threads import Threads
+from casstore.adapters.langgraph.lists import KeptList, ListCodec
+from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
 from casstore.engine.forks import Lock
 from casstore.errors import (
     BranchedThreadError,
@@ -30,6 +30,9 @@ from casstore.errors import (
     CorruptionError,
     ObjectNotFoundError,
 )
+from casstore.format.canonical import Link
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import encode_split
 from casstore.session.attempts import Attempts
 from casstore.session.records import Draft, Record, find_records
 
@@ -37,30 +40,56 @@ logger = logging.getLogger(__name__)
 
 OnBranch = Literal["keep", "refuse"]
 
-_KEPT_PARENTS: Final = 256
+_KEPT_CHECKPOINTS: Final = 256
 # Sources of steps that branch off on purpose.
 _DELIBERATE: Final = ("fork", "update")
+# Fields of these types do not change while they are cached.
+_SCALARS: Final = frozenset((str, int, float, type(None)))
 
 
-class Parents:
-    """A cache of the channels of recent checkpoints, so that the next step need not read them."""
+class RecentCheckpoint(NamedTuple):
+    """A checkpoint as it was put, or read."""
+
+    channels: dict[str, Channel]
+    link: Link
+    #: Its fields, in stored form; None if the caller could change them.
+    fields: Mapping[str, Any] | None = None
+    #: The rows of the checkpoint and of its thread's head as they were put. Without the first, the
+    #: rows must be read.
+    row: bytes | None = None
+    head: bytes | None = None
+
+
+class RecentCheckpoints:
+    """A cache of recent checkpoints, so that the next step need not read them.
+
+    Another process may have changed or deleted them: a write that relies on them has their rows as
+    a condition, and a reader has read the row.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._known: OrderedDict[CheckpointKey, dict[str, Channel]] = OrderedDict()
+        self._known: OrderedDict[CheckpointKey, RecentCheckpoint] = OrderedDict()
 
-    def remember(self, place: CheckpointKey, channels: dict[str, Channel]) -> None:
-        """Keep the channels of a checkpoint."""
+    def remember(self, place: CheckpointKey, known: RecentCheckpoint) -> None:
+        """Keep a checkpoint."""
         with self._lock:
-            self._known[place] = channels
+            self._known[place] = known
             self._known.move_to_end(place)
-            while len(self._known) > _KEPT_PARENTS:
+            while len(self._known) > _KEPT_CHECKPOINTS:
                 self._known.popitem(last=False)
 
-    def recall(self, place: CheckpointKey) -> dict[str, Channel] | None:
-        """The channels of a checkpoint, if cached."""
+    def recall(self, place: CheckpointKey) -> RecentCheckpoint | None:
+        """A checkpoint, if cached."""
         with self._lock:
             return self._known.get(place)
+
+    def stored(self, row: CheckpointRow) -> StoredCheckpoint | None:
+        """The checkpoint of a row, if it is cached with its fields."""
+        known = self.recall(row.place)
+        if known is None or known.fields is None or known.link != row.link:
+            return None
+        return StoredCheckpoint(row, known.fields, known.channels)
 
     def forget(self) -> None:
         """Clear the cache."""
@@ -72,15 +101,11 @@ class Step(NamedTuple):
     """A checkpoint to be put."""
 
     place: CheckpointKey
-    parent: str | None
+    #: The place of the parent checkpoint.
+    above: CheckpointKey | None
     checkpoint: Checkpoint
     metadata: dict[str, Any]
     new_versions: ChannelVersions
-
-    @property
-    def above(self) -> CheckpointKey | None:
-        """The place of the parent checkpoint."""
-        return None if self.parent is None else self.place._replace(checkpoint=self.parent)
 
 
 class StepWriter:
@@ -90,13 +115,13 @@ class StepWriter:
         self,
         threads: Threads,
         codec: Codec,
-        parents: Parents,
+        recent: RecentCheckpoints,
         lists: ListCodec | None,
         on_branch: OnBranch,
     ) -> None:
         self._threads = threads
         self._codec = codec
-        self._parents = parents
+        self._recent = recent
         self._lists = lists
         self._on_branch = on_branch
 
@@ -104,12 +129,36 @@ class StepWriter:
 
     def put(self, step: Step) -> None:
         """Store a checkpoint based on its parent."""
+        above = step.above
+        known = None if above is None else self._recent.recall(above)
+        if above is None or (known is not None and known.row is not None):
+            # Usually the parent was put last and the checkpoint is new. The conditions of the write
+            # verify that, so no row needs to be read first.
+            head = None if known is None else known.head
+            latest = None if above is None else above.checkpoint
+            try:
+                self._put(step, known, head=head, latest=latest, before=None)
+            except (ConditionFailedError, ObjectNotFoundError, CorruptionError):
+                pass
+            else:
+                return
+        self._put_on_rows(step)
+
+    def _put_on_rows(self, step: Step) -> None:
+        """Store a checkpoint, based on the rows that are stored."""
+        threads, place = self._threads, step.place
         take_over = True
-        attempts = Attempts(f"thread {step.place.thread!r}")
+        attempts = Attempts(f"thread {place.thread!r}")
         while True:
             attempts.begin()
+            head, before = find_records(
+                threads.store,
+                [(threads.heads, (place.thread, place.namespace)), (threads.checkpoints, place)],
+            )
+            latest = None if head is None else threads.heads.decode(head).checkpoint
             try:
-                self._put(step, take_over=take_over)
+                known = self._known(step.above) if take_over else None
+                self._put(step, known, head=head, latest=latest, before=before)
             except ConditionFailedError:
                 continue
             except (ObjectNotFoundError, CorruptionError):
@@ -117,59 +166,84 @@ class StepWriter:
                     raise
                 # The parent's objects were collected, perhaps while they were read: store all
                 # channels again.
-                self._parents.forget()
+                self._recent.forget()
                 take_over = False
                 continue
             return
 
-    def _put(self, step: Step, *, take_over: bool) -> None:
-        threads, place = self._threads, step.place
+    def _put(
+        self,
+        step: Step,
+        known: RecentCheckpoint | None,
+        *,
+        head: Record | bytes | None,
+        latest: str | None,
+        before: Record | None,
+    ) -> None:
+        """Write a checkpoint on condition that two rows are unchanged.
+
+        ``head`` is the row of the thread's head, which names the checkpoint ``latest``. ``before``
+        is the row of this checkpoint, if it is put again.
+        """
+        threads, place, checkpoint = self._threads, step.place, step.checkpoint
         draft = Draft(threads.store)
-        known = self._known(step.above) if take_over else {}
-        channels, lists = self._channels(draft, step, known)
-        needs_parent = self._expect_parent(draft, step, channels)
-        head, before = find_records(
-            threads.store,
-            [(threads.heads, (place.thread, place.namespace)), (threads.checkpoints, place)],
+        channels, lists = self._channels(draft, step, {} if known is None else known.channels)
+        counters = step.metadata.get("counters_since_delta_snapshot") or {}
+        needs_parent = bool(counters) and self._expect_parent(draft, step.above, channels, counters)
+        parent = None if step.above is None else step.above.checkpoint
+        new_head, branch = None, None
+        if needs_parent or not place.namespace:
+            # Pruning and deleting runs make the head a condition, because a new checkpoint may need
+            # the deleted ones.
+            draft.expect(threads.heads, (place.thread, place.namespace), head)
+            new_head = threads.heads.put(draft, HeadRow(*place))
+            if latest is not None and latest not in (parent, place.checkpoint):
+                branch = self._other_branch(step, parent, latest)
+        encode = self._codec.encode
+        fields = layout.pack_fields(
+            checkpoint, encode(layout.other_fields(checkpoint)), encode(step.metadata)
         )
-        other_head = self._move_head(draft, step, head, needs_parent=needs_parent)
-        link = draft.keep(
-            layout.pack_checkpoint(
-                step.checkpoint,
-                channels,
-                self._codec.encode(layout.other_fields(step.checkpoint)),
-                self._codec.encode(step.metadata),
-            )
-        )
+        link = layout.keep_checkpoint(fields, channels, draft.emit)
         run = step.metadata.get("run_id")
-        row = CheckpointRow(place, link, step.parent, None if run is None else str(run))
-        stored = threads.checkpoints.decode_found(before)
+        row = CheckpointRow(place, link, parent, None if run is None else str(run))
+        stored = None if before is None else threads.checkpoints.decode(before)
         if stored is not None:
             row = stored._replace(link=link, parent=row.parent, run=row.run)
         draft.expect(threads.checkpoints, place, before)
-        threads.checkpoints.put(draft, row)
+        new_row = threads.checkpoints.put(draft, row)
         draft.commit()
-        self._parents.remember(place, channels)
-        if self._lists is not None:
-            self._lists.remember(lists)
+        is_fixed = _SCALARS.issuperset(map(type, (fields["v"], fields["id"], fields["ts"])))
+        self._recent.remember(
+            place,
+            RecentCheckpoint(
+                channels,
+                link,
+                fields if is_fixed else None,
+                None if row.folded_writes else new_row,
+                new_head,
+            ),
+        )
+        for name, kept, old in lists:
+            kept.cache.remember(channels[name].key, kept.known, None if old is None else old.key)
         if stored is not None and stored.link != link:
             logger.warning(
                 "thread %r: checkpoint %s was put again with other content",
                 place.thread, place.checkpoint,
             )  # fmt: skip
-        if other_head is not None:
+        if branch is not None:
             logger.warning(
                 "thread %r: checkpoint %s builds on %s, but the thread had gone on to %s; "
                 "both are kept, and only one of them is on the thread's path",
-                place.thread, place.checkpoint, step.parent, other_head,
+                place.thread, place.checkpoint, parent, branch,
             )  # fmt: skip
 
     def _channels(
         self, draft: Draft, step: Step, known: Mapping[str, Channel]
-    ) -> tuple[dict[str, Channel], list[KeptList]]:
-        values = step.checkpoint["channel_values"]
+    ) -> tuple[dict[str, Channel], list[tuple[str, KeptList, Channel | None]]]:
+        """The channels of a checkpoint, and which of them are lists to be cached."""
+        values, emit = step.checkpoint["channel_values"], draft.emit
         channels: dict[str, Channel] = {}
-        lists: list[KeptList] = []
+        lists: list[tuple[str, KeptList, Channel | None]] = []
         for name, version in step.checkpoint["channel_versions"].items():
             stored = layout.pack_version(version)
             before = known.get(name)
@@ -183,37 +257,39 @@ class StepWriter:
             elif name in values:
                 kept = None
                 if self._lists is not None:
-                    was = None if before is None else before.value
-                    kept = self._lists.keep(draft, values[name], was)
+                    kept = self._lists.keep(draft, values[name], before)
                 if kept is not None:
-                    lists.append(kept)
-                    channels[name] = Channel(stored, True, kept.value)
+                    lists.append((name, kept, before))
+                    value = kept.value
                 else:
-                    value = draft.keep_long(self._codec.encode(values[name]))
-                    channels[name] = Channel(stored, True, value)
+                    form = self._codec.encode(values[name])
+                    value = form, encode_split(form, MAX_DEPTH, emit)
+                channels[name] = layout.pack_channel(name, stored, emit, value)
             else:
-                channels[name] = Channel(stored, False, None)
+                channels[name] = layout.pack_channel(name, stored, emit)
         return channels, lists
 
-    def _known(self, place: CheckpointKey | None) -> Mapping[str, Channel]:
+    def _known(self, place: CheckpointKey | None) -> RecentCheckpoint | None:
+        """A parent, from the cache or the store."""
         if place is None:
-            return {}
-        known = self._parents.recall(place)
-        if known is None:
-            row = self._threads.find(place)
-            if row is None:
-                return {}
-            known = self._threads.read([row])[0].channels
-            self._parents.remember(place, known)
+            return None
+        known = self._recent.recall(place)
+        if known is None and (row := self._threads.find(place)) is not None:
+            known = RecentCheckpoint(self._threads.read([row])[0].channels, row.link)
+            self._recent.remember(place, known)
         return known
 
-    def _expect_parent(self, draft: Draft, step: Step, channels: Mapping[str, Channel]) -> bool:
+    def _expect_parent(
+        self,
+        draft: Draft,
+        above: CheckpointKey | None,
+        channels: Mapping[str, Channel],
+        counters: Iterable[str],
+    ) -> bool:
         """Refuse a checkpoint that needs a parent which was deleted.
 
-        True if it needs the parent, and the parent exists.
+        True if it needs the parent, and the parent exists. ``counters`` has its delta channels.
         """
-        counters = step.metadata.get("counters_since_delta_snapshot") or {}
-        above = step.above
         if above is None or not any(
             name in channels and not channels[name].has_value for name in counters
         ):
@@ -224,27 +300,14 @@ class StepWriter:
         draft.expect(self._threads.checkpoints, above, row.record)
         return True
 
-    def _move_head(
-        self, draft: Draft, step: Step, head: Record | None, *, needs_parent: bool
-    ) -> str | None:
-        """Record the latest checkpoint; the other head if this step branches off from ``head``.
-
-        Pruning and deleting runs make the head a condition, because a new checkpoint may need the
-        deleted ones.
-        """
-        place, heads = step.place, self._threads.heads
-        if place.namespace and not needs_parent:
-            return None
-        draft.expect(heads, (place.thread, place.namespace), head)
-        heads.put(draft, HeadRow(*place))
-        if head is None or place.namespace or step.metadata.get("source") in _DELIBERATE:
+    def _other_branch(self, step: Step, parent: str | None, latest: str) -> str | None:
+        """The latest checkpoint, unless it is on purpose that a step branches off from another."""
+        place = step.place
+        if place.namespace or step.metadata.get("source") in _DELIBERATE:
             # Subgraphs are restarted from earlier checkpoints as often as needed.
             return None
-        latest = heads.decode(head).checkpoint
-        if latest in (step.parent, place.checkpoint):
-            return None
         if self._on_branch == "refuse":
-            raise BranchedThreadError(place.thread, step.parent, latest)
+            raise BranchedThreadError(place.thread, parent, latest)
         return latest
 
     # --- what tasks have written --------------------------------------------------------
@@ -264,6 +327,25 @@ class StepWriter:
         replace = all(name in WRITES_IDX_MAP for name, _ in writes)
         key = (*place, task)
 
+        def draft_row(draft: Draft, known: Iterable[PendingRow]) -> None:
+            merged = {each.slot: each for each in known}
+            for each in new:
+                if replace or each.slot not in merged:
+                    merged[each.slot] = each
+            if merged:
+                threads.writes.put(draft, TaskRow.of(place, task, merged.values()))
+
+        recent = self._recent.recall(place)
+        if recent is not None and recent.row is not None:
+            # Usually the task has not written yet. The conditions of the write verify that.
+            draft = Draft(threads.store)
+            draft.expect(threads.writes, key, None)
+            draft.expect(threads.checkpoints, place, recent.row)
+            draft_row(draft, ())
+            with suppress(ConditionFailedError):
+                draft.commit()
+                return
+
         def attempt(draft: Draft) -> None:
             record, checkpoint = find_records(
                 threads.store, [(threads.writes, key), (threads.checkpoints, place)]
@@ -274,12 +356,7 @@ class StepWriter:
                 row = threads.checkpoints.decode_found(checkpoint)
                 folded = () if row is None else row.folded_writes
                 known = [each for each in folded if each.task == task]
-            merged = {each.slot: each for each in known}
-            for each in new:
-                if replace or each.slot not in merged:
-                    merged[each.slot] = each
-            if merged:
-                draft.expect(threads.writes, key, record)
-                threads.writes.put(draft, TaskRow.of(place, task, merged.values()))
+            draft.expect(threads.writes, key, record)
+            draft_row(draft, known)
 
         care.retry(f"task {task}", attempt, threads)

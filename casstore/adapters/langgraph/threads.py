@@ -7,7 +7,7 @@ thread never import or call a type that a checkpoint names.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import writes_sort_key
@@ -33,12 +33,9 @@ class StoredCheckpoint(NamedTuple):
     """A checkpoint with its row: values of channels are still stored forms or links."""
 
     row: CheckpointRow
-    value: dict[str, Any]
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        """Its channels."""
-        return unpack_channels(self.value)
+    #: Its fields, in stored form.
+    value: Mapping[str, Any]
+    channels: dict[str, Channel]
 
 
 class Threads:
@@ -106,7 +103,10 @@ class Threads:
         for value in values:
             if type(value) is not dict:
                 raise CorruptionError("a row links to a value that is not a checkpoint")
-        return [StoredCheckpoint(*each) for each in zip(rows, values, strict=True)]
+        return [
+            StoredCheckpoint(row, value, unpack_channels(value))
+            for row, value in zip(rows, values, strict=True)
+        ]
 
     def resolve(self, values: Iterable[Any]) -> list[Any]:
         """Stored forms with links followed, all at once."""
