@@ -389,6 +389,22 @@ class NodeIndex:
             parts.append(blocks.get(start, behind)[at : at + HASH_BYTES])
         return b"".join(parts)
 
+    def extended(
+        self, hashes: bytes, distances: Sequence[int], digests: Sequence[bytes], emit: Emit
+    ) -> Tail:
+        """The index with more nodes; see ``IndexBuilder.append``."""
+        tail = self.tail
+        if len(tail.digests) + len(digests) < PAGE_NODES:
+            return Tail(
+                tail.spine,
+                tail.hashes + hashes,
+                (*tail.distances, *distances),
+                (*tail.digests, *digests),
+            )
+        builder = self.builder(emit)
+        builder.append(hashes, distances, digests)
+        return builder.finish()
+
     def builder(self, emit: Emit, count: int | None = None) -> IndexBuilder:
         """A builder that appends to this index, or to the index of its first ``count`` nodes."""
         if count is None or count == self.count:

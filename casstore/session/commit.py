@@ -102,7 +102,11 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     bind(session, change)
     encoded: _Encoded | None = first
     known = runtime.recall(key)
-    if known is not None and _is_worth_a_try(change, known):
+    if known is not None and not (
+        change.completes
+        or change.attachments
+        or (change.expected is not None and change.expected != known.head.revision)
+    ):
         result = _try_at_once(runtime, session, key, change, first, receipt, known)
         if result is not None:
             return result
@@ -127,16 +131,6 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
             if runtime.rows(session)[0] == rows.head:
                 raise
         encoded = None
-
-
-def _is_worth_a_try(change: Commit, known: State) -> bool:
-    """Can this commit be tried on the cached head, without reading rows first?"""
-    expected = change.expected
-    return not (
-        change.completes
-        or change.attachments
-        or (expected is not None and expected != known.head.revision)
-    )
 
 
 def _try_at_once(

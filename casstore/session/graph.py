@@ -158,7 +158,7 @@ def change_graph(
         return grown
     # Hidden nodes stay hidden in earlier revisions. A hidden node that the new graph contains
     # becomes visible: the caller has passed it explicitly.
-    return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
+    return grown._replace(hidden=reveal(runtime, state.head, growth.digests, writer))
 
 
 class _Growth:
@@ -171,12 +171,15 @@ class _Growth:
         self._state = state
         self._manifest = manifest
         self._writer = writer
-        self._hidden: HiddenNodes = {} if state is None else runtime.hidden(state.head)
+        self._hidden: HiddenNodes = {}
+        if state is not None and state.head.hidden is not None:
+            self._hidden = runtime.hidden(state.head)
         self._index: NodeIndex = runtime.index(manifest)
         # By id: nodes of the graph that this commit has looked up; and nodes it created, in order.
         self._known: dict[str, _Known] = {}
         self._created: list[_Known] = []
-        self._created_ids: set[str] = set()
+        #: The digests of the nodes that it created.
+        self.digests: list[bytes] = []
         self._hashes: list[bytes] = []
 
     # --- looking up nodes -----------------------------------------------------------------
@@ -274,12 +277,8 @@ class _Growth:
         made = _Known(header, digest, self._manifest.nodes + added)
         self._known[node_id] = made
         self._created.append(made)
-        self._created_ids.add(node_id)
+        self.digests.append(digest)
         self._hashes.append(hashed)
-
-    def digests(self) -> list[bytes]:
-        """The digests of the nodes that were created."""
-        return [digest for _, digest, _ in self._created]
 
     # --- the result -----------------------------------------------------------------------
 
@@ -329,25 +328,24 @@ class _Growth:
             0 if header.parent_id is None else position - known[header.parent_id].position
             for header, _, position in self._created
         ]
-        builder = self._index.builder(self._writer.emit)
-        builder.append(b"".join(self._hashes), distances, self.digests())
-        return builder.finish()
-
-    def _is_straight(self, leaf_id: str | None) -> bool:
-        """Does the commit only extend the single branch, and move the leaf to its end?"""
-        end = self._manifest.leaf_id
-        for header, _, _ in self._created:
-            if header.parent_id != end:
-                return False
-            end = header.id
-        return end == leaf_id
+        return self._index.extended(
+            b"".join(self._hashes), distances, self.digests, self._writer.emit
+        )
 
     def _tips(self, leaf_id: str | None) -> Encoded:
         """The ends of all branches, as a map; nil if the leaf is the only one."""
         manifest, created = self._manifest, self._created
         tips = manifest.tips
-        if tips is NOTHING and self._is_straight(leaf_id):
-            return NOTHING
+        if tips is NOTHING:
+            end = manifest.leaf_id
+            for header, _, _ in created:
+                if header.parent_id != end:
+                    break
+                end = header.id
+            else:
+                if end == leaf_id:
+                    # The commit only extends the single branch.
+                    return NOTHING
         parents = {header.parent_id for header, _, _ in created}
         ends = {
             header.id: Link(Digest(digest))

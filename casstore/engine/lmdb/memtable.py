@@ -153,7 +153,7 @@ class Memtable:
 
     __slots__ = (
         "_deleted", "_ids", "_last_ids", "_offsets", "_rows", "applied_ids", "changes",
-        "entries", "last", "next_id", "size_bytes", "state", "transaction",
+        "entries", "last", "next_id", "oldest_offset", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
@@ -168,6 +168,8 @@ class Memtable:
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
         self.changes = self.size_bytes = 0
+        #: Where the record of the first entry begins; None without entries.
+        self.oldest_offset: int | None = None
         # Where the record of each entry begins, and the last id that is given after it.
         self._offsets: list[int] = []
         self._last_ids: list[int] = []
@@ -181,11 +183,6 @@ class Memtable:
         #: Ids of objects that are in the tables, so that writers need not ask the index. They stay
         #: valid: a transaction that deletes names from the index begins a new memtable.
         self.applied_ids: dict[bytes, int] = {}
-
-    @property
-    def oldest_offset(self) -> int | None:
-        """Where the record of the first entry begins; None without entries."""
-        return self._offsets[0] if self._offsets else None
 
     def add(self, offset: int, position: Position, entry: BatchEntry) -> None:
         """Add an entry whose record begins at ``offset``. Readers see it once ``last`` is updated.
@@ -209,6 +206,7 @@ class Memtable:
             deleted[digest].append((lsn, None))
         self.entries.append((position, entry))
         self._offsets.append(offset)
+        self.oldest_offset = self._offsets[0]
         self._last_ids.append(entry.next_id - 1)
         # After the entry, which holds the objects.
         own = entry.first_id
