@@ -154,11 +154,11 @@ def _document(store: Store, target: Target) -> dict[str, Any]:
             # Long: its entries are shown, each cut.
             document["value"] = None
     document["size_bytes"] = len(item.data)
-    document["links"] = [digest.hex() for digest in _links(item.kind, target.digest, item.data)]
+    document["links"] = [digest.hex() for digest in _links(item.kind, item.data)]
     return document
 
 
-def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
+def _links(kind: int, data: bytes) -> list[bytes]:
     from casstore.format import tree
     from casstore.format.canonical import links_in
 

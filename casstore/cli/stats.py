@@ -313,7 +313,6 @@ class Share(NamedTuple):
     session: str
     objects: int
     size_bytes: int
-    own_objects: int
     own_bytes: int
 
     @property
@@ -517,8 +516,8 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
     shares: list[Share] = []
     for at, session in enumerate(sessions):
         bit = 1 << at
-        alone = counts.get(bit, [0, 0])
+        _, alone = counts.get(bit, (0, 0))
         mine = [found for mask, found in counts.items() if mask & bit]
         total = [sum(found[part] for found in mine) for part in (0, 1)]
-        shares.append(Share(session, total[0], total[1], alone[0], alone[1]))
+        shares.append(Share(session, total[0], total[1], alone))
     return shares

@@ -324,14 +324,6 @@ def _doomed(
 # --- revisions ------------------------------------------------------------------------------
 
 
-class _Doomed(NamedTuple):
-    """A revision to remove that is unchanged since the plan."""
-
-    planned: Removed
-    head: HeadRow
-    conditions: list[Condition]
-
-
 def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     for start in range(0, len(part.removed), _BATCH):
