@@ -264,7 +264,7 @@ def _stopping(progress: Progress | None, stop: Callable[[], bool]) -> Progress:
     return note
 
 
-class Outcome(NamedTuple):
+class StoreOutcome(NamedTuple):
     """The result for one store."""
 
     path: str
@@ -281,7 +281,7 @@ def maintain_store(
     dry_run: bool,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> StoreOutcome:
     """Carry out the steps for one store. Errors are reported, not raised."""
     report: dict[str, Any] = dict.fromkeys(_STORE)
     report.update(file_bytes_before=_file_bytes(path), nodes_removed=0, objects_removed=0)
@@ -309,7 +309,7 @@ def maintain_store(
     summary = "; ".join(words)
     if before is not None and after is not None:
         summary += f"; file {size(before)} → {size(after)}"
-    return Outcome(shown, code, f"{shown}: {summary}", document(_STORE, report))
+    return StoreOutcome(shown, code, f"{shown}: {summary}", document(_STORE, report))
 
 
 def _measure_rest(store: Store, report: dict[str, Any], words: list[str]) -> bool:
@@ -534,7 +534,7 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
     return Config((*config.stores, *stores), config.steps._replace(**changes), config.own, changes)
 
 
-def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> None:
+def write_report(where: str, outcomes: list[StoreOutcome], *, interrupted: bool) -> None:
     """Write one JSON document about all stores; the file is replaced as a whole."""
     found = _SHAPE.document(
         {"interrupted": interrupted, "stores": [one.report for one in outcomes]}
@@ -634,7 +634,7 @@ def maintain(
         log.say(
             f'[store."{shown_place(path)}"] is none of the stores that are maintained', sys.stderr
         )
-    outcomes: list[Outcome] = []
+    outcomes: list[StoreOutcome] = []
     silent = app.quiet or not is_terminal(sys.stderr)
     for path in paths:
         if stopped.is_set():

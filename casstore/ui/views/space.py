@@ -43,7 +43,7 @@ class DayShown(NamedTuple):
     stop: float = 1
 
 
-class Kept(NamedTuple):
+class KeptRow(NamedTuple):
     """Objects of one kind."""
 
     kind: str
@@ -69,7 +69,7 @@ class Charts(NamedTuple):
     #: The size if every revision were a full copy.
     copies_bytes: float
     revisions: int
-    kinds: tuple[Kept, ...]
+    kinds: tuple[KeptRow, ...]
     days: tuple[DayShown, ...]
     biggest: tuple[BigShown, ...]
 
@@ -153,13 +153,13 @@ def _charts(viewed: Viewed) -> Charts:
     )  # fmt: skip
 
 
-def _kinds(found: Mapping[int, tuple[int, int]]) -> tuple[Kept, ...]:
+def _kinds(found: Mapping[int, tuple[int, int]]) -> tuple[KeptRow, ...]:
     """Objects by kind; a large blob and the lists of its parts are blobs."""
-    summed: dict[str, Kept] = {}
+    summed: dict[str, KeptRow] = {}
     for kind, (objects, size_bytes) in found.items():
         name = "blob" if kind == Kind.CHUNKS else _kind(kind)
-        known = summed.get(name, Kept(name, 0, 0))
-        summed[name] = Kept(name, known.objects + objects, known.size_bytes + size_bytes)
+        known = summed.get(name, KeptRow(name, 0, 0))
+        summed[name] = KeptRow(name, known.objects + objects, known.size_bytes + size_bytes)
     return tuple(summed.values())
 
 

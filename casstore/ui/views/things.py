@@ -25,7 +25,7 @@ from casstore.session.scanning import scan
 from casstore.ui.views import values
 from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time
-from casstore.ui.views.values import Branch, Level
+from casstore.ui.views.values import Level, ValueBranch
 from casstore.ui.views.viewed import Viewed
 
 _LINKS: Final = 100
@@ -79,7 +79,7 @@ class Thing(NamedTuple):
     message: ParsedPayload | None
     is_cut: bool
     #: Of a value: its entries. Of a blob: its text.
-    branches: tuple[Branch, ...]
+    branches: tuple[ValueBranch, ...]
     entries: int
     text: str
     image: str

@@ -26,7 +26,7 @@ _TEXT_BYTES: Final = 40_000
 _DIFF_LINES: Final = 60
 
 
-class Branch(NamedTuple):
+class ValueBranch(NamedTuple):
     """An entry of a list or a map."""
 
     name: str
@@ -39,14 +39,14 @@ class Branch(NamedTuple):
     size: int
     digest: str = ""
     is_changed: bool = False
-    children: tuple[Branch, ...] | None = None
+    children: tuple[ValueBranch, ...] | None = None
     more: int = 0
 
 
 class Level(NamedTuple):
     """Entries of one level, from ``start`` on."""
 
-    branches: tuple[Branch, ...]
+    branches: tuple[ValueBranch, ...]
     start: int
     total: int
 
@@ -86,27 +86,27 @@ def branch(
     *,
     changed: frozenset[tuple[PathStep, ...]] = frozenset(),
     deeper: int = 0,
-) -> Branch:
+) -> ValueBranch:
     """One entry."""
     is_changed = path in changed
     if isinstance(value, Link):
-        return Branch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
+        return ValueBranch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
     count = value.entry_count() if isinstance(value, Stored) else None
     if count is None:
         begun = value.beginning(4 * _LINE, 4 * _LINE) if isinstance(value, Stored) else value
         if isinstance(begun, Link):
-            return Branch(name, path_text(path), "", "link", 0, begun.digest.hex(), is_changed)
-        return Branch(
+            return ValueBranch(name, path_text(path), "", "link", 0, begun.digest.hex(), is_changed)
+        return ValueBranch(
             name, path_text(path), one_line(scalar(begun), _LINE), kind_of(begun), 0, "", is_changed
         )
     assert isinstance(value, Stored)
     is_map = next((isinstance(step, str) for step, _ in value.entries()), True)
-    children: tuple[Branch, ...] | None = None
+    children: tuple[ValueBranch, ...] | None = None
     more = 0
     if deeper > 0 and count:
         inner = level(value, path, changed=changed, deeper=deeper - 1, limit=20)
         children, more = inner.branches, count - len(inner.branches)
-    return Branch(
+    return ValueBranch(
         name, path_text(path), None, "map" if is_map else "list", count, "", is_changed, children,
         more,
     )  # fmt: skip
