@@ -227,10 +227,22 @@ class _Sessions(RowPart[_SessionRow]):
         made, updated, prompt, model, config, status, kind = row[1:8]
         spawn_call, lifecycle, metadata = row[9], row[11], row[12]
         public = LogSessionRow(
-            session, made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt,
-            model, kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
-            0,
-        )  # fmt: skip
+            session=session,
+            created_at_ms=made,
+            updated_at_ms=updated,
+            status=status,
+            kind=kind,
+            lifecycle=lifecycle,
+            parent=parent,
+            place=0,
+            depth=0,
+            spawn_call=spawn_call,
+            prompt=prompt,
+            model=model,
+            config=kept(_decoded(session, config) or {}),
+            metadata=kept(_decoded(session, metadata) or {}),
+            children=0,
+        )
         rounds = self._usage(session)
         used = [one.tokens for one in rounds]
         totals = UsageTotals(

@@ -173,18 +173,18 @@ class Tally:
     def report(self) -> RetentionReport:
         """All of it."""
         return RetentionReport(
-            self.sessions,
-            self.deleted,
-            self.revisions,
-            self.labels,
-            self.gone,
-            self.skipped_count,
-            tuple(self.skipped),
-            self.refused_count,
-            tuple(self.refused),
-            self.overridden_count,
-            tuple(self.overridden),
-            self.own,
+            sessions=self.sessions,
+            sessions_deleted=self.deleted,
+            revisions_removed=self.revisions,
+            labels_removed=self.labels,
+            already_gone=self.gone,
+            skipped_count=self.skipped_count,
+            skipped=tuple(self.skipped),
+            refused_count=self.refused_count,
+            refused=tuple(self.refused),
+            overridden_count=self.overridden_count,
+            overridden=tuple(self.overridden),
+            own_policies=self.own,
         )
 
 

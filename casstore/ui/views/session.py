@@ -130,28 +130,29 @@ def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
         turns = graph.read_headers(viewed.reader(), digest)[0].users
     manifest_digest = place.state.head.manifest
     return Summary(
-        place.session,
-        handle.meta(),
-        entry,
-        _first_revision(viewed, key, place.head.head.revision),
-        place.head.head.revision,
-        None if before is None else before.revision,
-        None if place.is_head else _following(viewed, key, place.revision),
-        manifest.nodes,
-        len(place.path),
-        turns,
-        len(place.hidden),
-        None if leaf in place.hidden else manifest.leaf_id,
-        tuple(read_usage(viewed.reader(), manifest.ledger)),
-        tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
-        place.head.head.origin,
-        tuple(forks[:_FORKS]),
-        max(0, len(forks) - _FORKS),
-        handle.subjects(),
-        handle.expires_at_ms(),
-        tuple([pin.name for pin in islice(viewed.store.pins(), 1000)
-               if pin.digest == manifest_digest]),
-    )  # fmt: skip
+        session=place.session,
+        meta=handle.meta(),
+        entry=entry,
+        first_revision=_first_revision(viewed, key, place.head.head.revision),
+        head_revision=place.head.head.revision,
+        previous=None if before is None else before.revision,
+        following=None if place.is_head else _following(viewed, key, place.revision),
+        nodes=manifest.nodes,
+        path_nodes=len(place.path),
+        turns=turns,
+        hidden=len(place.hidden),
+        leaf=None if leaf in place.hidden else manifest.leaf_id,
+        usage=tuple(read_usage(viewed.reader(), manifest.ledger)),
+        ticks=tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
+        origin=place.head.head.origin,
+        forks=tuple(forks[:_FORKS]),
+        forks_omitted=max(0, len(forks) - _FORKS),
+        subjects=handle.subjects(),
+        expires_at_ms=handle.expires_at_ms(),
+        tags=tuple(
+            [pin.name for pin in islice(viewed.store.pins(), 1000) if pin.digest == manifest_digest]
+        ),
+    )
 
 
 def _first_revision(viewed: Viewed, key: bytes, head: int) -> int:

@@ -211,9 +211,19 @@ def _space(viewed: Viewed) -> SpacePage:
     policy = retention.find_policy(store)
     planned, sessions, revisions, is_cut = _plan(viewed)
     return SpacePage(
-        charts(viewed), report, problem, tuple(known), omitted, _policy_text(policy),
-        planned, sessions, revisions, is_cut, pack_bytes, compact_bytes,
-    )  # fmt: skip
+        charts=charts(viewed),
+        gc=report,
+        gc_problem=problem,
+        shares=tuple(known),
+        shares_omitted=omitted,
+        policy=_policy_text(policy),
+        planned=planned,
+        planned_sessions=sessions,
+        planned_revisions=revisions,
+        is_plan_cut=is_cut,
+        pack_bytes=pack_bytes,
+        compact_bytes=compact_bytes,
+    )
 
 
 def _plan(viewed: Viewed) -> tuple[tuple[Planned, ...], int, int, bool]:

@@ -114,9 +114,22 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
     is_blob = item.kind in (Kind.BLOB, Kind.ROPE)
     kind = "blob" if is_blob else KIND_NAMES.get(item.kind, str(item.kind))
     found = Thing(
-        digest.hex(), kind, len(item.data), session, None, False, None, False, (), 0, "", "", (),
-        False, _tags(viewed, digest),
-    )  # fmt: skip
+        digest=digest.hex(),
+        kind=kind,
+        size_bytes=len(item.data),
+        session=session,
+        node=None,
+        is_hidden=False,
+        message=None,
+        is_cut=False,
+        branches=(),
+        entries=0,
+        text="",
+        image="",
+        links=(),
+        links_more=False,
+        tags=_tags(viewed, digest),
+    )
     if item.kind == Kind.NODE:
         is_hidden = digest in hidden_digests(viewed, session)
         [node] = graph.stored_nodes(reader, [digest])

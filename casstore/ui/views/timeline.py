@@ -297,14 +297,27 @@ def _joined(
         message = draft.message
         rows.append(
             TimelineRow(
-                draft.at, draft.header.id, draft.digest.hex(), draft.header.depth,
-                draft.is_hidden, message.role, message.blocks, message.is_compaction,
-                message.usage, node_time(draft.header.time), draft.header.users, begins, mark,
-                _collapsed(events), tuple(forks.get(draft.header.id, ())),
-                commit is not None and commit.entry.session == place.session
-                and commit.entry.revision == place.revision, draft.is_cut,
+                at=draft.at,
+                id=draft.header.id,
+                digest=draft.digest.hex(),
+                depth=draft.header.depth,
+                is_hidden=draft.is_hidden,
+                role=message.role,
+                blocks=message.blocks,
+                is_compaction=message.is_compaction,
+                usage=message.usage,
+                time=node_time(draft.header.time),
+                turn=draft.header.users,
+                begins_turn=begins,
+                commit=mark,
+                events=_collapsed(events),
+                forks=tuple(forks.get(draft.header.id, ())),
+                is_new=commit is not None
+                and commit.entry.session == place.session
+                and commit.entry.revision == place.revision,
+                is_cut=draft.is_cut,
             )
-        )  # fmt: skip
+        )
     if not is_end:
         return rows, []
     rest: list[Created] = [] if following is None else [following, *waiting]
