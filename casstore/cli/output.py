@@ -313,7 +313,7 @@ class Pager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is None:
             self._stream.write("".join(self._held))
             return
