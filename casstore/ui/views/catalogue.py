@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from casstore.cli.stats import measure_own
 from casstore.errors import CasstoreError, CorruptionError, SessionDeletedError
 from casstore.maintenance import systems
 from casstore.maintenance.check import last_check
+from casstore.maintenance.contents import measure_own
 from casstore.session import catalogue, keys
 from casstore.session.data import Origin
 from casstore.session.heads import decode_head

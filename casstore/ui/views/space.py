@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from casstore.cli.stats import Share, measure_contents, measure_sessions
 from casstore.engine.protocol import Collecting, Measuring
 from casstore.errors import CasstoreError
 from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.maintenance import gc, retention
 from casstore.maintenance import space as spaces
 from casstore.maintenance.check import LastCheck, check, last_check, result_of
+from casstore.maintenance.contents import Share, measure_contents, measure_sessions
 from casstore.maintenance.policy import policy_fields
 from casstore.ui.views.catalogue import SESSIONS, contents
 from casstore.ui.views.viewed import Viewed
