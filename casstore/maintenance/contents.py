@@ -25,7 +25,7 @@ from casstore.session import keys
 from casstore.session.data import SessionInfo
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 #: Sessions that one pass can measure: a bit for each, and one for all other rows.
 AT_ONCE: Final = 62
@@ -106,6 +106,7 @@ def measure_contents(store: Store, *, listed: int, progress: Progress | None = N
     >>> contents.revisions, len(contents.biggest)
     (2, 1)
     """
+    check_store(store)
     engine = store.engine
     counter = _Counter(store, listed)
     for table, row, digest in _roots(engine):
@@ -230,6 +231,7 @@ def measure_sessions(
     >>> 0 < share.own_bytes <= share.size_bytes
     True
     """
+    check_store(store)
     shares: list[Share] = []
     for start in range(0, len(sessions), AT_ONCE):
         shares += _shares(store, sessions[start : start + AT_ONCE], progress)
@@ -244,6 +246,7 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     >>> len(measure_own(store)), measure_own(store, max_objects=1)
     (1, None)
     """
+    check_store(store)
     engine = store.engine
     owners: dict[bytes, bytes] = {}
     sizes: dict[bytes, int] = {}
