@@ -24,6 +24,7 @@ _VALUE_CHARACTERS: Final = 1_200
 # Texts up to this length are compared line by line.
 _TEXT_BYTES: Final = 40_000
 _DIFF_LINES: Final = 60
+_LINES_AROUND: Final = 2
 
 
 class ValueBranch(NamedTuple):
@@ -218,9 +219,11 @@ def _value(stored: Stored | None) -> str | None:
     return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
 
 
-def diff_lines(before: str, after: str, *, around: int = 2) -> Iterator[Line]:
+def diff_lines(before: str, after: str) -> Iterator[Line]:
     """What differs between two texts, by lines; long lines and long diffs are cut."""
-    found = difflib.unified_diff(before.splitlines(), after.splitlines(), n=around, lineterm="")
+    found = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), n=_LINES_AROUND, lineterm=""
+    )
     for count, line in enumerate(islice(found, 2, None)):
         if count == _DIFF_LINES:
             yield Line("@", "…")
