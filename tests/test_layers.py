@@ -93,25 +93,12 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "mana
 
 # Classes whose name another class has too, and why they may. Each name has one more definition,
 # which is the one that a reader of the name alone expects.
-_VIEWER = "is what a page of the viewer shows of the thing, and stays within the viewer"
-_COMMAND = "is a part of a command's output, and stays within the command line"
 _LANGGRAPH = "is a part of how LangGraph's data is stored, and stays within the adapter"
 SAME_NAMES = {
     "casstore.adapters.langgraph.layout.HeadRow": _LANGGRAPH,
     "casstore.adapters.langgraph.steps.Step": _LANGGRAPH,
     "casstore.adapters.langgraph.vector_search.Snapshot": _LANGGRAPH,
-    "casstore.cli.maintain.Outcome": _COMMAND,
-    "casstore.cli.output.Branch": _COMMAND,
     "casstore.compat.agent_state.AgentSession": "is the name that morrow's programs import",
-    "casstore.ui.views.catalogue.Listing": _VIEWER,
-    "casstore.ui.views.commits.Tokens": _VIEWER,
-    "casstore.ui.views.records.Channel": _VIEWER,
-    "casstore.ui.views.records.Record": _VIEWER,
-    "casstore.ui.views.space.Kept": _VIEWER,
-    "casstore.ui.views.timeline.Event": _VIEWER,
-    "casstore.ui.views.timeline.Row": _VIEWER,
-    "casstore.ui.views.values.Branch": _VIEWER,
-    "casstore.ui.views.viewed.Place": _VIEWER,
 }
 
 # What must not be loaded by importing casstore: each costs as much as casstore itself.

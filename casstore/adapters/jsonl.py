@@ -37,7 +37,6 @@ from casstore.engine.files import path_text, storage_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import (
     BadLineError,
-    BusyError,
     CycleError,
     DuplicateNodeError,
     InvalidInputError,
@@ -50,6 +49,7 @@ from casstore.format.hashing import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import loads, storable
 from casstore.session.arguments import check_flag
+from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
@@ -62,7 +62,6 @@ DEFAULT_MAX_LINE_BYTES: Final = 64 << 20
 _FORMATS: Final = get_args(Format)
 _COPY_BYTES: Final = 1 << 20
 _PROGRESS_LINES: Final = 1000
-_MAX_ATTEMPTS: Final = 8
 # A longer header is not stored in the session's meta.
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MARK: Final = "imported"
@@ -452,7 +451,9 @@ class _Batch(Unit):
         return [PartReport(self._part.name, self.size, len(self._missing))]
 
     def write(self, wrote: Wrote) -> None:
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
+        while True:
+            attempts.begin()
             leaf = next((each.draft.id for each in reversed(self._missing) if each.on_path), None)
             drafts = [each.draft for each in self._missing]
             try:
@@ -467,10 +468,6 @@ class _Batch(Unit):
             for orphan in self._orphans:
                 self._part.found.add(ORPHANS, orphan)
             return
-        raise BusyError(
-            f"session {self._session.id!r} changed {_MAX_ATTEMPTS} times during the import of a "
-            "batch; import it when no agent uses it"
-        )
 
     def _is_unknown(self) -> bool:
         """Whether the session has none of these ids, and each is there once."""

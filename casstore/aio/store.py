@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from casstore import store as sync
@@ -140,12 +139,7 @@ class AsyncStore(Proxy[Store]):
     async def __aenter__(self) -> AsyncStore:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(

@@ -322,4 +322,4 @@ def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> No
             commits = f"{count(report.commits_discarded, 'commit')} that could still be read"
             to.line(bad("discarded  "), f"the log, and {commits}; the store needs no log now")
 
-    app.answer(report._asdict(), render)
+    app.answer(report, render)

@@ -97,7 +97,8 @@ def _kind(
 ) -> Callable[[Callable[..., Options]], None]:
     """Add a kind. ``function`` is its importer, as ``module:name``.
 
-    The decorated function has the options of the kind, and returns the arguments of the importer.
+    The decorated function has the options of the kind, and ``dry_run``; it returns the arguments of
+    the importer.
     """
 
     def add(options: Callable[..., Options]) -> None:
@@ -107,11 +108,11 @@ def _kind(
                 importer = getattr(import_module(module), attribute)
                 arguments = options(dry_run=dry_run, **given)
                 with app.open(write=not dry_run) as store, app.meter() as meter:
-                    report = importer(store, source, dry_run=dry_run, progress=meter, **arguments)
+                    report = importer(store, source, progress=meter, **arguments)
             except ModuleNotFoundError as exc:
                 # An optional package; the message says how to install it.
                 raise click.UsageError(str(exc)) from exc
-            app.answer(_document(report), lambda to: _render(to, report))
+            app.answer(report, lambda to: _render(to, report))
 
         run.__doc__ = options.__doc__
         made = command(_SECTION, _SHAPE, *examples, name=kind)(run)
@@ -125,15 +126,6 @@ def _kind(
         FUNCTIONS[kind] = function
 
     return add
-
-
-def _document(report: ImportReport) -> dict[str, Any]:
-    return {
-        **report._asdict(),
-        "parts": [part._asdict() for part in report.parts],
-        "sessions": [session._asdict() for session in report.sessions],
-        "notes": [{**note._asdict(), "examples": list(note.examples)} for note in report.notes],
-    }
 
 
 def _render(to: Printer, report: ImportReport) -> None:
@@ -180,7 +172,7 @@ _NAME: Final = click.option("--name", metavar="ID", help="The id that the sessio
     help="A person the session is about, for erase; a bundle has none. May be given again.",
 )
 @click.option("--fast-forward", is_flag=True, help="Update a session that is in an earlier state.")
-def _bundle(*, dry_run: bool, **given: Any) -> Options:
+def _bundle(**given: Any) -> Options:
     """A session that casstore export wrote.
 
     FILE is proven as a whole before anything is written. Readers see all of the session or
@@ -204,7 +196,7 @@ def _bundle(*, dry_run: bool, **given: Any) -> Options:
 )
 @_NAME
 @click.option("--leave-out-damaged", is_flag=True, help="Leave out lines that cannot be read.")
-def _jsonl(*, dry_run: bool, **given: Any) -> Options:
+def _jsonl(**given: Any) -> Options:
     """A transcript of Claude Code or pi, or messages, in lines of JSON.
 
     FILE becomes one session, with its branches. The same file again adds the lines that it has got
@@ -221,7 +213,7 @@ def _jsonl(*, dry_run: bool, **given: Any) -> Options:
     "casstore import langgraph-checkpoints postgresql://agents@db/app --dry-run --store agents",
     source="FILE|URL",
 )
-def _langgraph_checkpoints(*, dry_run: bool, **given: Any) -> Options:
+def _langgraph_checkpoints(**given: Any) -> Options:
     """Checkpoints of LangGraph's SqliteSaver or PostgresSaver.
 
     FILE is a database of SqliteSaver, URL the connection string of PostgresSaver;
@@ -244,7 +236,7 @@ def _langgraph_checkpoints(*, dry_run: bool, **given: Any) -> Options:
     "--replace", is_flag=True,
     help="Replace an item that the store holds with other content.",
 )  # fmt: skip
-def _langgraph_items(*, dry_run: bool, **given: Any) -> Options:
+def _langgraph_items(**given: Any) -> Options:
     """Long-term memory of LangGraph's SqliteStore or PostgresStore.
 
     FILE is a database of SqliteStore, URL the connection string of PostgresStore;
@@ -275,7 +267,7 @@ def _langgraph_items(*, dry_run: bool, **given: Any) -> Options:
     "--messages-table", metavar="NAME", default="agent_messages", show_default=True,
     help="The table of messages, likewise.",
 )  # fmt: skip
-def _openai_agents(*, dry_run: bool, sessions: tuple[str, ...], **given: Any) -> Options:
+def _openai_agents(*, sessions: tuple[str, ...], **given: Any) -> Options:
     """Conversations of the OpenAI Agents SDK.
 
     FILE is a database of its SQLiteSession or AdvancedSQLiteSession. Every session keeps its id,
@@ -297,7 +289,7 @@ def _openai_agents(*, dry_run: bool, sessions: tuple[str, ...], **given: Any) ->
 @click.option(
     "--leave-out-damaged", is_flag=True, help="Leave out damaged nodes and blobs, with a note."
 )
-def _lash(*, dry_run: bool, **given: Any) -> Options:
+def _lash(**given: Any) -> Options:
     """Session databases of lash.
 
     PATH is a session database, or a directory of them (*.db). Each becomes a session, whole or not
@@ -314,7 +306,7 @@ def _lash(*, dry_run: bool, **given: Any) -> Options:
     "casstore import power-loop sessions.db --dry-run --store agents",
     "casstore import power-loop sessions.db --store agents",
 )
-def _power_loop(*, dry_run: bool, **given: Any) -> Options:
+def _power_loop(**given: Any) -> Options:
     """Sessions of power-loop 0.2.0, as session logs.
 
     FILE is its database. A file in the middle of a write is refused.
@@ -332,7 +324,7 @@ def _power_loop(*, dry_run: bool, **given: Any) -> Options:
     type=click.Path(file_okay=False, exists=True),
     help="The directory that holds threads/, if it is not that of the database.",
 )
-def _agent_harness(*, dry_run: bool, **given: Any) -> Options:
+def _agent_harness(**given: Any) -> Options:
     """Threads, runs and artifacts of agent-harness.
 
     FILE is its runtime database. A file in the middle of a write is refused.
@@ -346,7 +338,7 @@ def _agent_harness(*, dry_run: bool, **given: Any) -> Options:
     "casstore import langbot langbot.db --dry-run --store agents",
     "casstore import langbot langbot.db --store agents",
 )
-def _langbot(*, dry_run: bool, **given: Any) -> Options:
+def _langbot(**given: Any) -> Options:
     """Runner state of LangBot, as scoped state.
 
     FILE is its database. A file in the middle of a write is refused.
@@ -372,4 +364,4 @@ def _morrow(*, dry_run: bool, key_directory: str | None, secret_file: Any) -> Op
     # A dry run creates no directory: one that does not exist has no keys.
     has_keys = not dry_run or os.path.isdir(key_directory or "")
     keys = open_keys(key_directory) if has_keys else None
-    return {"keys": keys, "secret": read_secret(secret_file)}
+    return {"dry_run": dry_run, "keys": keys, "secret": read_secret(secret_file)}

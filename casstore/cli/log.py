@@ -216,9 +216,8 @@ def forks_of(store: Store) -> list[Fork]:
     # Read only the rows: a store may have many sessions, and few of them are forks of these.
     for row in scan(store.engine, "heads", b"", None):
         head = decode_head(row.value)
-        session = head.long_id or keys.session_of(row.key)
-        if head.origin is not None and session is not None:
-            found.append(Fork(session, *head.origin))
+        if head.origin is not None:
+            found.append(Fork(keys.name_of(row.key, head.long_id), *head.origin))
     return found
 
 

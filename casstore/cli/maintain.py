@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import heapq
 import os
 import signal
 import sys
 import threading
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TextIO
 
 import click
 
 from casstore.cli.command import App, command
+from casstore.cli.configuration import EVERYTHING, Config, Steps, find_stores, read_config
 from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
 from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.output import is_terminal, let_go
 from casstore.cli.progress import Meter
-from casstore.cli.quantities import DURATION, duration, parse_duration, size
+from casstore.cli.quantities import DURATION, duration, size
 from casstore.cli.retention import PRUNE_FIELDS, planned, policy_of, prune_document, with_policy
 from casstore.cli.space import (
     COMPACT_FIELDS,
@@ -37,14 +36,11 @@ from casstore.cli.space import (
     vacuum_document,
     vacuum_exit_code,
 )
-from casstore.cli.stats import AT_ONCE, measure_sessions, moved_at
 from casstore.cli.text import json_pieces, safe
 from casstore.engine.overlay import OverlayEngine
 from casstore.engine.protocol import (
     COLD_AGE_MS,
     DEFAULT_BATCH,
-    DEFAULT_GRACE_MS,
-    DURABILITIES,
     Measuring,
     PackReport,
 )
@@ -56,10 +52,11 @@ from casstore.errors import (
     StoreNotFoundError,
 )
 from casstore.maintenance import compact, expiring, gc, pack, retention, space, vacuum
+from casstore.maintenance.contents import AT_ONCE, measure_sessions, moved_at
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields, policy_from
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention import Policy, RetentionReport
+from casstore.maintenance.retention import RetentionReport
 from casstore.maintenance.retention_execution import Tally
 from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
@@ -69,156 +66,6 @@ _MIN_COMPACT_BYTES: Final = 1 << 20
 _MIN_COMPACT_SHARE: Final = 0.25
 # The sessions that a report names as holding space.
 _HOLDING: Final = 5
-_DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
-
-
-class Steps(NamedTuple):
-    """Which steps of maintenance a store gets, and their parameters."""
-
-    grace_ms: int = DEFAULT_GRACE_MS
-    batch: int = DEFAULT_BATCH
-    #: Prune by this policy; None: by the stored policies, if ``prune``.
-    policy: Policy | None = None
-    prune: bool = False
-    #: Apply ``policy`` to sessions that have their own policy as well.
-    override_policies: bool = False
-    #: Give up attachments announced longer ago than this and never committed; None: none.
-    attachments_ms: int | None = None
-    vacuum: bool = False
-    pack: bool = False
-    #: Compact if that frees enough of the file, and no other process has the store open.
-    compact: bool = False
-    durability: str = "full"
-
-
-# The keys of a configuration, and their types.
-_KEYS: Final[dict[str, type | tuple[type, ...]]] = {
-    "grace": str, "batch": int, "retention": (dict, bool), "override_policies": bool,
-    "attachments": str, "vacuum": bool, "pack": bool, "compact": bool, "durability": str,
-}  # fmt: skip
-
-
-class Config(NamedTuple):
-    """A configuration file."""
-
-    stores: tuple[str, ...]
-    steps: Steps
-    #: Changes for single stores, by path.
-    own: Mapping[str, Mapping[str, Any]]
-    #: Fields of the steps that options have set, for every store.
-    options: Mapping[str, Any] = {}
-
-    def steps_of(self, path: str) -> Steps:
-        """The steps of one store."""
-        for named, changes in self.own.items():
-            if _same(named, path):
-                own = change_steps(self.steps, changes, f'store."{named}"')
-                return own._replace(**self.options)
-        return self.steps
-
-    def idle(self, paths: Sequence[str]) -> list[str]:
-        """The stores that have a table and are not among these."""
-        return [one for one in self.own if not any(_same(one, path) for path in paths)]
-
-
-def _same(one: str, other: str) -> bool:
-    return one == other or os.path.realpath(one) == os.path.realpath(other)
-
-
-def read_config(path: str) -> Config:
-    """Read a TOML file; InvalidInputError names a key that is not known."""
-    try:
-        with open(path, "rb") as source:
-            found = tomllib.load(source)
-    except OSError as exc:
-        raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise InvalidInputError(f"{path} is not TOML: {exc}") from exc
-    stores = found.pop("stores", [])
-    own = found.pop("store", {})
-    if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
-        raise InvalidInputError(f'{path}: store is a table for each path, [store."PATH"]')
-    if not isinstance(stores, list) or not all(isinstance(one, str) for one in stores):
-        raise InvalidInputError(f"{path}: stores is a list of paths")
-    if any("\0" in one for one in (*stores, *own)):
-        raise InvalidInputError(f"{path}: a path holds no NUL")
-    steps = change_steps(_EVERYTHING, found, path)
-    for pattern, changes in own.items():
-        change_steps(steps, changes, f'{path}: store."{pattern}"')
-    return Config(tuple(stores), steps, own)
-
-
-def change_steps(steps: Steps, changes: Mapping[str, Any], where: str) -> Steps:
-    """Steps with changes in the form of a configuration."""
-    for key, given in changes.items():
-        value: Any = given
-        if key not in _KEYS:
-            raise InvalidInputError(f"{where}: no {key!r}; there are {', '.join(_KEYS)}")
-        if not isinstance(given, _KEYS[key]) or (key == "batch" and isinstance(given, bool)):
-            raise InvalidInputError(f"{where}: {key} cannot be {value!r}")
-        if key == "batch" and not 1 <= value <= gc.MAX_BATCH:
-            # Checked before pruning begins.
-            raise InvalidInputError(
-                f"{where}: batch must be from 1 to {gc.MAX_BATCH:,}, got {value}"
-            )
-        if key == "durability" and value not in DURABILITIES:
-            raise InvalidInputError(f"{where}: durability is one of {', '.join(DURABILITIES)}")
-        if key == "grace":
-            steps = steps._replace(grace_ms=_duration(value, f"{where}: grace"))
-        elif key == "attachments":
-            steps = steps._replace(attachments_ms=_duration(value, f"{where}: attachments"))
-        elif key == "retention":
-            steps = _with_retention(steps, value, where)
-        else:
-            steps = steps._replace(**{key: value})
-    return steps
-
-
-def _with_retention(steps: Steps, value: Mapping[str, Any] | bool, where: str) -> Steps:
-    if isinstance(value, bool):
-        # True: by the policies in the store itself.
-        return steps._replace(policy=None, prune=value)
-    fields = {
-        _DURATIONS.get(key, key): _duration(given, f"{where}: {key}")
-        if key in _DURATIONS
-        else given
-        for key, given in value.items()
-    }
-    try:
-        return steps._replace(policy=policy_from(fields), prune=True)
-    except InvalidInputError as exc:
-        raise InvalidInputError(f"{where}: retention: {exc}") from exc
-
-
-def _duration(text: object, where: str) -> int:
-    try:
-        return parse_duration(text if isinstance(text, str) else "")
-    except ValueError as exc:
-        raise InvalidInputError(f"{where}: {exc}") from exc
-
-
-def find_stores(patterns: Sequence[str]) -> list[str]:
-    """The stores that paths and patterns name, each once, in order.
-
-    A pattern matches only directories that hold a store; a path must be a store. A name that exists
-    literally is a path, whatever characters it contains.
-    """
-    found: dict[str, str] = {}
-    for pattern in patterns:
-        if is_server(pattern):
-            found.setdefault(pattern, pattern)
-            continue
-        if glob.has_magic(pattern) and not os.path.lexists(pattern):
-            paths = [
-                path
-                for path in sorted(glob.glob(pattern, recursive=True))
-                if os.path.exists(os.path.join(path, "data.mdb"))
-            ]
-        else:
-            paths = [pattern]
-        for path in paths:
-            found.setdefault(os.path.realpath(path), path)
-    return list(found.values())
 
 
 @contextmanager
@@ -264,7 +111,7 @@ def _stopping(progress: Progress | None, stop: Callable[[], bool]) -> Progress:
     return note
 
 
-class Outcome(NamedTuple):
+class StoreOutcome(NamedTuple):
     """The result for one store."""
 
     path: str
@@ -281,7 +128,7 @@ def maintain_store(
     dry_run: bool,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> StoreOutcome:
     """Carry out the steps for one store. Errors are reported, not raised."""
     report: dict[str, Any] = dict.fromkeys(_STORE)
     report.update(file_bytes_before=_file_bytes(path), nodes_removed=0, objects_removed=0)
@@ -309,7 +156,7 @@ def maintain_store(
     summary = "; ".join(words)
     if before is not None and after is not None:
         summary += f"; file {size(before)} → {size(after)}"
-    return Outcome(shown, code, f"{shown}: {summary}", document(_STORE, report))
+    return StoreOutcome(shown, code, f"{shown}: {summary}", document(_STORE, report))
 
 
 def _measure_rest(store: Store, report: dict[str, Any], words: list[str]) -> bool:
@@ -511,12 +358,11 @@ _SHAPE: Final = Shape(
         "stores": nested("the stores, in the order given", _STORE),
     },
 )
-_EVERYTHING: Final = Steps(prune=True, vacuum=True, pack=True, compact=True)
 
 
 def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[str, Any]) -> Config:
     """The configuration of a file with the options on top."""
-    config = Config((), _EVERYTHING, {}) if config_file is None else read_config(config_file)
+    config = Config((), EVERYTHING, {}) if config_file is None else read_config(config_file)
     policy = policy_of(given)
     changes: dict[str, Any] = {}
     if given["grace_ms"] is not None:
@@ -534,7 +380,7 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
     return Config((*config.stores, *stores), config.steps._replace(**changes), config.own, changes)
 
 
-def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> None:
+def write_report(where: str, outcomes: list[StoreOutcome], *, interrupted: bool) -> None:
     """Write one JSON document about all stores; the file is replaced as a whole."""
     found = _SHAPE.document(
         {"interrupted": interrupted, "stores": [one.report for one in outcomes]}
@@ -634,7 +480,7 @@ def maintain(
         log.say(
             f'[store."{shown_place(path)}"] is none of the stores that are maintained', sys.stderr
         )
-    outcomes: list[Outcome] = []
+    outcomes: list[StoreOutcome] = []
     silent = app.quiet or not is_terminal(sys.stderr)
     for path in paths:
         if stopped.is_set():

@@ -235,7 +235,7 @@ class Printer:
                 else:
                     self.report(field.fields, found[key])
 
-    def tree(self, title: Part, branches: Iterable[Branch]) -> None:
+    def tree(self, title: Part, branches: Iterable[TreeLine]) -> None:
         """An item and its children as a tree."""
         from rich.tree import Tree
 
@@ -313,7 +313,7 @@ class Pager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is None:
             self._stream.write("".join(self._held))
             return
@@ -329,14 +329,14 @@ def _pager_command() -> list[str]:
     return [] if command in ([], ["cat"]) else command
 
 
-class Branch(NamedTuple):
+class TreeLine(NamedTuple):
     """A line of a tree, and what is below it."""
 
     label: Part
-    below: Sequence[Branch] = ()
+    below: Sequence[TreeLine] = ()
 
 
-def _grow(tree: Any, branches: Iterable[Branch]) -> None:
+def _grow(tree: Any, branches: Iterable[TreeLine]) -> None:
     for branch in branches:
         _grow(tree.add(_rich_text(branch.label)), branch.below)
 

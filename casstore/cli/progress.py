@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from casstore.cli.output import is_terminal, wants_colour
@@ -52,12 +52,7 @@ class Meter:
             self._former = signal.signal(signal.SIGINT, self._ask_to_stop)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
         if self._bars is not None:

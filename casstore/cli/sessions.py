@@ -18,10 +18,10 @@ from casstore.cli.fields import Field, Fields, Shape, document, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
-from casstore.cli.stats import measure_own
 from casstore.cli.text import clip_name, short
 from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.maintenance import systems
+from casstore.maintenance.contents import measure_own
 from casstore.maintenance.systems import RecordSystem, SystemEntry
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader

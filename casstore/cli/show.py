@@ -12,7 +12,7 @@ from casstore.cli import fields, naming
 from casstore.cli.command import App, command
 from casstore.cli.fields import Field, Fields, Shape, nested
 from casstore.cli.naming import Target, complete_name
-from casstore.cli.output import Branch, Printer, Styled, dim, name
+from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
     at_path,
     checkpoint_document,
@@ -154,11 +154,11 @@ def _document(store: Store, target: Target) -> dict[str, Any]:
             # Long: its entries are shown, each cut.
             document["value"] = None
     document["size_bytes"] = len(item.data)
-    document["links"] = [digest.hex() for digest in _links(item.kind, target.digest, item.data)]
+    document["links"] = [digest.hex() for digest in _links(item.kind, item.data)]
     return document
 
 
-def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
+def _links(kind: int, data: bytes) -> list[bytes]:
     from casstore.format import tree
     from casstore.format.canonical import links_in
 
@@ -251,21 +251,21 @@ class _Shown:
         assert self._target.digest is not None
         found = checkpoint_document(self._store, self._target.digest, hydrate=False)
         room = self._to.room(26, 120)
-        branches: list[Branch] = []
+        branches: list[TreeLine] = []
         for key, value in found.items():
             if key in ("leaf", "node_count", "usage") or value is None or value == []:
                 continue
             if isinstance(value, Link):
                 branches.append(self._component(key, value.digest, room))
             else:
-                branches.append(Branch(f"{key}  {brief(value, room)}"))
+                branches.append(TreeLine(f"{key}  {brief(value, room)}"))
         for entry in found["usage"]:
             said = f"usage  {entry['source']}, {entry['model']}: "
             said += (
                 f"{entry['input']:,} tokens in, {entry['output']:,} out, "
                 f"{entry['reasoning']:,} reasoning"
             )
-            branches.append(Branch(said))
+            branches.append(TreeLine(said))
         title = f"{count(found['node_count'], 'node')}, leaf {found['leaf'] or 'none'}"
         if self._is_leaf_hidden():
             title += " (hidden)"
@@ -277,23 +277,23 @@ class _Shown:
         leaf = graph.read_manifest(reader, self._target.digest).leaf
         return leaf is not None and leaf in hidden_nodes(self._store, self._target.session)
 
-    def _component(self, key: str, digest: Digest, room: int) -> Branch:
+    def _component(self, key: str, digest: Digest, room: int) -> TreeLine:
         """A component and its first entries, without reading all of it."""
         label = f"{key}  {short(digest)}"
         try:
             if naming.kind_of(self._store, digest) in (Kind.BLOB, Kind.ROPE):
                 with self._store.open_blob(digest) as blob:
-                    return Branch(f"{label}  {size(blob.seek(0, 2))} of bytes")
+                    return TreeLine(f"{label}  {size(blob.seek(0, 2))} of bytes")
             stored = open_object(self._store, digest)
         except ObjectNotFoundError:
-            return Branch(Styled(f"{label}  is missing: casstore check", fg="red"))
+            return TreeLine(Styled(f"{label}  is missing: casstore check", fg="red"))
         total = stored.entry_count()
         if total is None:
-            return Branch(f"{label}  {brief(stored, room)}")
+            return TreeLine(f"{label}  {brief(stored, room)}")
         below = _first(stored, 200 if self._full else 8, room)
         if total > len(below):
-            below.append(Branch(dim(f"… {total - len(below):,} more")))
-        return Branch(f"{label}  {count(total, 'entry', 'entries')}", below)
+            below.append(TreeLine(dim(f"… {total - len(below):,} more")))
+        return TreeLine(f"{label}  {count(total, 'entry', 'entries')}", below)
 
     def _node(self) -> None:
         node = self._document["node"]
@@ -311,7 +311,7 @@ class _Shown:
             return
         below = _first(stored, 1000 if self._full else 40, self._to.room(20, 120))
         if total > len(below):
-            below.append(Branch(dim(f"… {total - len(below):,} more: --full, or --path")))
+            below.append(TreeLine(dim(f"… {total - len(below):,} more: --full, or --path")))
         self._to.tree(Styled(count(total, "entry", "entries"), bold=True), below)
 
     def _blob(self) -> None:
@@ -339,10 +339,10 @@ class _Shown:
             self._to.line(name(node.id), "  ", said)
 
 
-def _first(stored: Stored, limit: int, room: int) -> list[Branch]:
+def _first(stored: Stored, limit: int, room: int) -> list[TreeLine]:
     """The first entries of a list or map, with their keys or places."""
     return [
-        Branch(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
+        TreeLine(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
         for step, value in islice(stored.entries(), limit)
     ]
 

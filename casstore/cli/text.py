@@ -27,6 +27,8 @@ from casstore.session.messages import IMAGE_TEXT
 # Control, format (bidi overrides among them), surrogates, private use, separators of lines.
 _ESCAPED: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 SHORT_DIGEST: Final = 12
+# The width of an id in a sentence.
+_NAME_WIDTH: Final = 40
 
 
 def safe(text: str) -> str:
@@ -49,10 +51,10 @@ def clip(text: str, width: int) -> str:
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
-def clip_name(text: str, width: int = 40) -> str:
+def clip_name(text: str) -> str:
     """The beginning of an id: nothing in it is left out or made equal, only escaped."""
-    line = safe(text[: width + 1])
-    return line if len(line) <= width else line[: width - 1] + "…"
+    line = safe(text[: _NAME_WIDTH + 1])
+    return line if len(line) <= _NAME_WIDTH else line[: _NAME_WIDTH - 1] + "…"
 
 
 def short(digest: bytes) -> str:

@@ -433,9 +433,7 @@ def _revisions(store: Store, only: str | None) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in scan(store.engine, "heads", b"", None):
         head_row = decode_head(row.value)
-        session = head_row.long_id or keys.session_of(row.key)
-        if session is not None:
-            found[session] = head_row.revision
+        found[keys.name_of(row.key, head_row.long_id)] = head_row.revision
     return found
 
 

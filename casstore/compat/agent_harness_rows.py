@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.compat.importing import ImportNote
 from casstore.compat.sqlite_source import SqliteSource, utc_us
@@ -38,7 +38,110 @@ from casstore.records.runs.data import (
 from casstore.records.runs.inserting import Item, Made
 from casstore.records.runs.names import check_id, check_path, value_digest
 
+SourceRow = TypeVar("SourceRow")
+
 _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
+
+
+# --- rows of the database -------------------------------------------------------------------------
+
+# Each field is named as its column. ``number`` is the position of the row among its neighbours.
+
+
+class _ThreadRow(NamedTuple):
+    thread_id: str
+    workspace_id: str
+    entry_agent_id: str
+    status: str | None
+    latest_run_id: str | None
+    created_at: Any
+    updated_at: Any
+
+
+class _RunRow(NamedTuple):
+    run_id: str
+    thread_id: str
+    agent_id: str
+    execution_mode: str
+    adapter_kind: str | None
+    created_at: Any
+    updated_at: Any
+    state: str
+    previous_state: str | None
+    state_entered_at: Any
+    last_transition_at: Any
+    resumable: Any
+    checkpoint_ref: str | None
+    number: int
+
+
+class _MessageRow(NamedTuple):
+    id: str
+    thread_id: str
+    role: str
+    run_id: str | None
+    created_at: Any
+    content: Any
+    number: int
+
+
+class _EventRow(NamedTuple):
+    thread_id: str
+    run_id: str
+    sequence: Any
+    created_at: Any
+    event: Any
+
+
+class _ApprovalRow(NamedTuple):
+    approval_id: str
+    pending_action_id: str
+    thread_id: str
+    run_id: str
+    tool_call_id: Any
+    tool_name: str
+    status: str
+    requested_at: Any
+    resolved_at: Any
+    checkpoint_ref: str | None
+    allowed_decisions: Any
+    input_preview: Any
+    event_refs: Any
+
+
+class _RequestRow(NamedTuple):
+    thread_id: str
+    run_id: str
+    request: Any
+
+
+class _IntentRow(NamedTuple):
+    thread_id: str
+    run_id: str
+    intent: Any
+
+
+class _ArtifactRow(NamedTuple):
+    artifact_id: str
+    thread_id: str
+    run_id: str
+    kind: str
+    created_at: Any
+    path: str
+    number: int
+
+
+# Releases name some columns differently.
+_OTHER_NAMES: Final = {
+    "path": ("relative_path", "artifact_path"),
+    **{
+        name: (f"{name}_json",)
+        for name in (
+            "content", "event", "allowed_decisions", "input_preview", "event_refs", "request",
+            "intent",
+        )
+    },
+}  # fmt: skip
 
 
 class SourceRows(NamedTuple):
@@ -61,18 +164,47 @@ class RuntimeRows:
     def tables(self) -> list[SourceRows]:
         """All kinds, owners first; ForeignSourceError if a table or column is missing."""
         self._require_owners()
+        of_run, rows = "thread_id, run_id", self._rows
         return [
-            SourceRows("threads", self._threads(), self._thread),
-            SourceRows("runs", self._runs(), self._run),
-            SourceRows("messages", self._messages(), self._message),
-            SourceRows("events", self._events(), self._event),
-            SourceRows("approvals", self._approvals(), self._approval),
-            SourceRows("run requests", self._of_run("run_requests", "request"), self._request),
-            SourceRows(
-                "recovery intents", self._of_run("recovery_intents", "intent"), self._intent
+            rows("threads", "threads", _ThreadRow, self._thread, "updated_at, thread_id"),
+            rows(
+                "runs", "runs", _RunRow, self._run, "updated_at, run_id",
+                number="PARTITION BY thread_id ORDER BY created_at, run_id",
             ),
-            SourceRows("artifacts", self._artifacts(), self._artifact),
+            rows(
+                "messages", "thread_messages", _MessageRow, self._message,
+                "thread_id, created_at, id",
+                number="PARTITION BY thread_id ORDER BY created_at, id",
+            ),
+            rows("events", "events", _EventRow, self._event, f"{of_run}, sequence"),
+            rows(
+                "approvals", "approvals", _ApprovalRow, self._approval, "requested_at, approval_id"
+            ),
+            rows("run requests", "run_requests", _RequestRow, self._request, of_run),
+            rows("recovery intents", "recovery_intents", _IntentRow, self._intent, of_run),
+            rows(
+                "artifacts", "artifacts", _ArtifactRow, self._artifact,
+                f"{of_run}, created_at, artifact_id",
+                number=f"PARTITION BY {of_run} ORDER BY created_at, artifact_id",
+            ),
+        ]  # fmt: skip
+
+    def _rows(
+        self,
+        name: str,
+        table: str,
+        row: Callable[..., SourceRow],
+        convert: Callable[[SourceRow], Item],
+        order: str,
+        number: str = "",
+    ) -> SourceRows:
+        """The rows of a table as ``row``; ``number`` is the window of its field ``number``."""
+        columns = [
+            f"row_number() OVER ({number})" if field == "number" else self._column(table, field)
+            for field in row._fields  # type: ignore[attr-defined]
         ]
+        query = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}"
+        return SourceRows(name, query, lambda values: convert(row(*values)))
 
     def unread(self) -> list[ImportNote]:
         """Notes about columns that are not read; valid after ``tables``."""
@@ -82,9 +214,10 @@ class RuntimeRows:
             for note in self._source.unread(table, known)
         ]
 
-    def _column(self, table: str, *names: str) -> str:
-        """The column of a table that has one of these names: releases differ in some."""
+    def _column(self, table: str, field: str) -> str:
+        """The column of a table for a field."""
         columns = self._source.columns(table)
+        names = (field, *_OTHER_NAMES.get(field, ()))
         for name in names:
             if name in columns:
                 self._read.setdefault(table, set()).add(name)
@@ -94,18 +227,13 @@ class RuntimeRows:
             "this release cannot import such a database"
         )
 
-    def _columns(self, table: str, *names: str) -> str:
-        return ", ".join([self._column(table, name) for name in names])
-
-    def _json_column(self, table: str, name: str) -> str:
-        return self._column(table, name, f"{name}_json")
-
     def _require_owners(self) -> None:
         """Raise CorruptionError if a row names a thread or a run that does not exist."""
         owned = ("thread_messages", "events", "approvals", "run_requests", "recovery_intents")
         for table in ("runs", *owned, "artifacts"):
-            self._columns(table, "thread_id", "run_id")
-        self._columns("threads", "thread_id")
+            self._column(table, "thread_id")
+            self._column(table, "run_id")
+        self._column("threads", "thread_id")
         for table in ("runs", *owned, "artifacts"):
             query = f"SELECT thread_id, run_id FROM {table} AS it WHERE NOT EXISTS "
             if table in ("runs", "thread_messages"):
@@ -123,131 +251,113 @@ class RuntimeRows:
 
     # --- threads and runs -------------------------------------------------------------------
 
-    def _threads(self) -> str:
-        columns = self._columns(
-            "threads", "thread_id", "workspace_id", "entry_agent_id", "status", "latest_run_id",
-            "created_at", "updated_at",
-        )  # fmt: skip
-        return f"SELECT {columns} FROM threads ORDER BY updated_at, thread_id"
-
-    def _thread(self, row: tuple[Any, ...]) -> Thread:
-        thread, workspace, agent, status, latest, created, updated = row
-        what = f"thread {thread!r}"
-        self._names(what, thread, workspace, agent, status or agent, latest or agent)
+    def _thread(self, row: _ThreadRow) -> Thread:
+        what = f"thread {row.thread_id!r}"
+        agent = row.entry_agent_id
+        self._names(what, row.thread_id, row.workspace_id, agent)
+        self._names(what, row.status or agent, row.latest_run_id or agent)
         return Thread(
-            thread, workspace, agent, status or None, latest or None, self._time(created, what),
-            self._time(updated, what), 0, 0, 0, 0, 0,
-        )  # fmt: skip
+            id=row.thread_id,
+            workspace=row.workspace_id,
+            agent=agent,
+            status=row.status or None,
+            latest_run=row.latest_run_id or None,
+            created_at_ms=self._time(row.created_at, what),
+            updated_at_ms=self._time(row.updated_at, what),
+            runs=0,
+            messages=0,
+            events=0,
+            artifacts=0,
+            approvals=0,
+        )
 
-    def _runs(self) -> str:
-        columns = self._columns(
-            "runs", "run_id", "thread_id", "agent_id", "execution_mode", "adapter_kind",
-            "created_at", "updated_at", "state", "previous_state", "state_entered_at",
-            "last_transition_at", "resumable", "checkpoint_ref",
-        )  # fmt: skip
-        number = "row_number() OVER (PARTITION BY thread_id ORDER BY created_at, run_id)"
-        return f"SELECT {columns}, {number} FROM runs ORDER BY updated_at, run_id"
-
-    def _run(self, row: tuple[Any, ...]) -> Run:
-        run, thread, agent, mode, adapter, created, updated, state, previous = row[:9]
-        entered, moved, resumable, checkpoint, number = row[9:]
-        what = f"run {run!r}"
-        self._names(what, run, thread, agent, mode, adapter or mode, state, previous or state)
-        self._names(what, checkpoint or run)
-        if bool(resumable) is not (state == WAITING):
-            raise self._damaged(what, f"is {state!r}, and resumable is {resumable!r}")
+    def _run(self, row: _RunRow) -> Run:
+        what = f"run {row.run_id!r}"
+        state, mode = row.state, row.execution_mode
+        self._names(what, row.run_id, row.thread_id, row.agent_id, mode, row.adapter_kind or mode)
+        self._names(what, state, row.previous_state or state, row.checkpoint_ref or row.run_id)
+        if bool(row.resumable) is not (state == WAITING):
+            raise self._damaged(what, f"is {state!r}, and resumable is {row.resumable!r}")
         return Run(
-            run, thread, agent, mode, adapter or mode, self._time(created, what),
-            self._time(updated, what), state, previous or None, self._time(entered, what),
-            self._time(moved, what), checkpoint or None, number, 0, 0,
-        )  # fmt: skip
+            id=row.run_id,
+            thread=row.thread_id,
+            agent=row.agent_id,
+            mode=mode,
+            adapter=row.adapter_kind or mode,
+            created_at_ms=self._time(row.created_at, what),
+            updated_at_ms=self._time(row.updated_at, what),
+            state=state,
+            previous_state=row.previous_state or None,
+            state_entered_at_ms=self._time(row.state_entered_at, what),
+            last_transition_at_ms=self._time(row.last_transition_at, what),
+            checkpoint=row.checkpoint_ref or None,
+            number=row.number,
+            events=0,
+            artifacts=0,
+        )
 
     # --- events and messages ------------------------------------------------------------------
 
-    def _messages(self) -> str:
-        columns = self._columns(
-            "thread_messages", "id", "thread_id", "role", "run_id", "created_at"
-        )
-        content = self._json_column("thread_messages", "content")
-        number = "row_number() OVER (PARTITION BY thread_id ORDER BY created_at, id)"
-        order = "ORDER BY thread_id, created_at, id"
-        return f"SELECT {columns}, {content}, {number} FROM thread_messages {order}"
+    def _message(self, row: _MessageRow) -> ThreadMessage:
+        what = f"message {row.id!r}"
+        self._names(what, row.thread_id, row.role, row.run_id or row.thread_id)
+        value, time = self._json(row.content, what), self._time(row.created_at, what)
+        return ThreadMessage(row.thread_id, row.number, row.role, value, row.run_id or None, time)
 
-    def _message(self, row: tuple[Any, ...]) -> ThreadMessage:
-        name, thread, role, run, created, content, number = row
-        what = f"message {name!r}"
-        self._names(what, thread, role, run or thread)
-        value = self._json(content, what)
-        return ThreadMessage(thread, number, role, value, run or None, self._time(created, what))
-
-    def _events(self) -> str:
-        columns = self._columns("events", "thread_id", "run_id", "sequence", "created_at")
-        event = self._json_column("events", "event")
-        return f"SELECT {columns}, {event} FROM events ORDER BY thread_id, run_id, sequence"
-
-    def _event(self, row: tuple[Any, ...]) -> Event:
-        thread, run, sequence, created, event = row
-        what = f"event {sequence!r} of run {run!r}"
-        if type(sequence) is not int or sequence < 0:
+    def _event(self, row: _EventRow) -> Event:
+        what = f"event {row.sequence!r} of run {row.run_id!r}"
+        if type(row.sequence) is not int or row.sequence < 0:
             raise self._damaged(what, "has no number")
-        return Event(thread, run, sequence, self._json(event, what), self._time(created, what))
+        value, time = self._json(row.event, what), self._time(row.created_at, what)
+        return Event(row.thread_id, row.run_id, row.sequence, value, time)
 
     # --- approvals ----------------------------------------------------------------------------
 
-    def _approvals(self) -> str:
-        columns = self._columns(
-            "approvals", "approval_id", "pending_action_id", "thread_id", "run_id", "tool_call_id",
-            "tool_name", "status", "requested_at", "resolved_at", "checkpoint_ref",
-        )  # fmt: skip
-        values = [
-            self._json_column("approvals", name)
-            for name in ("allowed_decisions", "input_preview", "event_refs")
-        ]
-        return (
-            f"SELECT {columns}, {', '.join(values)} FROM approvals "
-            "ORDER BY requested_at, approval_id"
-        )
-
-    def _approval(self, row: tuple[Any, ...]) -> Approval:
-        approval, action, thread, run, call, tool, status, asked, resolved, checkpoint = row[:10]
-        what = f"approval {approval!r}"
-        self._names(what, approval, action, thread, run, tool, status, checkpoint or run)
-        allowed, preview, events = [self._json(value, what) for value in row[10:]]
+    def _approval(self, row: _ApprovalRow) -> Approval:
+        what, status = f"approval {row.approval_id!r}", row.status
+        self._names(what, row.approval_id, row.pending_action_id, row.thread_id, row.run_id)
+        self._names(what, row.tool_name, status, row.checkpoint_ref or row.run_id)
+        allowed = self._json(row.allowed_decisions, what)
+        preview = self._json(row.input_preview, what)
+        events = self._json(row.event_refs, what)
         if type(allowed) is not list or not all(type(one) is str for one in allowed):
             raise self._damaged(what, f"allows {allowed!r}")
         if type(events) is not list:
             raise self._damaged(what, f"has invalid events {events!r}")
-        if status == PENDING and resolved is not None:
+        if status == PENDING and row.resolved_at is not None:
             raise self._damaged(what, "is both pending and resolved")
         decision = _DECISIONS.get(status, status)
+        resolved = None if row.resolved_at is None else self._time(row.resolved_at, what)
         return Approval(
-            approval, thread, run, action, str(call or ""), tool, status, tuple(allowed),
-            decision if decision in allowed else None, self._time(asked, what),
-            None if resolved is None else self._time(resolved, what), preview, checkpoint or None,
-            tuple(events),
-        )  # fmt: skip
+            id=row.approval_id,
+            thread=row.thread_id,
+            run=row.run_id,
+            action=row.pending_action_id,
+            tool_call=str(row.tool_call_id or ""),
+            tool=row.tool_name,
+            status=status,
+            allowed=tuple(allowed),
+            decision=decision if decision in allowed else None,
+            requested_at_ms=self._time(row.requested_at, what),
+            resolved_at_ms=resolved,
+            preview=preview,
+            checkpoint=row.checkpoint_ref or None,
+            events=tuple(events),
+        )
 
     # --- requests and recovery intents ----------------------------------------------------------
 
-    def _of_run(self, table: str, name: str) -> str:
-        columns = self._columns(table, "thread_id", "run_id")
-        value = self._json_column(table, name)
-        return f"SELECT {columns}, {value} FROM {table} ORDER BY thread_id, run_id"
-
-    def _request(self, row: tuple[Any, ...]) -> RunRequest:
-        thread, run, text = row
-        what = f"the request of run {run!r}"
-        value = self._object(text, what, {"input", "savedAt"}, {"invocation"})
+    def _request(self, row: _RequestRow) -> RunRequest:
+        what = f"the request of run {row.run_id!r}"
+        value = self._object(row.request, what, {"input", "savedAt"}, {"invocation"})
+        given, invocation = storable(value["input"]), storable(value.get("invocation"))
         saved = self._time(value["savedAt"], what)
-        return RunRequest(
-            run, thread, storable(value["input"]), storable(value.get("invocation")), saved
-        )
+        return RunRequest(row.run_id, row.thread_id, given, invocation, saved)
 
-    def _intent(self, row: tuple[Any, ...]) -> RecoveryIntent:
-        thread, run, text = row
-        what = f"the recovery intent of run {run!r}"
+    def _intent(self, row: _IntentRow) -> RecoveryIntent:
+        what = f"the recovery intent of run {row.run_id!r}"
         needed = {"kind", "savedAt", "resumePayload", "attempts"}
-        value = self._object(text, what, needed, {"checkpointRef"})
+        value = self._object(row.intent, what, needed, {"checkpointRef"})
         checkpoint, attempts, kind = value.get("checkpointRef"), value["attempts"], value["kind"]
         if type(attempts) is not int or attempts < 0 or type(kind) is not str:
             raise self._damaged(what, f"is of kind {kind!r}, after {attempts!r} attempts")
@@ -257,8 +367,15 @@ class RuntimeRows:
             # These columns cannot hold a text of JSON, as a payload can.
             if type(storable(value_given)) is dict:
                 raise self._damaged(what, f"holds {value_given!r:.80}, which cannot be stored")
-        payload, saved = storable(value["resumePayload"]), self._time(value["savedAt"], what)
-        return RecoveryIntent(run, thread, kind, payload, checkpoint or None, attempts, saved)
+        return RecoveryIntent(
+            run=row.run_id,
+            thread=row.thread_id,
+            kind=kind,
+            payload=storable(value["resumePayload"]),
+            checkpoint=checkpoint or None,
+            attempts=attempts,
+            saved_at_ms=self._time(value["savedAt"], what),
+        )
 
     def _object(
         self, text: Any, what: str, needed: set[str], allowed: set[str]
@@ -270,26 +387,22 @@ class RuntimeRows:
 
     # --- artifacts --------------------------------------------------------------------------------
 
-    def _artifacts(self) -> str:
-        columns = self._columns(
-            "artifacts", "artifact_id", "thread_id", "run_id", "kind", "created_at"
-        )
-        path = self._column("artifacts", "path", "relative_path", "artifact_path")
-        number = (
-            "row_number() OVER (PARTITION BY thread_id, run_id ORDER BY created_at, artifact_id)"
-        )
-        order = "ORDER BY thread_id, run_id, created_at, artifact_id"
-        return f"SELECT {columns}, {path}, {number} FROM artifacts {order}"
-
-    def _artifact(self, row: tuple[Any, ...]) -> Made:
-        artifact, thread, run, kind, created, path, number = row
-        what = f"artifact {artifact!r} of run {run!r}"
-        self._names(what, artifact, thread, run, kind)
-        content, size_bytes = self._content(thread, run, path, what)
+    def _artifact(self, row: _ArtifactRow) -> Made:
+        what = f"artifact {row.artifact_id!r} of run {row.run_id!r}"
+        self._names(what, row.artifact_id, row.thread_id, row.run_id, row.kind)
+        content, size_bytes = self._content(row.thread_id, row.run_id, row.path, what)
         is_blob = type(content) is bytes
-        digest = Digest.of_blob(content) if is_blob else value_digest(content)
-        time = self._time(created, what)
-        made = Artifact(thread, run, artifact, kind, path, digest, is_blob, time, number)
+        made = Artifact(
+            thread=row.thread_id,
+            run=row.run_id,
+            id=row.artifact_id,
+            kind=row.kind,
+            path=row.path,
+            digest=Digest.of_blob(content) if is_blob else value_digest(content),
+            is_blob=is_blob,
+            created_at_ms=self._time(row.created_at, what),
+            number=row.number,
+        )
         return Made(made, content, size_bytes)
 
     def _content(self, thread: str, run: str, path: str, what: str) -> tuple[Any, int]:

@@ -79,18 +79,18 @@ class QueueReader:
             for item, payload in database.items(name)
         ]
         return Batch(
-            name,
-            self._session,
-            database.number(place, "enqueue_seq", row.seq),
-            tuple(items),
-            row.source_key,
-            _DELIVERIES[row.delivery],
-            _SLOTS[row.slot],
-            self._merge_key(place, row.merge_key),
-            database.number(place, "available_at_ms", row.available_at_ms),
-            database.number(place, "enqueued_at_ms", row.enqueued_at_ms),
-            database.number(place, "claim_fencing_token", row.fence),
-            0,
+            id=name,
+            session=self._session,
+            seq=database.number(place, "enqueue_seq", row.seq),
+            items=tuple(items),
+            source_key=row.source_key,
+            delivery=_DELIVERIES[row.delivery],
+            slot=_SLOTS[row.slot],
+            merge_key=self._merge_key(place, row.merge_key),
+            available_at_ms=database.number(place, "available_at_ms", row.available_at_ms),
+            enqueued_at_ms=database.number(place, "enqueued_at_ms", row.enqueued_at_ms),
+            fence=database.number(place, "claim_fencing_token", row.fence),
+            held_by=0,
         )
 
     def _require_free(self, place: str, row: BatchRow | InputRow) -> None:
@@ -127,18 +127,18 @@ class QueueReader:
             # Batches have source keys of their own, which may be equal.
             source_key = "input:" + database.text(place, "source_key", source_key)
         return Batch(
-            name,
-            self._session,
-            seq,
-            ({"item_id": name, "payload": payload},),
-            source_key,
-            queue.EARLIEST if scope.get("scope") == "active_turn" else queue.AFTER_TURN,
-            queue.EXCLUSIVE,
-            None,
-            0,
-            database.number(place, "enqueued_at_ms", row.enqueued_at_ms),
-            0,
-            0,
+            id=name,
+            session=self._session,
+            seq=seq,
+            items=({"item_id": name, "payload": payload},),
+            source_key=source_key,
+            delivery=queue.EARLIEST if scope.get("scope") == "active_turn" else queue.AFTER_TURN,
+            slot=queue.EXCLUSIVE,
+            merge_key=None,
+            available_at_ms=0,
+            enqueued_at_ms=database.number(place, "enqueued_at_ms", row.enqueued_at_ms),
+            fence=0,
+            held_by=0,
         )
 
 

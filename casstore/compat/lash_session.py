@@ -128,23 +128,23 @@ class _Gathering:
         tagged = self._tagged()
         known = self._meta(meta, nodes, origin)
         arrival = Arrival(
-            known,
-            revision,
-            max(last_ms, known.created_at_ms, _time_ms(nodes.drafts[-1].time) or 0)
+            meta=known,
+            revision=revision,
+            committed_at_ms=max(last_ms, known.created_at_ms, _time_ms(nodes.drafts[-1].time) or 0)
             if nodes.drafts
             else max(last_ms, known.created_at_ms),
-            turn,
-            nodes.drafts,
-            nodes.leaf,
-            nodes.hidden,
-            checkpoint,
-            usage,
-            receipts,
-            attachments,
-            batches,
-            max([batch.seq for batch in batches], default=0),
-            max(fencing, generation),
-            tagged,
+            turn=turn,
+            nodes=nodes.drafts,
+            leaf=nodes.leaf,
+            hidden=nodes.hidden,
+            checkpoint=checkpoint,
+            usage=usage,
+            receipts=receipts,
+            attachments=attachments,
+            batches=batches,
+            last_batch=max([batch.seq for batch in batches], default=0),
+            fencing=max(fencing, generation),
+            tagged=tagged,
         )
         return Gathered(
             arrival,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from casstore.errors import (
@@ -62,12 +61,7 @@ class PostgresSource:
     def __enter__(self) -> PostgresSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def ask(self, query: bytes, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:

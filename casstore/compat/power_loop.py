@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import casstore.store
@@ -199,12 +198,7 @@ class SessionStore:
     def __enter__(self) -> SessionStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- sessions -------------------------------------------------------------------------
@@ -490,36 +484,36 @@ def _text(value: Any) -> str:
 
 def _session_row(found: LogSession) -> SessionRow:
     return SessionRow(
-        found.id,
-        found.created_at_ms,
-        found.updated_at_ms,
-        found.prompt,
-        found.model,
-        restored(found.config),
-        SessionStatus(found.status),
-        SessionKind(found.kind),
-        found.parent,
-        found.spawn_call,
-        found.depth,
-        SubagentLifecycle(found.lifecycle),
-        restored(found.metadata),
+        session_id=found.id,
+        created_at=found.created_at_ms,
+        updated_at=found.updated_at_ms,
+        system_prompt=found.prompt,
+        model=found.model,
+        config=restored(found.config),
+        status=SessionStatus(found.status),
+        kind=SessionKind(found.kind),
+        parent_session_id=found.parent,
+        spawn_tool_call_id=found.spawn_call,
+        spawn_depth=found.depth,
+        lifecycle=SubagentLifecycle(found.lifecycle),
+        metadata=restored(found.metadata),
     )
 
 
 def _message_row(session_id: str, found: Message) -> MessageRow:
     calls = found.tool_calls
     return MessageRow(
-        session_id,
-        found.number,
-        found.role,
-        found.name,
-        found.content,
-        None if calls is None else decode_calls(calls),
-        found.tool_call_id,
-        found.round,
-        MessageState(found.state),
-        decode_meta(found.meta),
-        found.created_at_ms,
+        session_id=session_id,
+        seq=found.number,
+        role=found.role,
+        name=found.name,
+        content=found.content,
+        tool_calls=None if calls is None else decode_calls(calls),
+        tool_call_id=found.tool_call_id,
+        round_index=found.round,
+        state=MessageState(found.state),
+        meta=decode_meta(found.meta),
+        created_at=found.created_at_ms,
     )
 
 

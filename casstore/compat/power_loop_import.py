@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.compat.importing import (
     ImportNote,
@@ -56,24 +56,91 @@ from casstore.session.records import Draft
 from casstore.store import Store, check_store
 
 _NO_LIMIT: Final = 1 << 30
-_COLUMNS: Final = {
-    "sessions": (
-        "session_id created_at updated_at system_prompt model config_json status kind "
-        "parent_session_id spawn_tool_call_id spawn_depth lifecycle metadata_json"
-    ),
-    "messages": (
-        "session_id seq role name content tool_calls_json tool_call_id round_index state "
-        "meta_json created_at"
-    ),
-    "compactions": (
-        "session_id compact_seq note_seq from_seq to_seq before_tokens after_tokens round_index "
-        "created_at"
-    ),
-    "usage_rounds": (
-        "session_id round_index prompt_tokens completion_tokens total_tokens model created_at"
-    ),
-    "session_state": "session_id next_seq round_index last_compact_seq pending_json",
+
+# --- rows of power-loop ---------------------------------------------------------------------------
+
+# Each field is named as its column. SQLite keeps any type in any column.
+
+
+class _SourceSession(NamedTuple):
+    session_id: str
+    created_at: Any
+    updated_at: Any
+    system_prompt: Any
+    model: Any
+    config_json: Any
+    status: Any
+    kind: Any
+    parent_session_id: Any
+    spawn_tool_call_id: Any
+    spawn_depth: Any
+    lifecycle: Any
+    metadata_json: Any
+
+
+class _SourceMessage(NamedTuple):
+    session_id: str
+    seq: Any
+    role: Any
+    name: Any
+    content: Any
+    tool_calls_json: Any
+    tool_call_id: Any
+    round_index: Any
+    state: Any
+    meta_json: Any
+    created_at: Any
+
+
+class _SourceCompaction(NamedTuple):
+    session_id: str
+    compact_seq: Any
+    note_seq: Any
+    from_seq: Any
+    to_seq: Any
+    before_tokens: Any
+    after_tokens: Any
+    round_index: Any
+    created_at: Any
+
+
+class _SourceUsage(NamedTuple):
+    session_id: str
+    round_index: Any
+    prompt_tokens: Any
+    completion_tokens: Any
+    total_tokens: Any
+    model: Any
+    created_at: Any
+
+
+class _SourceState(NamedTuple):
+    session_id: str
+    next_seq: Any
+    round_index: Any
+    last_compact_seq: Any
+    pending_json: Any
+
+
+SourceRow = TypeVar(
+    "SourceRow", _SourceSession, _SourceMessage, _SourceCompaction, _SourceUsage, _SourceState
+)
+_TABLES: Final[dict[type[Any], str]] = {
+    _SourceSession: "sessions",
+    _SourceMessage: "messages",
+    _SourceCompaction: "compactions",
+    _SourceUsage: "usage_rounds",
+    _SourceState: "session_state",
 }
+
+
+def _rows_of(
+    source: SqliteSource, kind: type[SourceRow], session: str, order: str = "session_id"
+) -> Iterator[SourceRow]:
+    """The rows of a session in the table of ``kind``."""
+    columns = ", ".join(kind._fields)
+    query = f"SELECT {columns} FROM {_TABLES[kind]} WHERE session_id = ? ORDER BY {order}"
+    return (kind(*row) for row in source.ask(query, (session,)))
 
 
 def import_power_loop(
@@ -100,9 +167,9 @@ def import_power_loop(
 
 
 def _require_known(source: SqliteSource) -> None:
-    for table, named in _COLUMNS.items():
-        wanted, found = frozenset(named.split()), source.columns(table)
-        if found != wanted:
+    for kind, table in _TABLES.items():
+        found = source.columns(table)
+        if found != frozenset(kind._fields):
             raise ForeignSourceError(
                 f"{source.path} is not a database of power-loop 0.2.0: its table {table} has "
                 f"{', '.join(sorted(found)) or 'no columns'}"
@@ -111,7 +178,7 @@ def _require_known(source: SqliteSource) -> None:
 
 def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
     """Rows of sessions that the database does not have, as an interrupted close leaves them."""
-    for table in _COLUMNS:
+    for table in _TABLES.values():
         [(number,)] = source.ask(
             f"SELECT count(*) FROM {table} "
             "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
@@ -139,8 +206,9 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         """Pages of one session each."""
         for (session,) in self._source.ask("SELECT session_id FROM sessions ORDER BY session_id"):
             keys.id_bytes(session, "a session id")
-            for page in paged(_messages(self._source, session), columns_bytes):
-                yield [(session, _arrived(session, row)) for row in page]
+            rows = _rows_of(self._source, _SourceMessage, session, "seq")
+            for page in paged(rows, columns_bytes):
+                yield [(session, _arrived(row)) for row in page]
 
     def look(self, page: Sequence[tuple[str, Arrived]]) -> Sequence[Presence]:
         session = page[0][0]
@@ -188,7 +256,6 @@ class _Sessions(RowPart[_SessionRow]):
 
     def pages(self) -> Iterator[Sequence[_SessionRow]]:
         """Pages of one session, each a write."""
-        columns = ", ".join(_COLUMNS["sessions"].split())
         known: dict[str, str | None] = dict(
             self._source.ask("SELECT session_id, parent_session_id FROM sessions")
         )
@@ -205,32 +272,42 @@ class _Sessions(RowPart[_SessionRow]):
             if not ready:
                 raise InvalidInputError(f"session {left[0]!r} is its own ancestor")
             for name in ready:
-                [row] = self._source.ask(
-                    f"SELECT {columns} FROM sessions WHERE session_id = ?", (name,)
-                )
+                [row] = _rows_of(self._source, _SourceSession, name)
                 parent = known[name] if known[name] in known else None
-                yield [_SessionRow(name, self._checked(name, row, parent))]
+                yield [_SessionRow(name, self._checked(row, parent))]
                 done.add(name)
             left = [name for name in left if name not in done]
 
-    def _checked(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
+    def _checked(self, row: _SourceSession, parent: str | None) -> Rest:
         """The converted row; InvalidInputError if it cannot be stored, so that dry runs find it."""
+        session = row.session_id
         try:
-            rest = self._rest(session, row, parent)
+            rest = self._rest(row, parent)
             check_rest(rest, self._last(session))
         except (TypeError, InvalidInputError) as exc:
             # SQLite keeps texts in columns of numbers.
             raise InvalidInputError(f"session {session!r}: {exc}") from exc
         return rest
 
-    def _rest(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
-        made, updated, prompt, model, config, status, kind = row[1:8]
-        spawn_call, lifecycle, metadata = row[9], row[11], row[12]
+    def _rest(self, row: _SourceSession, parent: str | None) -> Rest:
+        session = row.session_id
         public = LogSessionRow(
-            session, made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt,
-            model, kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
-            0,
-        )  # fmt: skip
+            session=session,
+            created_at_ms=row.created_at,
+            updated_at_ms=row.updated_at,
+            status=row.status,
+            kind=row.kind,
+            lifecycle=row.lifecycle,
+            parent=parent,
+            place=0,
+            depth=0,
+            spawn_call=row.spawn_tool_call_id,
+            prompt=row.system_prompt,
+            model=row.model,
+            config=kept(_decoded(session, row.config_json) or {}),
+            metadata=kept(_decoded(session, row.metadata_json) or {}),
+            children=0,
+        )
         rounds = self._usage(session)
         used = [one.tokens for one in rounds]
         totals = UsageTotals(
@@ -248,12 +325,13 @@ class _Sessions(RowPart[_SessionRow]):
 
     def _usage(self, session: str) -> list[RoundUsage]:
         return [
-            RoundUsage(0, number, Tokens(*tokens), created)
-            for number, *tokens, created in self._source.ask(
-                "SELECT round_index, prompt_tokens, completion_tokens, total_tokens, model, "
-                "created_at FROM usage_rounds WHERE session_id = ? ORDER BY round_index",
-                (session,),
+            RoundUsage(
+                0,
+                row.round_index,
+                Tokens(row.prompt_tokens, row.completion_tokens, row.total_tokens, row.model),
+                row.created_at,
             )
+            for row in _rows_of(self._source, _SourceUsage, session, "round_index")
         ]
 
     def _state(self, session: str) -> tuple[LogState, list[Fold]]:
@@ -266,16 +344,17 @@ class _Sessions(RowPart[_SessionRow]):
         folds, view = _folds(self._source, session, messages)
         shown = {number for number, folded in messages if not folded}
         notes = tuple(fold.note for fold in folds if fold.note in shown)
-        rows = list(
-            self._source.ask(
-                "SELECT round_index, last_compact_seq, pending_json FROM session_state "
-                "WHERE session_id = ?",
-                (session,),
-            )
+        row = next(_rows_of(self._source, _SourceState, session), None)
+        if row is None:
+            row = _SourceState(session, 0, 0, 0, None)
+        state = LogState(
+            round=row.round_index,
+            folds=max(row.last_compact_seq, len(folds)),
+            view=view,
+            notes=notes,
         )
-        number, folded, pending = rows[0] if rows else (0, 0, None)
-        state = LogState(round=number, folds=max(folded, len(folds)), view=view, notes=notes)
-        return _with_pending(self._source, session, state, _decoded(session, pending)), folds
+        pending = _decoded(session, row.pending_json)
+        return _with_pending(self._source, session, state, pending), folds
 
     def session_of(self, page: Sequence[_SessionRow]) -> str | None:
         return page[0].session
@@ -322,35 +401,27 @@ class _Sessions(RowPart[_SessionRow]):
             return
 
 
-# --- rows of power-loop ---------------------------------------------------------------------
+# --- conversion -----------------------------------------------------------------------------
 
 
-def _messages(source: SqliteSource, session: str) -> Iterator[tuple[Any, ...]]:
-    return source.ask(
-        "SELECT seq, role, name, content, tool_calls_json, tool_call_id, round_index, meta_json, "
-        "created_at FROM messages WHERE session_id = ? ORDER BY seq",
-        (session,),
-    )
-
-
-def _arrived(session: str, row: tuple[Any, ...]) -> Arrived:
-    number, role, name, content, tool_calls, call_id, round_index, meta, created = row
+def _arrived(row: _SourceMessage) -> Arrived:
+    session = row.session_id
     try:
-        known = _decoded(session, meta) or None
+        meta = _decoded(session, row.meta_json) or None
         message = NewMessage(
-            role,
-            content,
-            name,
-            encode_calls(_decoded(session, tool_calls)),
-            call_id,
-            round_index,
-            None if known is None else kept(known),
+            role=row.role,
+            content=row.content,
+            name=row.name,
+            tool_calls=encode_calls(_decoded(session, row.tool_calls_json)),
+            tool_call_id=row.tool_call_id,
+            round=row.round_index,
+            meta=None if meta is None else kept(meta),
         )
-        check_number(number, "a message", least=1)
-        check_number(created, "the time of a message")
-        return Arrived(number, payload_of(message), created)
+        check_number(row.seq, "a message", least=1)
+        check_number(row.created_at, "the time of a message")
+        return Arrived(row.seq, payload_of(message), row.created_at)
     except InvalidInputError as exc:
-        raise InvalidInputError(f"message {number} of session {session!r}: {exc}") from exc
+        raise InvalidInputError(f"message {row.seq} of session {session!r}: {exc}") from exc
 
 
 def _decoded(session: str, text: Any) -> Any:
@@ -374,18 +445,25 @@ def _folds(
     # The position of each message: its own number, or for a note where its fold began.
     places = {number: (number, 0) for number, _ in messages}
     folds: list[Fold] = []
-    for number, note, first, last, before, after, round_index, created in source.ask(
-        "SELECT compact_seq, note_seq, from_seq, to_seq, before_tokens, after_tokens, round_index, "
-        "created_at FROM compactions WHERE session_id = ? ORDER BY compact_seq",
-        (session,),
-    ):
+    for row in _rows_of(source, _SourceCompaction, session, "compact_seq"):
+        first, last = row.from_seq, row.to_seq
         taken = [each for each in gone if first <= each <= last and each in left]
         left.difference_update(taken)
         # A fold with an inverted range folded nothing; keep its row.
         runs = tuple(runs_of(taken)) or ((min(first, last), max(first, last)),)
-        folds.append(Fold(number, note, runs, before, after, round_index, created))
-        if note in places:
-            places[note] = (places.get(first, (first, 0))[0], number)
+        folds.append(
+            Fold(
+                number=row.compact_seq,
+                note=row.note_seq,
+                runs=runs,
+                before_tokens=row.before_tokens,
+                after_tokens=row.after_tokens,
+                round=row.round_index,
+                created_at_ms=row.created_at,
+            )
+        )
+        if row.note_seq in places:
+            places[row.note_seq] = (places.get(first, (first, 0))[0], row.compact_seq)
     shown = [number for number, folded in messages if not folded]
     if not gone and not folds:
         return folds, MessageOrder()

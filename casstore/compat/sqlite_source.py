@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from casstore.compat.importing import ImportNote
@@ -132,12 +131,7 @@ class SqliteSource:
     def __enter__(self) -> SqliteSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._database.close()
 
     @property

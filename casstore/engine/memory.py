@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from struct import pack, unpack
-from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -357,12 +356,7 @@ class _MemoryCollection:
                 self._engine._collecting = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._dry_run:
             self._engine._collecting = False
 

@@ -76,6 +76,11 @@ HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTE
 _HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
+def name_piece(kind: int, data: bytes, _children: list[bytes]) -> bytes:
+    """Name a piece without storing it: an ``Emit`` of ``splitting``."""
+    return digest_of(kind, data)
+
+
 def digest_of(kind: int, data: bytes) -> bytes:
     """Name an object of ``kind``.
 

@@ -17,6 +17,7 @@ __all__ = [
     "check",
     "compact",
     "condemned",
+    "contents",
     "copying",
     "erasure",
     "expiring",

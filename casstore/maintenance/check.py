@@ -309,21 +309,21 @@ class _Check:
                 self._attempt(self._check_graphs)
                 self._attempt(lambda: affected.extend(self._find_affected()))
         return CheckReport(
-            self._level,
-            since_last,
-            not found.has(codes.ERROR),
-            found.found(),
-            found.omitted,
-            dict(sorted(found.counts.items())),
-            found.harmless,
-            tuple(affected[:_NAMED_SESSIONS]),
-            max(0, len(affected) - _NAMED_SESSIONS),
-            tuple(self._pins),
-            self._rows.rows,
-            self._objects,
-            self._contents,
-            self._engine.now_ms(),
-            max(self._highest, self._start),
+            level=self._level,
+            since_last=since_last,
+            sound=not found.has(codes.ERROR),
+            findings=found.found(),
+            findings_omitted=found.omitted,
+            counts=dict(sorted(found.counts.items())),
+            harmless=found.harmless,
+            affected=tuple(affected[:_NAMED_SESSIONS]),
+            affected_omitted=max(0, len(affected) - _NAMED_SESSIONS),
+            affected_pins=tuple(self._pins),
+            rows_checked=self._rows.rows,
+            objects_checked=self._objects,
+            contents_checked=self._contents,
+            checked_at_ms=self._engine.now_ms(),
+            last_id=max(self._highest, self._start),
         )
 
     def _attempt(self, work: Callable[[], object]) -> None:

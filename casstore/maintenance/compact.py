@@ -8,7 +8,6 @@ a process that opens it waits. ``engine.lmdb.compaction`` explains why this is s
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from casstore.engine.lmdb import compaction
 from casstore.errors import InvalidInputError
@@ -19,20 +18,10 @@ from casstore.maintenance.progress import Progress, Step
 _UNITS = {"copy": "ids", "compare": "tables", "verify": "objects"}
 
 
-class CompactReport(NamedTuple):
+class CompactReport(compaction.Compacted):
     """What compacting did."""
 
-    file_bytes_before: int
-    file_bytes_after: int
-    #: All keys and values in the new file, as they are stored.
-    content_bytes: int
-    slabs_before: int
-    slabs_after: int
-    objects: int
-    #: Collected objects whose bytes were still in the file.
-    objects_dropped: int
-    #: Dictionaries that no slab needed any more.
-    dictionaries_dropped: int
+    __slots__ = ()
 
     def __str__(self) -> str:
         return (

@@ -285,7 +285,9 @@ class _Copying:
         [head] = self._source.get_rows([head_key(key)])
         if head is None:
             return None
-        return head, publish.existing(self._target, key, _name(key, decode_head(head)))
+        return head, publish.existing(
+            self._target, key, keys.name_of(key, decode_head(head).long_id)
+        )
 
     def _copy_state(self, key: bytes, head: bytes, existing: Existing) -> None:
         row, there = decode_head(head), existing.head
@@ -342,7 +344,7 @@ class _Copying:
         if same is None and known.revision < row.revision and self._has_outgrown(row, known):
             return known.revision
         raise SessionDivergedError(
-            _name(key, row), "is not an earlier state of the one that is copied"
+            keys.name_of(key, row.long_id), "is not an earlier state of the one that is copied"
         )
 
     def _is_rewritten(self, row: HeadRow, known: HeadRow) -> bool:
@@ -447,10 +449,6 @@ class _Copying:
     def _delete(self, batch: Sequence[RowChange]) -> None:
         self._target.write(Write(rows=batch))
         self._removed += len(batch)
-
-
-def _name(key: bytes, row: HeadRow) -> str:
-    return row.long_id or keys.session_of(key) or ""
 
 
 def _nodes(runtime: Runtime, row: HeadRow) -> list[bytes]:

@@ -474,18 +474,18 @@ def execute(
         [name for name in subjects.sessions_of(runtime, plan.subject) if name not in planned]
     )
     return ErasureReport(
-        plan.subject,
-        deleted,
-        gone,
-        removed,
-        erased,
-        tuple(kept),
-        remaining,
-        plan.sharing,
-        STILL_TO_RUN,
-        tuple(stays),
-        plan.to_tell,
-        tuple(unplanned),
+        subject=plan.subject,
+        sessions_deleted=deleted,
+        already_gone=gone,
+        pins_removed=removed,
+        records_erased=erased,
+        kept=tuple(kept),
+        remaining=remaining,
+        sharing=plan.sharing,
+        still_to_run=STILL_TO_RUN,
+        stays=tuple(stays),
+        to_tell=plan.to_tell,
+        records_remaining=tuple(unplanned),
     )
 
 

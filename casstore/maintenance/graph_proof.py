@@ -25,7 +25,7 @@ from typing import Final
 
 from casstore.errors import BundleLimitError, CorruptionError
 from casstore.format.canonical import Link
-from casstore.format.hashing import DIGEST_BYTES, digest_of
+from casstore.format.hashing import DIGEST_BYTES, name_piece
 from casstore.format.manifest import NOTHING, Manifest
 from casstore.format.node import NodeHeader
 from casstore.format.node_index import HASH_BYTES, PAGE_NODES, RUN_NODES, SPLIT_LEVEL, Tail, id_hash
@@ -102,14 +102,14 @@ class GraphProof:
             # Most revisions are the one before and a few nodes more.
             start, last = self._path.count, self._path_end
             before = self._path.digests(range(max(0, start - 1), start))
-            builder = self._path.builder(_named)
+            builder = self._path.builder(name_piece)
         else:
             self._filter, self._looked_for = None, 0
             start = self._proven_pages(index) * PAGE_NODES
             # The node before is the parent of the first.
             before = index.digests(range(max(0, start - 1), start))
             last = self._headers(before)[0] if before else None
-            builder = index.builder(_named, start)
+            builder = index.builder(name_piece, start)
         above = before[0] if before else None
         proven: list[bytes] = []
         for page in range(start // PAGE_NODES, -(-index.count // PAGE_NODES)):
@@ -151,7 +151,7 @@ class GraphProof:
             return False
         # It may have come by whole pages since.
         whole = self._path.page_count * PAGE_NODES
-        return index.builder(_named, whole).finish().spine == known.spine and (
+        return index.builder(name_piece, whole).finish().spine == known.spine and (
             tuple(index.digests(range(whole, self._path.count))) == known.digests
         )
 
@@ -162,7 +162,7 @@ class GraphProof:
         low, high = 0, index.page_count
         while self._straight and high - low > 1:
             middle = (low + high) // 2
-            spine = index.builder(_named, middle * PAGE_NODES).finish().spine
+            spine = index.builder(name_piece, middle * PAGE_NODES).finish().spine
             if spine in self._straight:
                 low = middle
             else:
@@ -199,7 +199,7 @@ class GraphProof:
 
     def _prove_branches(self, digest: bytes, manifest: Manifest, index: NodeIndex) -> None:
         same = common_prefix(self._index, index)
-        builder = self._index.builder(_named, same)
+        builder = self._index.builder(name_piece, same)
         self._cut(same)
         for start in range(same, index.count, _READ_BATCH):
             positions = range(start, min(start + _READ_BATCH, index.count))
@@ -333,11 +333,6 @@ class GraphProof:
             raise CorruptionError(
                 f"manifest {digest.hex()} has {ends} branches, and names the ends of {found}"
             )
-
-
-def _named(kind: int, data: bytes, children: list[bytes]) -> bytes:
-    """Name a piece without storing it."""
-    return digest_of(kind, data)
 
 
 def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[bytes, str]:

@@ -173,18 +173,18 @@ class Tally:
     def report(self) -> RetentionReport:
         """All of it."""
         return RetentionReport(
-            self.sessions,
-            self.deleted,
-            self.revisions,
-            self.labels,
-            self.gone,
-            self.skipped_count,
-            tuple(self.skipped),
-            self.refused_count,
-            tuple(self.refused),
-            self.overridden_count,
-            tuple(self.overridden),
-            self.own,
+            sessions=self.sessions,
+            sessions_deleted=self.deleted,
+            revisions_removed=self.revisions,
+            labels_removed=self.labels,
+            already_gone=self.gone,
+            skipped_count=self.skipped_count,
+            skipped=tuple(self.skipped),
+            refused_count=self.refused_count,
+            refused=tuple(self.refused),
+            overridden_count=self.overridden_count,
+            overridden=tuple(self.overridden),
+            own_policies=self.own,
         )
 
 
@@ -322,14 +322,6 @@ def _doomed(
 
 
 # --- revisions ------------------------------------------------------------------------------
-
-
-class _Doomed(NamedTuple):
-    """A revision to remove that is unchanged since the plan."""
-
-    planned: Removed
-    head: HeadRow
-    conditions: list[Condition]
 
 
 def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:

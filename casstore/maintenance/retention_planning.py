@@ -174,23 +174,19 @@ class _Planner:
             int.from_bytes(row.key[len(start) :], "big"): row.value
             for row in scan(runtime.engine, "retention", start, keys.past(start))
         }
-        places = [
-            head_key(key),
-            meta_key(key),
-            keys.policy(key),
-            keys.policy(None),
-            keys.expiry(key),
-            leases.lease_key(key),
-        ]
-        head, meta, own, default, expires, lease = runtime.engine.get_rows(places)
+        head_at, policy_at = head_key(key), keys.policy(key)
+        expiry_at, lease_at = keys.expiry(key), leases.lease_key(key)
+        head, meta, own, default, expires, lease = runtime.engine.get_rows(
+            [head_at, meta_key(key), policy_at, keys.policy(None), expiry_at, lease_at]
+        )
         if head is None and meta is None:
             return None
         return _Rows(
-            _decoded(places[0], head, lambda row: None if row is None else decode_head(row)),
-            self._decide(_decoded(places[2], own, decode_policy), default),
-            _decoded(places[4], expires, expiry.decode),
+            _decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
+            self._decide(_decoded(policy_at, own, decode_policy), default),
+            _decoded(expiry_at, expires, expiry.decode),
             _decoded(
-                places[5],
+                lease_at,
                 lease,
                 lambda row: None if row is None else leases.decode_lease(session, row),
             ),

@@ -187,18 +187,18 @@ class _Salvage:
             for table in OF_THE_STORE:
                 self._rows.put(store_rows(table, found, self._rows, taken))
             return SalvageReport(
-                self._source,
-                tuple(sessions.values()),
-                self._objects_saved,
-                self._incomplete,
-                self._rows.saved,
-                tuple(self._rows.lost),
-                tuple(self._rows.strays),
-                self._rows.existing,
-                tuple(found.lost_rows()),
-                tuple(found.lost_dictionaries()),
-                found.stray_slabs,
-                found.stray_rows,
+                source=self._source,
+                sessions=tuple(sessions.values()),
+                objects_saved=self._objects_saved,
+                objects_lost=self._incomplete,
+                rows_saved=self._rows.saved,
+                rows_lost=tuple(self._rows.lost),
+                rows_from_strays=tuple(self._rows.strays),
+                rows_existing=self._rows.existing,
+                gaps=tuple(found.lost_rows()),
+                dictionaries_lost=tuple(found.lost_dictionaries()),
+                stray_slabs=found.stray_slabs,
+                stray_rows=found.stray_rows,
             )
 
     # --- objects --------------------------------------------------------------------------

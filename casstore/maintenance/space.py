@@ -10,35 +10,16 @@ deduplication has saved is not known: objects do not record how often they were 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from casstore.engine.protocol import EngineSpace, Measuring, SlabSpace, TableSpace
+from casstore.engine.protocol import EngineSpace, Measuring
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
 from casstore.store import Store, check_store
 
-#: Why ``SpaceReport`` has no figure for collecting.
-UNKNOWN_UNTIL_GC_PLANS = "unknown until gc plans: gc.collect(store, dry_run=True)"
 
+class SpaceReport(EngineSpace):
+    """How much space a store takes, for what, and how much of it can be reclaimed."""
 
-class SpaceReport(NamedTuple):
-    """How much space a store takes, and for what."""
-
-    file_bytes: int
-    #: What the file takes on the disk; less if it has holes.
-    allocated_bytes: int
-    page_bytes: int
-    #: Pages of tables, and those that hold the file together.
-    used_bytes: int
-    tables: tuple[TableSpace, ...]
-    slabs: SlabSpace
-    dictionaries: int
-    dictionary_bytes: int
-    #: The length of the file if its content were rewritten in order, without changes.
-    tidy_file_bytes: int
-    #: The length of the redo log, and the commits that were only there.
-    log_bytes: int
-    log_commits: int
+    __slots__ = ()
 
     @property
     def free_bytes(self) -> int:
@@ -99,5 +80,4 @@ def measure(store: Store, *, progress: Progress | None = None) -> SpaceReport:
         if progress is not None:
             progress(Step("measure", done, total, "rows"))
 
-    found: EngineSpace = engine.measure_space(tell)
-    return SpaceReport(*found)
+    return SpaceReport(*engine.measure_space(tell))

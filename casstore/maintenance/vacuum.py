@@ -203,7 +203,7 @@ def _with_hidden(store: Store) -> Iterator[str]:
     for row in scan(store.engine, "heads", b"", None):
         head = decode_head(row.value)
         if head.hidden is not None:
-            yield head.long_id or keys.session_of(row.key) or ""
+            yield keys.name_of(row.key, head.long_id)
 
 
 def rewrite_hidden(

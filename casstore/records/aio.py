@@ -12,8 +12,6 @@ runs to its end. The docstring of a method, with its example, is that of the syn
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from casstore.aio.proxies import Proxy, awaited, iterated, made, opened
 from casstore.aio.store import AsyncStore
 from casstore.records.lifecycles import AgentSession, KeyStore, Lifecycles, Ref
@@ -272,12 +270,7 @@ class AsyncAgentSession(Proxy[AgentSession]):
     async def __aenter__(self) -> AsyncAgentSession:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     checkpoint = awaited(AgentSession.checkpoint)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from casstore.errors import ExpansionError, InvalidValueError, LimitError
 from casstore.format import splitting
-from casstore.format.hashing import digest_of
+from casstore.format.hashing import name_piece
 from casstore.format.limits import MAX_DEPTH
 
 _TEXT: Final = "json"
@@ -46,7 +46,7 @@ def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
 def storable(value: Any, *, python: bool = False) -> Any:
     """The value, or its text form if the value cannot be stored; ``python`` as for ``as_text``."""
     try:
-        splitting.encode_split(value, _DEPTH, lambda kind, data, children: digest_of(kind, data))
+        splitting.encode_split(value, _DEPTH, name_piece)
     except ExpansionError:
         # The text form would be just as large.
         raise

@@ -251,7 +251,7 @@ class SearchAnswer:
             digest = name
             count += 1
             if is_listed:
-                reached.append(_Reached(head, _name(key, head)))
+                reached.append(_Reached(head, keys.name_of(key, head.long_id)))
         if digest is None:
             return None
         hit = self._hit(NODE, score, reached, count, doc.at_ms)
@@ -288,7 +288,7 @@ class SearchAnswer:
             if proven.get(manifest, not is_listed) and self._is_recent(head.committed_at_ms):
                 count += 1
                 if is_listed:
-                    reached.append(_Reached(head, _name(key, head)))
+                    reached.append(_Reached(head, keys.name_of(key, head.long_id)))
         if not reached or text is None:
             return None
         at_ms = reached[0].head.committed_at_ms
@@ -389,10 +389,6 @@ class SearchAnswer:
         """Those of the sessions that have a head now, oldest first: key, head row, head."""
         present = [(key, *found) for key in sessions if (found := self._rows[key]) is not None]
         return sorted(present, key=_age)
-
-
-def _name(key: bytes, head: HeadRow) -> str:
-    return head.long_id or keys.session_of(key) or ""
 
 
 def _age(present: tuple[bytes, bytes, HeadRow]) -> tuple[int, bool, bytes]:

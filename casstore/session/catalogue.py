@@ -175,7 +175,7 @@ def decode_meta(key: bytes, row: bytes) -> SessionMeta:
     except (TypeError, ValueError) as exc:
         raise CorruptionError("the meta row of a session is damaged") from exc
     created_at_ms = int.from_bytes(row[:_CREATED_BYTES], "big")
-    session = long_id or keys.session_of(key) or ""
+    session = keys.name_of(key, long_id)
     return SessionMeta(session, name, created_at_ms, model, cwd, parent, cause, extra)
 
 
@@ -197,7 +197,7 @@ def _info(runtime: Runtime, key: bytes, head: bytes | None, meta: bytes | None) 
         assert known is not None
         return SessionInfo(known, None, None, 0)
     state: State = runtime.state_of(key, head)
-    session = state.head.long_id or keys.session_of(key) or ""
+    session = keys.name_of(key, state.head.long_id)
     text, count = picked(runtime, session, state)
     shown = known if known is not None else _meta_of_head(session, state.head)
     return SessionInfo(shown, head_of(session, state), text, count)

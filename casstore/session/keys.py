@@ -72,6 +72,11 @@ def session_of(key: bytes) -> str | None:
     return None if _CUT in key else key[: key.index(_END)].decode()
 
 
+def name_of(key: bytes, long_id: str | None) -> str:
+    """The session id in a key, or ``long_id``, which a row stores if the key has a truncated id."""
+    return long_id or session_of(key) or ""
+
+
 def after_session(key: bytes) -> bytes:
     """What follows the session's own key in a key that belongs to it."""
     end, cut = key.find(_END), key.find(_CUT)

@@ -462,18 +462,20 @@ class Queue:
         stored = reader.follow([one.items for one in queued])
         return [
             Batch(
-                one.id,
-                self._session,
-                one.seq,
-                tuple(values.read_value(reader, one.items, item, max_bytes=DEFAULT_MAX_BYTES)),
-                one.source_key,
-                one.delivery,
-                one.slot,
-                one.merge_key,
-                one.available_at_ms,
-                one.enqueued_at_ms,
-                one.fence,
-                one.held_by,
+                id=one.id,
+                session=self._session,
+                seq=one.seq,
+                items=tuple(
+                    values.read_value(reader, one.items, item, max_bytes=DEFAULT_MAX_BYTES)
+                ),
+                source_key=one.source_key,
+                delivery=one.delivery,
+                slot=one.slot,
+                merge_key=one.merge_key,
+                available_at_ms=one.available_at_ms,
+                enqueued_at_ms=one.enqueued_at_ms,
+                fence=one.fence,
+                held_by=one.held_by,
             )
             for one, item in zip(queued, stored, strict=True)
         ]

@@ -27,9 +27,8 @@ from casstore.ui.texts import shown
 from casstore.ui.views import session as sessions
 from casstore.ui.views.lanes import lanes
 from casstore.ui.views.things import image_bytes
-from casstore.ui.views.timeline import Row, timeline
-from casstore.ui.views.viewed import Place, Viewed
-from casstore.ui.views.whole import whole_state
+from casstore.ui.views.timeline import TimelineRow, timeline
+from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 _PAGE: Final = 64
 _MAX_IMAGE_BYTES: Final = 1 << 20
@@ -77,7 +76,7 @@ class _Export:
     def __init__(
         self,
         viewed: Viewed,
-        place: Place,
+        place: ViewedPlace,
         patterns: Sequence[re.Pattern[str]],
         write: Callable[[str], object],
     ) -> None:
@@ -135,7 +134,7 @@ class _Export:
         head, _, tail = whole.partition("<!--rows-->")
         return head, tail
 
-    def _cut(self, row: Row) -> Row:
+    def _cut(self, row: TimelineRow) -> TimelineRow:
         blocks = [
             block._replace(text=block.text[:_TEXT_CHARACTERS] + "… (cut)")
             if len(block.text) > _TEXT_CHARACTERS
@@ -145,7 +144,7 @@ class _Export:
         return row._replace(blocks=tuple(blocks))
 
     def _state(self) -> Any:
-        return self._clean(whole_state(self._viewed, self._place))
+        return self._clean(sessions.whole_state(self._viewed, self._place))
 
     def _image(self, digest: str, block: Block) -> Markup:
         if self._redact is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import OrderedDict
-from types import TracebackType
 from typing import Final
 
 from casstore.engine.files import storage_error
@@ -52,12 +51,7 @@ class Beneath:
     def __enter__(self) -> Beneath:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from casstore.errors import (
 )
 from casstore.format import splitting
 from casstore.format.digest import BlobHasher, Digest
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.hashing import Kind, name_piece
 from casstore.maintenance.progress import Progress, Step
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceWriter
@@ -130,13 +130,9 @@ class HashingSink:
 
     def directory(self, entries: Entries) -> Digest:
         """Hash a map."""
-        digest = Digest.known(splitting.split(encode_entries(entries), _name))
+        digest = Digest.known(splitting.split(encode_entries(entries), name_piece))
         self.maps[digest] = entries
         return digest
-
-
-def _name(kind: int, data: bytes, children: list[bytes]) -> bytes:
-    return digest_of(kind, data)
 
 
 class _Limited:

@@ -171,12 +171,11 @@ def _is_mode(mode: int) -> bool:
 
 
 class TreeReader:
-    """Reads the directories of snapshots, and counts their entries against ``max_entries``."""
+    """Reads the directories of snapshots, and counts their entries."""
 
-    def __init__(self, source: Engine | PieceReader, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, source: Engine | PieceReader) -> None:
         self._reader = source if isinstance(source, PieceReader) else PieceReader(source)
-        self._limit = max_entries
-        self._left = max_entries
+        self._left = MAX_ENTRIES
 
     def root(self, digest: bytes) -> SnapshotRoot:
         """A snapshot by its digest; UnsafeSnapshotError if the object is invalid."""
@@ -204,8 +203,8 @@ class TreeReader:
         self._left -= len(value)
         if self._left < 0:
             raise LimitError(
-                f"a snapshot of more than {self._limit:,} files and directories; "
-                "raise max_entries to read it"
+                f"the snapshot has more than {MAX_ENTRIES:,} files and directories; "
+                "take snapshots of parts of the directory"
             )
         return {name_of(key, above): decode_entry(item, above, key) for key, item in value.items()}
 

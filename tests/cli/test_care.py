@@ -421,7 +421,8 @@ def test_vacuum_removes_hidden_nodes_for_good(own: str) -> None:
 
 
 def test_the_offline_collector_vacuums(own: str) -> None:
-    from casstore.cli.maintain import Steps, maintain_store
+    from casstore.cli.configuration import Steps
+    from casstore.cli.maintain import maintain_store
 
     with casstore.open(own) as store:
         store.session("agent").tombstone(["n5"])

@@ -11,7 +11,8 @@ import pytest
 
 import casstore
 from casstore import Checkpoint, Commit, Digest, NodeDraft, Store
-from casstore.cli.maintain import Steps, maintain_store, write_report
+from casstore.cli.configuration import Steps
+from casstore.cli.maintain import maintain_store, write_report
 from casstore.cli.places import open_object
 from casstore.cli.text import brief, json_line, json_pieces, plain, summary
 from casstore.engine.memory import MemoryEngine

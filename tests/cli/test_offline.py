@@ -18,7 +18,8 @@ import pytest
 
 import casstore
 from casstore import Commit, NodeDraft
-from casstore.cli.maintain import Steps, change_steps, find_stores, maintain_store, read_config
+from casstore.cli.configuration import Steps, change_steps, find_stores, read_config
+from casstore.cli.maintain import maintain_store
 from casstore.engine.protocol import PackReport
 from casstore.errors import InvalidInputError
 from casstore.maintenance import pack as packing

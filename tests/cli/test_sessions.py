@@ -12,7 +12,7 @@ import pytest
 import casstore
 from casstore import Checkpoint, Commit, NodeDraft
 from casstore.cli import sessions
-from casstore.cli.stats import measure_sessions
+from casstore.maintenance.contents import measure_sessions
 from casstore.session import keys
 from tests.cli.running import HOSTILE, run
 from tests.maintenance.wounds import wounding

@@ -298,7 +298,7 @@ def test_a_size_that_the_blob_does_not_have_is_found_out(
 def test_a_few_maps_that_describe_a_huge_tree_are_refused(
     store: Store, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree.TreeReader.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(tree, "MAX_ENTRIES", 1000)
     below = store.put_value({})
     for _ in range(40):
         below = store.put_value({name: ["d", 0o755, Link(below)] for name in "ab"})

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from types import TracebackType
 from typing import Final, Self
 
 import lmdb
@@ -80,12 +79,7 @@ class LmdbCollection:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._marks is not None:
             self._marks.close()
             self._marks = None

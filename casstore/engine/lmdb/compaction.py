@@ -61,7 +61,9 @@ class Compacted(NamedTuple):
     slabs_before: int
     slabs_after: int
     objects: int
+    #: Collected objects whose bytes were still in the file.
     objects_dropped: int
+    #: Dictionaries that no slab needed any more.
     dictionaries_dropped: int
 
 

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from struct import pack, unpack
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
@@ -151,12 +150,7 @@ class PostgresCollection:
             f"{self._engine.address.place} has a running collection; wait until it has ended"
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._unreached = array("Q")
         if not self._dry_run:
             with suppress(CasstoreError):

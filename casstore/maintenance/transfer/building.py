@@ -203,17 +203,17 @@ class _Builder:
         self._named.update([digest] if hidden is None else [digest, hidden])
         session = given.meta.session
         row = HeadRow(
-            given.revision,
-            given.meta.created_at_ms,
-            given.committed_at_ms,
-            digest,
-            hidden,
-            heads.COMMIT,
-            given.turn,
-            None,
-            None,
-            None,
-            session if keys.is_cut(session) else None,
+            revision=given.revision,
+            created_at_ms=given.meta.created_at_ms,
+            committed_at_ms=given.committed_at_ms,
+            manifest=digest,
+            hidden=hidden,
+            operation=heads.COMMIT,
+            turn=given.turn,
+            rewound_to=None,
+            origin=None,
+            adopted=None,
+            long_id=session if keys.is_cut(session) else None,
         )
         self._rows.append(PutRow(*head_key(self._key), heads.encode_head(row)))
         return digest

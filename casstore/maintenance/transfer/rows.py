@@ -311,9 +311,18 @@ def _revisions(rows: list[list[Any]]) -> dict[int, HeadRow]:
             raise InvalidInputError(f"revision {revision} after {before}")
         rewound_to, origin, adopted = more
         found[revision] = HeadRow(
-            revision, created, committed, manifest, hidden, operation, turn,
-            rewound_to, origin, adopted, None,
-        )  # fmt: skip
+            revision=revision,
+            created_at_ms=created,
+            committed_at_ms=committed,
+            manifest=manifest,
+            hidden=hidden,
+            operation=operation,
+            turn=turn,
+            rewound_to=rewound_to,
+            origin=origin,
+            adopted=adopted,
+            long_id=None,
+        )
     return found
 
 

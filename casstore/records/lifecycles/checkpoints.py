@@ -21,12 +21,11 @@ from casstore.errors import (
 from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note, checked
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
-    Removal,
     Sources,
+    delete_in_one_change,
     made,
-    note_of,
-    objection,
     put_note,
+    remove_unless_kept,
     write_seal,
 )
 from casstore.records.lifecycles.references import CHECKPOINT, Ref, checkpoint_ref, not_found
@@ -215,14 +214,10 @@ class AgentSession:
         (True, 2)
         """
         ref = checkpoint_ref(self.id, number)
-
-        def step(change: LifecycleChange) -> bool:
-            removal = remove_checkpoint(change, self._tables, ref)
-            if removal.stays is not None:
-                raise removal.stays.as_error()
-            return removal.there
-
-        return self._tables.change(str(ref), step)
+        tables = self._tables
+        return delete_in_one_change(
+            tables, ref, lambda change: remove_unless_kept(change, tables, ref, drop_checkpoint)
+        )
 
     def _read(self, record: Record) -> AgentCheckpoint:
         row = CHECKPOINTS.read(record)
@@ -378,20 +373,6 @@ def create_sessions(
             change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
 
     tables.change("a session", step)
-
-
-def remove_checkpoint(
-    change: LifecycleChange, tables: LifecycleTables, ref: Ref, only: bytes | None = None
-) -> Removal:
-    """Remove a checkpoint unless it is sealed or held; ``only``: if its row is this one."""
-    row, noted = change.read([tables.payload(ref), tables.note(ref)])
-    if row is None or only not in (None, row.row):
-        return Removal(there=False)
-    note = note_of(noted)
-    stays = objection(ref, note, tables.store.engine.now_ms())
-    if stays is None:
-        drop_checkpoint(change, tables, ref, row, note)
-    return Removal(True, stays, note)
 
 
 def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) -> None:

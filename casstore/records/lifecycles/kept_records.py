@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
-from casstore.records.lifecycles.annotation import Annotation, check_annotation, checked
+from casstore.records.lifecycles.annotation import Annotation, Note, check_annotation, checked
 from casstore.records.lifecycles.notes import (
-    Removal,
     Sources,
+    delete_in_one_change,
     made,
     note_of,
     objection,
     put_note,
+    remove_unless_kept,
     write_seal,
 )
 from casstore.records.lifecycles.references import RECORD, Ref, not_found
@@ -149,34 +150,22 @@ class KeptRecords:
         (True, False)
         """
         ref = Ref(RECORD, collection, name)
-
-        def step(change: LifecycleChange) -> bool:
-            removal = remove_record(change, self._tables, ref)
-            if removal.stays is not None:
-                raise removal.stays.as_error()
-            return removal.there
-
-        return self._tables.change(str(ref), step)
+        tables = self._tables
+        return delete_in_one_change(
+            tables, ref, lambda change: remove_unless_kept(change, tables, ref, drop_record)
+        )
 
 
 def _listed(record: Record) -> KeptRecord:
     return KeptRecord(Ref(RECORD, *record.key), RECORDS.read(record).at_ms)
 
 
-def remove_record(
-    change: LifecycleChange, tables: LifecycleTables, ref: Ref, only: bytes | None = None
-) -> Removal:
-    """Remove a record in a change unless it is sealed or held; ``only`` if its row is this one."""
-    row, noted = change.read([tables.payload(ref), tables.note(ref)])
-    if row is None or only not in (None, row.row):
-        return Removal(there=False)
-    note = note_of(noted)
-    stays = objection(ref, note, tables.store.engine.now_ms())
-    if stays is not None:
-        return Removal(True, stays, note)
+def drop_record(
+    change: LifecycleChange, tables: LifecycleTables, ref: Ref, _row: Record, note: Note | None
+) -> None:
+    """Remove a record that is neither sealed nor held."""
     change.delete(tables.payload(ref))
     put_note(change, tables, ref, note, None)
-    return Removal(True, None, note)
 
 
 def rewrite_record(

@@ -39,9 +39,9 @@ from casstore.records.lifecycles.checkpoints import (
     EndingSession,
     adopt,
     create_sessions,
-    remove_checkpoint,
+    drop_checkpoint,
 )
-from casstore.records.lifecycles.kept_records import KeptRecords, remove_record
+from casstore.records.lifecycles.kept_records import KeptRecords, drop_record
 from casstore.records.lifecycles.key_files import KeyStore, check_key_store
 from casstore.records.lifecycles.notes import (
     Removal,
@@ -49,6 +49,7 @@ from casstore.records.lifecycles.notes import (
     lengthened,
     note_of,
     put_note,
+    remove_unless_kept,
     write_seal,
 )
 from casstore.records.lifecycles.references import (
@@ -403,9 +404,8 @@ class Lifecycles:
             if ref.kind == USER:
                 self.subjects.check()
                 return self.users.remove(change, ref, only)
-            if ref.kind == CHECKPOINT:
-                return remove_checkpoint(change, self.tables, ref, only)
-            return remove_record(change, self.tables, ref, only)
+            drop = drop_checkpoint if ref.kind == CHECKPOINT else drop_record
+            return remove_unless_kept(change, self.tables, ref, drop, only)
 
         removal = self.tables.change(str(ref), step)
         if ref.kind == USER and removal.there:

@@ -7,7 +7,7 @@ if its sources are removed later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
@@ -29,6 +29,9 @@ from casstore.session import subjects as session_subjects
 from casstore.session.heads import head_key
 from casstore.session.records import Record
 from casstore.session.state import meta_key, tombstone_key
+
+#: Deletes the rows of a record that is neither sealed nor held, and its note.
+Drop = Callable[[LifecycleChange, LifecycleTables, Ref, Record, Note | None], None]
 
 SEALED = "sealed"
 HELD = "held"
@@ -190,6 +193,41 @@ def put_note(
         change.put(tables.notes, NoteRow(ref, after), old)
     elif old is not None:
         change.remove(tables.notes, old)
+
+
+def remove_unless_kept(
+    change: LifecycleChange,
+    tables: LifecycleTables,
+    ref: Ref,
+    drop: Drop,
+    only: bytes | None = None,
+) -> Removal:
+    """Remove a record unless it is sealed or held; ``only``: if its row is this one."""
+    row, noted = change.read([tables.payload(ref), tables.note(ref)])
+    if row is None or only not in (None, row.row):
+        return Removal(there=False)
+    note = note_of(noted)
+    stays = objection(ref, note, tables.store.engine.now_ms())
+    if stays is None:
+        drop(change, tables, ref, row, note)
+    return Removal(True, stays, note)
+
+
+def delete_in_one_change(
+    tables: LifecycleTables, ref: Ref, remove: Callable[[LifecycleChange], Removal]
+) -> bool:
+    """Remove a record in one change; False if it does not exist.
+
+    RecordSealedError or RecordHeldError if it must stay.
+    """
+
+    def step(change: LifecycleChange) -> bool:
+        removal = remove(change)
+        if removal.stays is not None:
+            raise removal.stays.as_error()
+        return removal.there
+
+    return tables.change(str(ref), step)
 
 
 def lengthened(before: Hold | None, hold: Hold, now_ms: int) -> bool:

@@ -16,6 +16,7 @@ from casstore.records.lifecycles.notes import (
     Removal,
     Sources,
     Stayed,
+    delete_in_one_change,
     made,
     note_of,
     objection,
@@ -237,14 +238,7 @@ class UserData:
         """
         ref = self.ref(user, name)
         self._subjects.check()
-
-        def step(change: LifecycleChange) -> bool:
-            removal = self.remove(change, ref)
-            if removal.stays is not None:
-                raise removal.stays.as_error()
-            return removal.there
-
-        removed = self._tables.change(str(ref), step)
+        removed = delete_in_one_change(self._tables, ref, lambda change: self.remove(change, ref))
         self._rows.destroy_here()
         return removed
 

@@ -51,19 +51,19 @@ class LogSessionRow(NamedTuple):
     def public(self) -> LogSession:
         """As callers see it."""
         return LogSession(
-            self.session,
-            self.created_at_ms,
-            self.updated_at_ms,
-            self.status,
-            self.kind,
-            self.lifecycle,
-            self.parent,
-            self.depth,
-            self.spawn_call,
-            self.prompt,
-            self.model,
-            self.config,
-            self.metadata,
+            id=self.session,
+            created_at_ms=self.created_at_ms,
+            updated_at_ms=self.updated_at_ms,
+            status=self.status,
+            kind=self.kind,
+            lifecycle=self.lifecycle,
+            parent=self.parent,
+            depth=self.depth,
+            spawn_call=self.spawn_call,
+            prompt=self.prompt,
+            model=self.model,
+            config=self.config,
+            metadata=self.metadata,
         )
 
 

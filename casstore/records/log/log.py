@@ -88,9 +88,22 @@ class SessionLog:
         """
         name = tree.new_id() if session is None else session
         row = LogSessionRow(
-            name, 0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
-            dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
-        )  # fmt: skip
+            session=name,
+            created_at_ms=0,
+            updated_at_ms=0,
+            status=ACTIVE,
+            kind=kind,
+            lifecycle=lifecycle,
+            parent=parent,
+            place=0,
+            depth=0,
+            spawn_call=spawn_call,
+            prompt=prompt,
+            model=model,
+            config=dict_of(config, "config"),
+            metadata=dict_of(metadata, "metadata"),
+            children=0,
+        )
         return tree.create(self._tables, row, self.depth_limit)
 
     def adopt(
@@ -115,9 +128,22 @@ class SessionLog:
         3
         """
         row = LogSessionRow(
-            session, 0, 0, ACTIVE, ROOT, lifecycle, parent, 0, 0, None, prompt, model,
-            dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
-        )  # fmt: skip
+            session=session,
+            created_at_ms=0,
+            updated_at_ms=0,
+            status=ACTIVE,
+            kind=ROOT,
+            lifecycle=lifecycle,
+            parent=parent,
+            place=0,
+            depth=0,
+            spawn_call=None,
+            prompt=prompt,
+            model=model,
+            config=dict_of(config, "config"),
+            metadata=dict_of(metadata, "metadata"),
+            children=0,
+        )
         return tree.adopt(self._tables, row, self.depth_limit)
 
     def find(self, session: str) -> LogSession | None:

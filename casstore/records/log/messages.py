@@ -92,11 +92,6 @@ def message_of(node: Node, view: MessageOrder) -> Message:
         raise CorruptionError(f"node {node.id!r} does not hold a valid message") from exc
 
 
-def new_of(message: Message) -> NewMessage:
-    """A stored message as a NewMessage."""
-    return NewMessage(*message[1:7], message.meta)
-
-
 def call_ids(tool_calls: Any) -> tuple[str, ...]:
     """The ids of tool calls; a call without an id cannot be pending."""
     return tuple(str(one["id"]) for one in tool_calls or () if one.get("id"))

@@ -113,21 +113,21 @@ def _create_run(work: Working, step: steps.CreateRun) -> Run:
         return there
     at_ms = work.time_of(step.at_ms)
     run = Run(
-        step.run,
-        work.thread.id,
-        step.agent,
-        step.mode,
-        adapter,
-        at_ms,
-        at_ms,
-        RUNNING,
-        None,
-        at_ms,
-        at_ms,
-        None,
-        work.thread.runs + 1,
-        0,
-        0,
+        id=step.run,
+        thread=work.thread.id,
+        agent=step.agent,
+        mode=step.mode,
+        adapter=adapter,
+        created_at_ms=at_ms,
+        updated_at_ms=at_ms,
+        state=RUNNING,
+        previous_state=None,
+        state_entered_at_ms=at_ms,
+        last_transition_at_ms=at_ms,
+        checkpoint=None,
+        number=work.thread.runs + 1,
+        events=0,
+        artifacts=0,
     )
     key = number_text(work.numbers.take())
     work.put_run(RunRow(run, key, work.key, work.numbers.take()))
@@ -250,20 +250,20 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
     if type(step.events) not in (list, tuple):
         raise InvalidInputError(f"events must be a list or tuple, got {type(step.events).__name__}")
     approval = Approval(
-        step.approval,
-        work.thread.id,
-        step.run,
-        step.approval if step.action is None else check_id(step.action, "an action"),
-        step.tool_call,
-        step.tool,
-        PENDING,
-        _decisions(step.allowed),
-        None,
-        work.time_of(step.at_ms),
-        None,
-        step.preview,
-        checkpoint,
-        tuple(step.events),
+        id=step.approval,
+        thread=work.thread.id,
+        run=step.run,
+        action=step.approval if step.action is None else check_id(step.action, "an action"),
+        tool_call=step.tool_call,
+        tool=step.tool,
+        status=PENDING,
+        allowed=_decisions(step.allowed),
+        decision=None,
+        requested_at_ms=work.time_of(step.at_ms),
+        resolved_at_ms=None,
+        preview=step.preview,
+        checkpoint=checkpoint,
+        events=tuple(step.events),
     )
     found = work.find_approval(step.approval)
     if found is None:

@@ -8,7 +8,7 @@ from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import InvalidInputError
 from casstore.format import splitting
 from casstore.format.digest import Digest
-from casstore.format.hashing import digest_of
+from casstore.format.hashing import name_piece
 from casstore.records.schema import MAX_NUMBER
 from casstore.session import keys
 
@@ -66,7 +66,7 @@ def check_number(number: Any, what: str) -> int:
 
 def value_digest(value: Any) -> Digest:
     """The digest that a value has when it is stored; stores nothing."""
-    return Digest(splitting.split(value, lambda kind, data, children: digest_of(kind, data)))
+    return Digest(splitting.split(value, name_piece))
 
 
 def same_value(one: Any, other: Any) -> bool:

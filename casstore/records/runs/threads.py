@@ -51,7 +51,20 @@ def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: 
     tables.is_stamped(stamp)
     if record is not None:
         return tables.threads.decode(record).thread
-    fresh = Thread(thread, workspace, agent, None, None, now_ms, now_ms, 0, 0, 0, 0, 0)
+    fresh = Thread(
+        id=thread,
+        workspace=workspace,
+        agent=agent,
+        status=None,
+        latest_run=None,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+        runs=0,
+        messages=0,
+        events=0,
+        artifacts=0,
+        approvals=0,
+    )
     numbers = Numbers(tables, counter)
     draft = Draft(tables.store)
     tables.expect_stamp(draft, stamp)

@@ -134,18 +134,18 @@ class Adoption:
             size_bytes = one.content.size_bytes
             head = changed(head, come_bytes=charged_bytes(one.key, size_bytes))
             value = ValueRow(
-                one.scope_key,
-                one.generation,
-                one.key,
-                head.version,
-                head.version,
-                one.created_ms,
-                one.updated_ms,
-                None,
-                size_bytes,
-                one.context.actor,
-                context_in_row(draft, one.context),
-                value_in_row(draft, one.content.stored, size_bytes),
+                scope_key=one.scope_key,
+                generation=one.generation,
+                key=one.key,
+                version=head.version,
+                origin=head.version,
+                created_ms=one.created_ms,
+                updated_ms=one.updated_ms,
+                expires_ms=None,
+                size_bytes=size_bytes,
+                writer=one.context.actor,
+                context=context_in_row(draft, one.context),
+                value=value_in_row(draft, one.content.stored, size_bytes),
             )
             tables.values.put(draft, value)
             put_leads(tables, draft, one.scope, one.context, value)

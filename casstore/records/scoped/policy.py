@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from casstore.errors import CorruptionError, InvalidInputError, StateRefusedError
+from casstore.errors import InvalidInputError, StateRefusedError
 from casstore.records.scoped.scope_keys import SCOPES, Context, key_of
 from casstore.session.arguments import check_count, check_flag
 
@@ -67,30 +67,6 @@ class StatePolicy(NamedTuple):
     scopes: tuple[str, ...] = ("conversation", "actor")
     #: By scope.
     quotas: Mapping[str, Quota] = {}
-
-    def plain(self) -> list[Any]:
-        """The policy as a value that can be stored.
-
-        >>> policy = StatePolicy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
-        >>> StatePolicy.from_plain(policy.plain()) == policy
-        True
-        """
-        quotas = {scope: list(quota) for scope, quota in self.quotas.items()}
-        return [self.enabled, list(self.scopes), quotas]
-
-    @staticmethod
-    def from_plain(fields: Any) -> StatePolicy:
-        """Decode the result of ``plain``.
-
-        >>> stored = store.put_value(StatePolicy(scopes=("actor",)).plain())
-        >>> StatePolicy.from_plain(store.get_value(stored)).scopes
-        ('actor',)
-        """
-        try:
-            enabled, scopes, quotas = fields
-            return StatePolicy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
-        except (TypeError, ValueError, AttributeError) as exc:
-            raise CorruptionError("a policy is damaged") from exc
 
 
 #: The policy that applies by default.

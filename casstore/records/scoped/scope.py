@@ -390,18 +390,18 @@ class Scope:
         origin = head.version if before is None else before.origin
         created_ms = now_ms if before is None else before.created_ms
         value = ValueRow(
-            self._spot.key,
-            look.generation,
-            name,
-            head.version,
-            origin,
-            created_ms,
-            now_ms,
-            expires_ms,
-            content.size_bytes,
-            writer,
-            context_in_row(draft, self._context) if before is None else before.context,
-            value_in_row(draft, content.stored, content.size_bytes),
+            scope_key=self._spot.key,
+            generation=look.generation,
+            key=name,
+            version=head.version,
+            origin=origin,
+            created_ms=created_ms,
+            updated_ms=now_ms,
+            expires_ms=expires_ms,
+            size_bytes=content.size_bytes,
+            writer=writer,
+            context=context_in_row(draft, self._context) if before is None else before.context,
+            value=value_in_row(draft, content.stored, content.size_bytes),
         )
         self._tables.values.put(draft, value)
         put_leads(self._tables, draft, self._spot.scope, self._context, value, before)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from casstore.cli.stats import measure_own
 from casstore.errors import CasstoreError, CorruptionError, SessionDeletedError
 from casstore.maintenance import systems
 from casstore.maintenance.check import last_check
+from casstore.maintenance.contents import measure_own
 from casstore.session import catalogue, keys
 from casstore.session.data import Origin
 from casstore.session.heads import decode_head
@@ -74,7 +74,7 @@ class Catalogue(NamedTuple):
     cut: tuple[str, ...]
 
 
-class Listing(NamedTuple):
+class CataloguePage(NamedTuple):
     """A page of the list."""
 
     rows: tuple[Listed, ...]
@@ -171,7 +171,7 @@ def listing(
     order: str = BY_TIME,
     start: int = 0,
     page: int = PAGE,
-) -> Listing:
+) -> CataloguePage:
     """A page of the list: filtered, searched by id, name and title, and in order."""
     all_of_it = contents(viewed)
     chosen: list[tuple[Known, int, bool]]
@@ -186,7 +186,7 @@ def listing(
         chosen = [(one, 0, True) for one in sorted(matches, key=_newest_first)]
     start = min(max(start, 0), len(chosen))
     rows = [_listed(viewed, *one) for one in chosen[start : start + min(max(page, 1), MAX_ROWS)]]
-    return Listing(
+    return CataloguePage(
         tuple(rows), start, len(chosen), order, search, kind, all_of_it.kinds, all_of_it.missing,
         all_of_it.cut,
     )  # fmt: skip

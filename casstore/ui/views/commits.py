@@ -18,7 +18,7 @@ from casstore.format.splitting import Encoded
 from casstore.objects.node_index import common_prefix
 from casstore.session.checkpoint import read_usage
 from casstore.session.data import Entry, Origin
-from casstore.ui.views.viewed import Place, Viewed, read_manifests
+from casstore.ui.views.viewed import Viewed, ViewedPlace, read_manifests
 
 _PAGE: Final = 64
 # The most revisions that are walked. Nodes before them are shown without their commits.
@@ -37,7 +37,7 @@ class Created(NamedTuple):
     ledger_before: Encoded | None
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """What one commit added to the ledger."""
 
     input: int
@@ -142,7 +142,7 @@ def _created(entry: Entry, manifest: Manifest, earlier: Manifest, origin: Origin
     return Created(first, manifest.next_seq, entry, origin, manifest.ledger, earlier.ledger)
 
 
-def commits_of(viewed: Viewed, place: Place) -> Commits:
+def commits_of(viewed: Viewed, place: ViewedPlace) -> Commits:
     """The revisions that lead to a place."""
     key = ("commits", place.session, place.revision, place.state.head.manifest)
     return viewed.remembered(
@@ -150,7 +150,7 @@ def commits_of(viewed: Viewed, place: Place) -> Commits:
     )
 
 
-def tokens_of(viewed: Viewed, created: Created) -> Tokens | None:
+def tokens_of(viewed: Viewed, created: Created) -> TokenCounts | None:
     """The tokens that a commit added; None if it added none."""
     if created.ledger_before is None or created.ledger == created.ledger_before:
         return None
@@ -163,4 +163,4 @@ def tokens_of(viewed: Viewed, created: Created) -> Tokens | None:
     (input_now, output_now), (input_then, output_then) = totals
     if (input_now, output_now) == (input_then, output_then):
         return None
-    return Tokens(input_now - input_then, output_now - output_then)
+    return TokenCounts(input_now - input_then, output_now - output_then)

@@ -18,7 +18,7 @@ from casstore.objects.node_index import NodeIndex, common_prefix
 from casstore.session.attempts import read_again
 from casstore.session.state import State
 from casstore.ui.views.catalogue import forks_of
-from casstore.ui.views.viewed import Place, Viewed
+from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 MAX_LANES: Final = 40
 # A graph with more nodes than this is searched for branches among its newest nodes.
@@ -87,12 +87,12 @@ class Picture(NamedTuple):
     omitted: int
 
 
-def lanes(viewed: Viewed, place: Place) -> Picture:
+def lanes(viewed: Viewed, place: ViewedPlace) -> Picture:
     """The lanes of a session as it is at a place."""
     return read_again(lambda: draw(*_found(viewed, place)))
 
 
-def _found(viewed: Viewed, place: Place) -> tuple[list[Lane], int]:
+def _found(viewed: Viewed, place: ViewedPlace) -> tuple[list[Lane], int]:
     label = place.session if place.is_head else f"{place.session}@{place.revision}"
     found = [Lane(ACTIVE, label, 0, len(place.path), None, place.session)]
     omitted = 0
@@ -104,7 +104,7 @@ def _found(viewed: Viewed, place: Place) -> tuple[list[Lane], int]:
     return found, omitted
 
 
-def _others(viewed: Viewed, place: Place, found: list[Lane]) -> Iterator[Lane]:
+def _others(viewed: Viewed, place: ViewedPlace, found: list[Lane]) -> Iterator[Lane]:
     """All other lanes; ``found`` has those before."""
     yield from _branches(viewed, place, len(found))
     yield from _left_behind(viewed, place)
@@ -133,7 +133,7 @@ def _others(viewed: Viewed, place: Place, found: list[Lane]) -> Iterator[Lane]:
         level = following
 
 
-def _branches(viewed: Viewed, place: Place, first: int) -> Iterator[Lane]:
+def _branches(viewed: Viewed, place: ViewedPlace, first: int) -> Iterator[Lane]:
     """Paths of the graph that the active one does not take."""
     index = place.nodes
     if len(place.path) == index.count:
@@ -165,7 +165,7 @@ def _branches(viewed: Viewed, place: Place, first: int) -> Iterator[Lane]:
         )  # fmt: skip
 
 
-def _left_behind(viewed: Viewed, place: Place) -> Iterator[Lane]:
+def _left_behind(viewed: Viewed, place: ViewedPlace) -> Iterator[Lane]:
     """The paths that rewinds and adoptions removed from the active path."""
     handle = viewed.store.session(place.session)
     left = _MAX_LEFT
@@ -185,7 +185,7 @@ def _left_behind(viewed: Viewed, place: Place) -> Iterator[Lane]:
             yield lane
 
 
-def _left_lane(viewed: Viewed, place: Place, state: State) -> Lane | None:
+def _left_lane(viewed: Viewed, place: ViewedPlace, state: State) -> Lane | None:
     manifest = state.manifest
     if manifest.leaf is None or manifest.leaf_id is None:
         return None

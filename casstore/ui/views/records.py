@@ -30,7 +30,7 @@ _MESSAGES: Final = 8
 _KNOWN_FIELDS: Final = frozenset(("uuid", "parentUuid", "sessionId", "timestamp", "type"))
 
 
-class Channel(NamedTuple):
+class ChannelRow(NamedTuple):
     """A channel of a checkpoint."""
 
     name: str
@@ -49,11 +49,11 @@ class RecordRow(NamedTuple):
     facts: tuple[tuple[str, str], ...]
     time: str
     message: ParsedPayload | None
-    channels: tuple[Channel, ...] = ()
+    channels: tuple[ChannelRow, ...] = ()
     is_cut: bool = False
 
 
-class Record(NamedTuple):
+class RecordPage(NamedTuple):
     """A page of an entry."""
 
     system: str
@@ -74,7 +74,9 @@ class Record(NamedTuple):
         return self.start + len(self.rows)
 
 
-def record(viewed: Viewed, system: str, entry: str, *, part: str = "", start: int = 0) -> Record:
+def record(
+    viewed: Viewed, system: str, entry: str, *, part: str = "", start: int = 0
+) -> RecordPage:
     """The rows of an entry, from ``start`` on; of a thread, the newest checkpoint first."""
     known = systems.load(system)
     if isinstance(known, str):
@@ -118,7 +120,7 @@ def _brief(message: ParsedPayload) -> tuple[ParsedPayload, bool]:
 # --- LangGraph ----------------------------------------------------------------------------
 
 
-def _thread(viewed: Viewed, title: str, thread: str, namespace: str, start: int) -> Record:
+def _thread(viewed: Viewed, title: str, thread: str, namespace: str, start: int) -> RecordPage:
     from casstore.adapters.langgraph.threads import Threads
 
     threads = Threads(viewed.store)
@@ -130,7 +132,7 @@ def _thread(viewed: Viewed, title: str, thread: str, namespace: str, start: int)
     rows, has_more = _fitting(
         _checkpoints(threads, islice(threads.rows(thread, namespace), start, None), start)
     )
-    return Record(
+    return RecordPage(
         LANGGRAPH, title, thread, (("namespaces", str(len(namespaces))),), tuple(rows), start,
         None, namespace, tuple(namespaces[:_NAMESPACES]), has_more,
     )  # fmt: skip
@@ -160,7 +162,7 @@ def _checkpoint(threads: Any, stored: Any, before: dict[str, Any], at: int) -> R
     pending = threads.pending(stored.row)
     if pending:
         facts.append(("pending writes", str(len(pending))))
-    channels: list[Channel] = []
+    channels: list[ChannelRow] = []
     for name, channel in list(stored.channels.items())[:_CHANNELS]:
         earlier = before.get(name)
         is_changed = earlier is None or earlier.version != channel.version
@@ -170,7 +172,7 @@ def _checkpoint(threads: Any, stored: Any, before: dict[str, Any], at: int) -> R
         shown: tuple[tuple[ParsedPayload, ...], str] = ((), "")
         if is_changed:
             shown = _channel(threads, channel.value, earlier)
-        channels.append(Channel(name, one_line(str(version), 20), is_changed, *shown))
+        channels.append(ChannelRow(name, one_line(str(version), 20), is_changed, *shown))
     step = dict(facts).get("step", "?")
     return RecordRow(
         at, stored.row.place.checkpoint, f"step {step}", tuple(facts),
@@ -244,7 +246,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 # --- Claude -------------------------------------------------------------------------------
 
 
-def _transcript(viewed: Viewed, title: str, entry: str, subpath: str, start: int) -> Record:
+def _transcript(viewed: Viewed, title: str, entry: str, subpath: str, start: int) -> RecordPage:
     from casstore.adapters.claude.transcripts import TranscriptKey, Transcripts
 
     transcripts = Transcripts(viewed.store)
@@ -258,7 +260,7 @@ def _transcript(viewed: Viewed, title: str, entry: str, subpath: str, start: int
     entries = transcripts.load(TranscriptKey(project, session, subpath)) or []
     rows, has_more = _fitting(_entries(entries, start))
     facts = (("project", project), ("session", session), ("transcripts", str(len(own))))
-    return Record(
+    return RecordPage(
         CLAUDE, title, entry, facts, tuple(rows), start, len(entries), subpath, tuple(parts),
         has_more,
     )  # fmt: skip
@@ -285,12 +287,14 @@ def _entries(entries: Sequence[dict[str, Any]], start: int) -> Iterator[RecordRo
 # --- anything else ------------------------------------------------------------------------
 
 
-def _rows(viewed: Viewed, system: systems.RecordSystem, entry: str, start: int) -> Record:
+def _rows(viewed: Viewed, system: systems.RecordSystem, entry: str, start: int) -> RecordPage:
     """The rows whose keys begin with those of an entry, table by table."""
     rows, has_more = _fitting(_plain_rows(viewed, system, entry, start))
     if not rows and not start:
         raise NotFoundError(f"{system.title} has no entry {entry!r}")
-    return Record(system.name, system.title, entry, (), tuple(rows), start, None, "", (), has_more)
+    return RecordPage(
+        system.name, system.title, entry, (), tuple(rows), start, None, "", (), has_more
+    )
 
 
 def _plain_rows(

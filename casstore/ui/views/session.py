@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CasstoreError, NotFoundError, PathStep
+from casstore.cli.payloads import as_json, without_bytes
+from casstore.errors import CasstoreError, ExpansionError, LimitError, NotFoundError, PathStep
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest, cut_components, link_target
 from casstore.objects import diff as value_diff
@@ -24,9 +25,11 @@ from casstore.session.history import labels_of
 from casstore.ui.texts import one_line
 from casstore.ui.views import values
 from casstore.ui.views.catalogue import Known, forks_of
-from casstore.ui.views.values import Branch, Level, ShownChange
-from casstore.ui.views.viewed import Place, Viewed
+from casstore.ui.views.values import Level, ShownChange, ValueBranch
+from casstore.ui.views.viewed import Viewed, ViewedPlace
 
+# The most characters of a component in a file.
+_MAX_CHARACTERS: Final = 4 << 20
 _LABELS: Final = 100
 _QUEUE: Final = 20
 _ATTACHMENTS: Final = 20
@@ -100,19 +103,19 @@ class Waiting(NamedTuple):
 class StateShown(NamedTuple):
     """The state at a revision, and its changes since the revision before."""
 
-    branches: tuple[Branch, ...]
+    branches: tuple[ValueBranch, ...]
     changes: tuple[ShownChange, ...]
     changes_more: bool
     #: The revision that it is compared with; None: no earlier one is kept.
     compared_with: int | None
 
 
-def summary(viewed: Viewed, place: Place) -> Summary:
+def summary(viewed: Viewed, place: ViewedPlace) -> Summary:
     """The properties of a session, and the position of the place in its history."""
     return read_again(lambda: _summary(viewed, place))
 
 
-def _summary(viewed: Viewed, place: Place) -> Summary:
+def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
     handle = viewed.store.session(place.session)
     key = keys.session_key(place.session)
     labels = labels_of(viewed.runtime, key)
@@ -127,28 +130,29 @@ def _summary(viewed: Viewed, place: Place) -> Summary:
         turns = graph.read_headers(viewed.reader(), digest)[0].users
     manifest_digest = place.state.head.manifest
     return Summary(
-        place.session,
-        handle.meta(),
-        entry,
-        _first_revision(viewed, key, place.head.head.revision),
-        place.head.head.revision,
-        None if before is None else before.revision,
-        None if place.is_head else _following(viewed, key, place.revision),
-        manifest.nodes,
-        len(place.path),
-        turns,
-        len(place.hidden),
-        None if leaf in place.hidden else manifest.leaf_id,
-        tuple(read_usage(viewed.reader(), manifest.ledger)),
-        tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
-        place.head.head.origin,
-        tuple(forks[:_FORKS]),
-        max(0, len(forks) - _FORKS),
-        handle.subjects(),
-        handle.expires_at_ms(),
-        tuple([pin.name for pin in islice(viewed.store.pins(), 1000)
-               if pin.digest == manifest_digest]),
-    )  # fmt: skip
+        session=place.session,
+        meta=handle.meta(),
+        entry=entry,
+        first_revision=_first_revision(viewed, key, place.head.head.revision),
+        head_revision=place.head.head.revision,
+        previous=None if before is None else before.revision,
+        following=None if place.is_head else _following(viewed, key, place.revision),
+        nodes=manifest.nodes,
+        path_nodes=len(place.path),
+        turns=turns,
+        hidden=len(place.hidden),
+        leaf=None if leaf in place.hidden else manifest.leaf_id,
+        usage=tuple(read_usage(viewed.reader(), manifest.ledger)),
+        ticks=tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
+        origin=place.head.head.origin,
+        forks=tuple(forks[:_FORKS]),
+        forks_omitted=max(0, len(forks) - _FORKS),
+        subjects=handle.subjects(),
+        expires_at_ms=handle.expires_at_ms(),
+        tags=tuple(
+            [pin.name for pin in islice(viewed.store.pins(), 1000) if pin.digest == manifest_digest]
+        ),
+    )
 
 
 def _first_revision(viewed: Viewed, key: bytes, head: int) -> int:
@@ -171,7 +175,7 @@ def _following(viewed: Viewed, key: bytes, revision: int) -> int:
     return revision if head is None else decode_head(head).revision
 
 
-def fork_points(viewed: Viewed, place: Place) -> dict[str, list[str]]:
+def fork_points(viewed: Viewed, place: ViewedPlace) -> dict[str, list[str]]:
     """By the id of the node, the sessions that were forked there."""
     found: dict[str, list[str]] = {}
     leaves: dict[int, str | None] = {}
@@ -220,12 +224,12 @@ def waiting(viewed: Viewed, session: str) -> Waiting:
 # --- the state ----------------------------------------------------------------------------
 
 
-def state(viewed: Viewed, place: Place) -> StateShown:
+def state(viewed: Viewed, place: ViewedPlace) -> StateShown:
     """The components at a place, and what its revision changed."""
     return read_again(lambda: _state(viewed, place))
 
 
-def _state(viewed: Viewed, place: Place) -> StateShown:
+def _state(viewed: Viewed, place: ViewedPlace) -> StateShown:
     handle = viewed.store.session(place.session)
     before = next(handle.history(before=place.revision, limit=1), None)
     manifest = place.state.manifest
@@ -301,3 +305,36 @@ def _fields(old: Manifest, new: Manifest) -> list[tuple[str, Field, Field]]:
 
 def _field(component: Any) -> Field:
     return None if component is None else link_target(component) or component
+
+
+# --- the whole state, for a file ------------------------------------------------------------------
+
+
+class Component(NamedTuple):
+    """A component of the state."""
+
+    name: str
+    #: A plain value; bytes by their length.
+    value: Any
+
+    @property
+    def text(self) -> str:
+        """Its JSON."""
+        return as_json(self.value)
+
+
+def whole_state(viewed: Viewed, place: ViewedPlace) -> tuple[Component, ...]:
+    """All components at a place; one that is too long is named only."""
+    found: list[Component] = []
+    for name, stored in components(viewed, place.state.manifest):
+        if not isinstance(stored, Stored):
+            found.append(Component(name, stored))
+            continue
+        try:
+            value = without_bytes(stored.beginning(_MAX_CHARACTERS, _MAX_CHARACTERS))
+            if len(as_json(value)) >= _MAX_CHARACTERS:
+                value = "<too long for this file>"
+        except (LimitError, ExpansionError) as exc:
+            value = f"<cannot be read: {exc}>"
+        found.append(Component(name, value))
+    return tuple(found)

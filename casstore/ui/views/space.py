@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from casstore.cli.stats import Share, measure_contents, measure_sessions
 from casstore.engine.protocol import Collecting, Measuring
 from casstore.errors import CasstoreError
 from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.maintenance import gc, retention
 from casstore.maintenance import space as spaces
 from casstore.maintenance.check import LastCheck, check, last_check, result_of
+from casstore.maintenance.contents import Share, measure_contents, measure_sessions
 from casstore.maintenance.policy import policy_fields
 from casstore.ui.views.catalogue import SESSIONS, contents
 from casstore.ui.views.viewed import Viewed
@@ -43,7 +43,7 @@ class DayShown(NamedTuple):
     stop: float = 1
 
 
-class Kept(NamedTuple):
+class KeptRow(NamedTuple):
     """Objects of one kind."""
 
     kind: str
@@ -69,7 +69,7 @@ class Charts(NamedTuple):
     #: The size if every revision were a full copy.
     copies_bytes: float
     revisions: int
-    kinds: tuple[Kept, ...]
+    kinds: tuple[KeptRow, ...]
     days: tuple[DayShown, ...]
     biggest: tuple[BigShown, ...]
 
@@ -153,13 +153,13 @@ def _charts(viewed: Viewed) -> Charts:
     )  # fmt: skip
 
 
-def _kinds(found: Mapping[int, tuple[int, int]]) -> tuple[Kept, ...]:
+def _kinds(found: Mapping[int, tuple[int, int]]) -> tuple[KeptRow, ...]:
     """Objects by kind; a large blob and the lists of its parts are blobs."""
-    summed: dict[str, Kept] = {}
+    summed: dict[str, KeptRow] = {}
     for kind, (objects, size_bytes) in found.items():
         name = "blob" if kind == Kind.CHUNKS else _kind(kind)
-        known = summed.get(name, Kept(name, 0, 0))
-        summed[name] = Kept(name, known.objects + objects, known.size_bytes + size_bytes)
+        known = summed.get(name, KeptRow(name, 0, 0))
+        summed[name] = KeptRow(name, known.objects + objects, known.size_bytes + size_bytes)
     return tuple(summed.values())
 
 
@@ -211,9 +211,19 @@ def _space(viewed: Viewed) -> SpacePage:
     policy = retention.find_policy(store)
     planned, sessions, revisions, is_cut = _plan(viewed)
     return SpacePage(
-        charts(viewed), report, problem, tuple(known), omitted, _policy_text(policy),
-        planned, sessions, revisions, is_cut, pack_bytes, compact_bytes,
-    )  # fmt: skip
+        charts=charts(viewed),
+        gc=report,
+        gc_problem=problem,
+        shares=tuple(known),
+        shares_omitted=omitted,
+        policy=_policy_text(policy),
+        planned=planned,
+        planned_sessions=sessions,
+        planned_revisions=revisions,
+        is_plan_cut=is_cut,
+        pack_bytes=pack_bytes,
+        compact_bytes=compact_bytes,
+    )
 
 
 def _plan(viewed: Viewed) -> tuple[tuple[Planned, ...], int, int, bool]:

@@ -25,7 +25,7 @@ from casstore.session.scanning import scan
 from casstore.ui.views import values
 from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time
-from casstore.ui.views.values import Branch, Level
+from casstore.ui.views.values import Level, ValueBranch
 from casstore.ui.views.viewed import Viewed
 
 _LINKS: Final = 100
@@ -79,7 +79,7 @@ class Thing(NamedTuple):
     message: ParsedPayload | None
     is_cut: bool
     #: Of a value: its entries. Of a blob: its text.
-    branches: tuple[Branch, ...]
+    branches: tuple[ValueBranch, ...]
     entries: int
     text: str
     image: str
@@ -114,9 +114,22 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
     is_blob = item.kind in (Kind.BLOB, Kind.ROPE)
     kind = "blob" if is_blob else KIND_NAMES.get(item.kind, str(item.kind))
     found = Thing(
-        digest.hex(), kind, len(item.data), session, None, False, None, False, (), 0, "", "", (),
-        False, _tags(viewed, digest),
-    )  # fmt: skip
+        digest=digest.hex(),
+        kind=kind,
+        size_bytes=len(item.data),
+        session=session,
+        node=None,
+        is_hidden=False,
+        message=None,
+        is_cut=False,
+        branches=(),
+        entries=0,
+        text="",
+        image="",
+        links=(),
+        links_more=False,
+        tags=_tags(viewed, digest),
+    )
     if item.kind == Kind.NODE:
         is_hidden = digest in hidden_digests(viewed, session)
         [node] = graph.stored_nodes(reader, [digest])

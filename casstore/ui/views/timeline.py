@@ -26,8 +26,8 @@ from casstore.cli.payloads import (
 from casstore.objects import graph
 from casstore.objects.stored import Stored
 from casstore.session.attempts import read_again
-from casstore.ui.views.commits import Created, Tokens, commits_of, tokens_of
-from casstore.ui.views.viewed import Place, Viewed
+from casstore.ui.views.commits import Created, TokenCounts, commits_of, tokens_of
+from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 #: The most nodes in a window.
 PAGE: Final = 80
@@ -44,7 +44,7 @@ _BLOCK_BYTES: Final = 160
 _EVENTS: Final = 40
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """A revision between two nodes that created none: a rewind, a fork, a change of the state."""
 
     kind: str
@@ -65,12 +65,12 @@ class CommitMark(NamedTuple):
     turn: str | None
     labels: tuple[str, ...]
     at_ms: int
-    tokens: Tokens | None
+    tokens: TokenCounts | None
     operation: str
     other: str | None
 
 
-class Row(NamedTuple):
+class TimelineRow(NamedTuple):
     """A node on the path."""
 
     #: Its place on the path, from 0 on.
@@ -89,7 +89,7 @@ class Row(NamedTuple):
     begins_turn: bool
     #: Given where it is another than that of the node before.
     commit: CommitMark | None
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
     forks: tuple[str, ...]
     #: Whether the shown revision created it.
     is_new: bool
@@ -99,17 +99,17 @@ class Row(NamedTuple):
 class Timeline(NamedTuple):
     """A window of a path."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     first: int
     stop: int
     total: int
     #: Events after the last node of the path.
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
 
 
 def timeline(
     viewed: Viewed,
-    place: Place,
+    place: ViewedPlace,
     *,
     before: int | None = None,
     start: int | None = None,
@@ -129,7 +129,7 @@ def timeline(
 
 def _timeline(
     viewed: Viewed,
-    place: Place,
+    place: ViewedPlace,
     before: int | None,
     start: int | None,
     forks: Mapping[str, Sequence[str]],
@@ -175,7 +175,7 @@ class _Draft(NamedTuple):
 
 
 def _draft(
-    node: Any, digest: bytes, at: int, place: Place, *, whole: Callable[[Any], Any] | None
+    node: Any, digest: bytes, at: int, place: ViewedPlace, *, whole: Callable[[Any], Any] | None
 ) -> _Draft:
     is_hidden = digest in place.hidden
     message, is_cut = ParsedPayload("", ()), False
@@ -254,7 +254,7 @@ def _fitting(drafts: list[_Draft], *, from_end: bool) -> list[_Draft]:
     return kept[::-1] if from_end else kept
 
 
-def _users_before(viewed: Viewed, place: Place, first: int) -> int:
+def _users_before(viewed: Viewed, place: ViewedPlace, first: int) -> int:
     if first == 0:
         return 0
     digest = place.nodes.digests([place.path[first - 1]])
@@ -263,24 +263,24 @@ def _users_before(viewed: Viewed, place: Place, first: int) -> int:
 
 def _joined(
     viewed: Viewed,
-    place: Place,
+    place: ViewedPlace,
     drafts: list[_Draft],
     users: int,
     forks: Mapping[str, Sequence[str]],
     *,
     is_end: bool,
-) -> tuple[list[Row], list[Event]]:
+) -> tuple[list[TimelineRow], list[TimelineEvent]]:
     """Rows with the commits and events between them."""
     number = drafts[0].header.seq if drafts else 0
     walked = commits_of(viewed, place).down_to(number)
     created = [one for one in walked if one.stop > number or (one.first >= number)][::-1]
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     known: Created | None = None
     waiting = iter(created)
     following = next(waiting, None)
     for draft in drafts:
         seq = draft.header.seq
-        events: list[Event] = []
+        events: list[TimelineEvent] = []
         commit: Created | None = None
         while following is not None and following.stop <= seq:
             if following.first == following.stop and (rows or following.first >= number):
@@ -296,15 +296,28 @@ def _joined(
         users = draft.header.users
         message = draft.message
         rows.append(
-            Row(
-                draft.at, draft.header.id, draft.digest.hex(), draft.header.depth,
-                draft.is_hidden, message.role, message.blocks, message.is_compaction,
-                message.usage, node_time(draft.header.time), draft.header.users, begins, mark,
-                _collapsed(events), tuple(forks.get(draft.header.id, ())),
-                commit is not None and commit.entry.session == place.session
-                and commit.entry.revision == place.revision, draft.is_cut,
+            TimelineRow(
+                at=draft.at,
+                id=draft.header.id,
+                digest=draft.digest.hex(),
+                depth=draft.header.depth,
+                is_hidden=draft.is_hidden,
+                role=message.role,
+                blocks=message.blocks,
+                is_compaction=message.is_compaction,
+                usage=message.usage,
+                time=node_time(draft.header.time),
+                turn=draft.header.users,
+                begins_turn=begins,
+                commit=mark,
+                events=_collapsed(events),
+                forks=tuple(forks.get(draft.header.id, ())),
+                is_new=commit is not None
+                and commit.entry.session == place.session
+                and commit.entry.revision == place.revision,
+                is_cut=draft.is_cut,
             )
-        )  # fmt: skip
+        )
     if not is_end:
         return rows, []
     rest: list[Created] = [] if following is None else [following, *waiting]
@@ -320,7 +333,7 @@ def _mark(viewed: Viewed, created: Created) -> CommitMark:
     )  # fmt: skip
 
 
-def _event(created: Created) -> Event:
+def _event(created: Created) -> TimelineEvent:
     entry = created.entry
     text, other = "changed the state", None
     if entry.operation == "rewind":
@@ -330,15 +343,15 @@ def _event(created: Created) -> Event:
         text, other = f"forked from revision {origin.revision} of", origin.session
     elif entry.operation == "adopt" and entry.adopted is not None:
         text, other = f"adopted revision {entry.adopted.revision} of", entry.adopted.session
-    return Event(
+    return TimelineEvent(
         entry.operation, entry.revision, text, entry.session, entry.committed_at_ms, entry.labels,
         other,
     )  # fmt: skip
 
 
-def _collapsed(events: Sequence[Event]) -> tuple[Event, ...]:
+def _collapsed(events: Sequence[TimelineEvent]) -> tuple[TimelineEvent, ...]:
     """Events in order; changes of the state in a row are one."""
-    found: list[Event] = []
+    found: list[TimelineEvent] = []
     first = 0
     for event in events:
         last = found[-1] if found else None

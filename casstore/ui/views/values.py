@@ -24,9 +24,10 @@ _VALUE_CHARACTERS: Final = 1_200
 # Texts up to this length are compared line by line.
 _TEXT_BYTES: Final = 40_000
 _DIFF_LINES: Final = 60
+_LINES_AROUND: Final = 2
 
 
-class Branch(NamedTuple):
+class ValueBranch(NamedTuple):
     """An entry of a list or a map."""
 
     name: str
@@ -39,14 +40,14 @@ class Branch(NamedTuple):
     size: int
     digest: str = ""
     is_changed: bool = False
-    children: tuple[Branch, ...] | None = None
+    children: tuple[ValueBranch, ...] | None = None
     more: int = 0
 
 
 class Level(NamedTuple):
     """Entries of one level, from ``start`` on."""
 
-    branches: tuple[Branch, ...]
+    branches: tuple[ValueBranch, ...]
     start: int
     total: int
 
@@ -86,27 +87,27 @@ def branch(
     *,
     changed: frozenset[tuple[PathStep, ...]] = frozenset(),
     deeper: int = 0,
-) -> Branch:
+) -> ValueBranch:
     """One entry."""
     is_changed = path in changed
     if isinstance(value, Link):
-        return Branch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
+        return ValueBranch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
     count = value.entry_count() if isinstance(value, Stored) else None
     if count is None:
         begun = value.beginning(4 * _LINE, 4 * _LINE) if isinstance(value, Stored) else value
         if isinstance(begun, Link):
-            return Branch(name, path_text(path), "", "link", 0, begun.digest.hex(), is_changed)
-        return Branch(
+            return ValueBranch(name, path_text(path), "", "link", 0, begun.digest.hex(), is_changed)
+        return ValueBranch(
             name, path_text(path), one_line(scalar(begun), _LINE), kind_of(begun), 0, "", is_changed
         )
     assert isinstance(value, Stored)
     is_map = next((isinstance(step, str) for step, _ in value.entries()), True)
-    children: tuple[Branch, ...] | None = None
+    children: tuple[ValueBranch, ...] | None = None
     more = 0
     if deeper > 0 and count:
         inner = level(value, path, changed=changed, deeper=deeper - 1, limit=20)
         children, more = inner.branches, count - len(inner.branches)
-    return Branch(
+    return ValueBranch(
         name, path_text(path), None, "map" if is_map else "list", count, "", is_changed, children,
         more,
     )  # fmt: skip
@@ -218,9 +219,11 @@ def _value(stored: Stored | None) -> str | None:
     return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
 
 
-def diff_lines(before: str, after: str, *, around: int = 2) -> Iterator[Line]:
+def diff_lines(before: str, after: str) -> Iterator[Line]:
     """What differs between two texts, by lines; long lines and long diffs are cut."""
-    found = difflib.unified_diff(before.splitlines(), after.splitlines(), n=around, lineterm="")
+    found = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), n=_LINES_AROUND, lineterm=""
+    )
     for count, line in enumerate(islice(found, 2, None)):
         if count == _DIFF_LINES:
             yield Line("@", "…")

@@ -26,7 +26,7 @@ _KEPT: Final = 32
 _RESTS: Final = 10
 
 
-class Place(NamedTuple):
+class ViewedPlace(NamedTuple):
     """A session at a revision, with its graph opened."""
 
     session: str
@@ -69,20 +69,22 @@ class Viewed:
         """The time of the store."""
         return self.store.engine.now_ms()
 
-    def place(self, session: str, at: int | str | None = None, leaf: str | None = None) -> Place:
+    def place(
+        self, session: str, at: int | str | None = None, leaf: str | None = None
+    ) -> ViewedPlace:
         """A session, now or ``at`` a revision or label, on the path to its leaf or to ``leaf``.
 
         A number that retention has removed means the newest revision before it.
         """
         return read_again(lambda: self._place(session, at, leaf))
 
-    def _place(self, session: str, at: int | str | None, leaf: str | None) -> Place:
+    def _place(self, session: str, at: int | str | None, leaf: str | None) -> ViewedPlace:
         head = self.runtime.find(session)
         if head is None:
             raise SessionNotFoundError(session)
         state = head if at is None else self._state(session, head, at)
         index = self.runtime.index(state.manifest)
-        return Place(
+        return ViewedPlace(
             session, state, head, self.runtime.hidden(head.head), index,
             self._path(session, state, index, leaf),
         )  # fmt: skip

@@ -128,7 +128,8 @@ def test_a_copy_works_both_ways_and_sends_only_missing_objects(
 
 
 def test_tools_gc_takes_urls(team: str, tmp_path: Path) -> None:
-    from casstore.cli.maintain import Steps, find_stores, maintain_store
+    from casstore.cli.configuration import Steps, find_stores
+    from casstore.cli.maintain import maintain_store
 
     assert find_stores([team, team]) == [team]
     done = maintain_store(team, Steps(grace_ms=0, vacuum=True), dry_run=False)

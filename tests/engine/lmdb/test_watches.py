@@ -376,7 +376,7 @@ threading.Thread(target=watch.wait, daemon=True).start()
 """
     answer = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, str(tmp_path / "s")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert (answer.returncode, answer.stderr) == (0, "")

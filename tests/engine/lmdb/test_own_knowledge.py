@@ -38,7 +38,7 @@ from casstore.testing.engine_fixtures import (
 )
 from tests.faults.children import in_child
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 GONE = new_blob(b"taken away by somebody")
 # Of a table that keeps nothing alive.
 ROW = PutRow("leases", b"key", b"value")

@@ -521,7 +521,7 @@ def in_another_process(path: str, write: Write) -> None:
         f"engine = LmdbEngine({path!r}, durability='relaxed')\n"
         f"engine.write({write!r}); engine.close()"
     )
-    root = str(Path(__file__).parent.parent.parent)
+    root = str(Path(__file__).parents[3])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": root})
 
 

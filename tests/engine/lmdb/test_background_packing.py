@@ -19,7 +19,7 @@ from casstore.engine.protocol import PackReport
 from casstore.errors import ClosedError, StorageFullError
 from casstore.store import Store
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 DONE = PackReport(3, 1, 300, 100, 0)
 
 
