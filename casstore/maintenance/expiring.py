@@ -78,8 +78,8 @@ def expire_rows(
 ) -> ExpiredRows:
     """Remove rows that keep nothing any more, each if it is still as it was read.
 
-    ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
-    after that, they are committed a second time. Attachments that were announced at least
+    ``receipts_older_than_ms`` is the age after which no turn is repeated any more: a turn
+    that is repeated later is committed a second time. Attachments that were announced at least
     ``attachments_older_than_ms`` ago and never committed are given up
     (``maintenance.uncommitted``). CorruptionError if a row cannot be read.
 

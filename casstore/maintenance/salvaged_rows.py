@@ -316,7 +316,7 @@ def _retention_name(row: Row, key: bytes) -> str:
         try:
             by = repr(protection.decode("", row.key, row.value).by)
         except CorruptionError:
-            by = "somebody"
+            by = "an unknown owner"
         return f"protection of revision {revision} by {by}"
     named = {
         keys.policy(key).key: "policy",
