@@ -30,6 +30,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
         errors.RestoreConflictError,
         "casstore workspace snapshot first; or --force, which saves the present state itself",
     ),
+    (errors.WorkspaceNotFoundError, "name an existing directory"),
     (errors.SnapshotNotFoundError, "casstore workspace log SESSION lists those that have files"),
     (errors.ConflictError, "read the present state, then run it again"),
     (errors.ReadOnlyError, "open it as a user that has write permission"),

@@ -462,6 +462,8 @@ def _answer(
                 to.json(payload, before=(dim(margin), "   "))
             for connection in after:
                 to.line(*_coloured(connection))
+        if not lines:
+            app.remark("no nodes")
         if total > len(lines):
             app.remark(f"… {count(total - len(lines), 'more node')}: --limit 0")
 

@@ -229,14 +229,14 @@ def _usage_hint(exc: click.ClickException) -> str | None:
 
 
 def _command_in(given: list[str]) -> str | None:
-    """The name of the given command; for an import with its kind: ``import lash``."""
+    """The name of the given command, of a group with its kind: ``import lash``."""
     words = iter(given)
     for word in words:
         if word in ("-s", "--store", "--durability"):
             # The next word is a value, though a store may have the name of a command.
             next(words, None)
         elif ALIASES.get(word, word) in MODULE_OF:
-            kind = next(words, "") if word == "import" else ""
+            kind = next(words, "") if word in ("import", "workspace") else ""
             return f"{word} {kind}" if kind and not kind.startswith("-") else word
     return None
 

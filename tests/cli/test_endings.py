@@ -712,3 +712,18 @@ def test_a_refused_deletion_says_how_to_confirm_it(own: str) -> None:
 def test_a_wrong_command_of_a_group_is_named_as_its_help_names_it() -> None:
     assert "No such command 'snapshots'" in run("workspace", "snapshots", ends=2).err
     assert "No such kind 'lsh'" in run("import", "lsh", ends=2).err
+
+
+def test_the_log_of_a_session_without_nodes_says_so(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("files-only").append(tool_state={"n": 1})
+    ran = run("log", "files-only", store=own)
+    assert (ran.out, ran.err) == ("", "no nodes\n")
+
+
+def test_a_directory_that_is_not_there_gets_a_remedy(own: str, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    told = run("workspace", "snapshot", nowhere, "--session", "s", store=own, ends=4).err
+    assert "try: name an existing directory" in told
+    wrong = run("workspace", "snapshot", str(tmp_path), "--session", "", store=own, ends=3).err
+    assert "try: casstore workspace snapshot --help" in wrong
