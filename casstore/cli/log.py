@@ -255,7 +255,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                     "revision": "that revision",
                     "committed_at": "when that revision was committed",
                     "turn": "the turn of that revision, null if it had none",
-                    "role": "the role of its message, null if it is no message",
+                    "role": "the role of its message, null if it is not a message",
                     "marks": nested(
                         "names at this node",
                         {

@@ -349,7 +349,7 @@ class Proof:
             if one.digest is not None and not isinstance(
                 self._known(bytes(one.digest)), BlobFact | None
             ):
-                raise CorruptionError(f"the attachment {one.id!r} is no blob")
+                raise CorruptionError(f"the attachment {one.id!r} is not a blob")
         if self._lacking:
             raise ObjectsMissingError(self._reader.path, list(self._lacking))
         if self._loose:
@@ -382,7 +382,7 @@ class Proof:
         stored = self.objects.follow((digest,))[0]
         found = values.read_value(self.objects, digest, stored, max_bytes=DEFAULT_MAX_BYTES)
         if type(found) is not dict or any(type(node_id) is not str for node_id in found.values()):
-            raise CorruptionError(f"{digest.hex()} is no map of hidden nodes")
+            raise CorruptionError(f"{digest.hex()} is not a map of hidden nodes")
         return {bytes(Digest.from_hex(name)) for name in found}
 
 

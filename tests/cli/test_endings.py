@@ -102,7 +102,7 @@ def test_where_there_is_no_store_it_says_how_to_make_one(tmp_path: Path) -> None
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("dear")
     for arguments in (("sessions",), ("init",), ("gc",)):
         ran = run(*arguments, store=str(tmp_path), ends=9)
@@ -557,7 +557,7 @@ def in_shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
     )  # fmt: skip
 
 
-def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
+def test_a_closed_stream_is_no_error_and_its_number_is_not_reused(example: str) -> None:
     # Its number must not go to a file of the store, or what is written there would land in it.
     look = f"{sys.executable} -c 'import os; from casstore.cli.output import prepare_streams as p;"
     look += " p(); os.fstat(1); os.fstat(2); assert os.open(os.devnull, 0) > 2'"

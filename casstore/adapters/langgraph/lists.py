@@ -37,7 +37,7 @@ class ListCodec:
         self._plain = PlainLists(serde)
 
     def keep(self, draft: Draft, value: Any, before: Any) -> KeptList | None:
-        """Store a list with a write; None if it is no list, or one that resists.
+        """Store a list with a write; None if it is not a list, or cannot be split.
 
         ``before`` is the previous value of the channel, perhaps the list that this one has grown
         from.
