@@ -32,7 +32,7 @@ from casstore.store import Store
 _SECTION: Final = "Sessions"
 # In a larger store, measuring the sizes of sessions would take longer than a second.
 _MAX_MEASURED: Final = 100_000
-# How many sessions a question names.
+# How many sessions the question before a deletion lists by name.
 _NAMED: Final = 5
 
 
