@@ -80,7 +80,7 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
 }
 
 
-#: What an error says if only the log is lost: the store itself can be opened without it.
+#: Part of the error's message if only the log is lost: the store can be opened without it.
 _DISCARD: Final = "casstore recover --discard-log"
 
 

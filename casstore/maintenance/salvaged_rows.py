@@ -22,7 +22,7 @@ from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.records import row_name
 from casstore.session.scanning import scan
 
-# What one write takes into the new store.
+# The most rows in one write to the new store.
 _BATCH_ROWS: Final = 2000
 _SEQ_BYTES: Final = 8
 _Item = TypeVar("_Item")

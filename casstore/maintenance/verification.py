@@ -59,9 +59,9 @@ class BundleLimits(NamedTuple):
     max_rows: int = 1_000_000
     #: All objects together, inflated.
     max_object_bytes: int = 1 << 40
-    #: What is read again to prove ropes and graphs.
+    #: Bytes that are read again to prove ropes and graphs.
     max_work_bytes: int = 1 << 36
-    #: What shared parts of one value may take in memory when they are written out at every place.
+    #: Memory for the shared parts of one value, when each is repeated wherever it occurs.
     max_repeated_bytes: int = MAX_REPEATED_BYTES
 
 
@@ -147,11 +147,11 @@ class Proof:
         self._left_out: dict[bytes, Fact | None] = {}
         self._lacking: dict[bytes, None] = {}
         self._unproven = 0
-        # What each rope's own bytes were, by the name that its content proved.
+        # The hash of each rope's encoded bytes, by the digest that its content proved.
         self._ropes: dict[bytes, bytes] = {}
         self._object_bytes = 0
-        # What all objects together cost a reader, each built once; and how many of those that
-        # the file leaves out may be read to find out what they cost.
+        # The memory that a reader needs for all objects, each built once; and how many of the
+        # objects that the file leaves out may still be read to measure them.
         self._cost_once = 0
         self._outside_left = _MEASURED_OUTSIDE
         self._raw_rows: list[list[Any]] = []
@@ -291,7 +291,7 @@ class Proof:
             if len(self._lacking) < _MAX_NAMED:
                 self._lacking[digest] = None
             return None
-        # What lies below it is the store's affair, and whole there (P3).
+        # The objects that it links to are in the store as well (P3).
         fact = closure.examine(digest, item.kind, item.data, lambda below: None)
         if isinstance(fact, ValueFact):
             return fact._replace(cost=self._cost_outside(digest))
