@@ -339,7 +339,7 @@ class Proof:
             )
 
     def _check_rows(self) -> None:
-        """What rows name must be there and of the right kind, and all else must lead there."""
+        """Check that rows name objects of the right kind, and that a row reaches every object."""
         for row in self.rows.revisions:
             if not isinstance(self._known(row.manifest), ManifestFact | None):
                 raise CorruptionError(f"the manifest of revision {row.revision} is not a manifest")
