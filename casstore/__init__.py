@@ -14,6 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from casstore import aio as aio
+    from casstore import errors as errors
+    from casstore import maintenance as maintenance
     from casstore.errors import CasstoreError
     from casstore.format.canonical import Link
     from casstore.format.digest import Digest
@@ -55,9 +58,13 @@ _LOADED_WHEN_USED = {
     "casstore.store": ("Store", "open"),
     "casstore.version": ("__version__",),
 }  # fmt: skip
+#: Packages that need no import of their own: ``casstore.errors`` works after ``import casstore``.
+_PACKAGES = ("aio", "errors", "maintenance")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return __import__(f"casstore.{name}", fromlist=("__doc__",))
     for module, names in _LOADED_WHEN_USED.items():
         if name in names:
             # Not through importlib: imported for the first time by two threads at once, it was
@@ -68,7 +75,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    special = [name for name in globals() if name.startswith("__")]
+    return sorted({*special, *_PACKAGES, *__all__})
 
 
 __all__ = [

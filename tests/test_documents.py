@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from casstore.cli.main import cli
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
 
@@ -176,6 +178,44 @@ def test_every_command_that_a_document_names_exists() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"\btools/([a-z_]+(?:\.py)?)", document.read_text()):
             assert (ROOT / "tools" / name).exists(), f"{document.name} names tools/{name}"
+
+
+def commands_in(document: Path) -> list[list[str]]:
+    """The words of each casstore command in the shell blocks of a document, without the rest."""
+    blocks = "\n".join(SHELL.findall(document.read_text())).replace("\\\n", " ")
+    lines = re.findall(r"^casstore (.+)$", blocks, re.MULTILINE)
+    return [shlex.split(re.split(r" [|<>;]| && ", line)[0], comments=True) for line in lines]
+
+
+def check_parses(words: list[str]) -> None:
+    """Parse a command line and run nothing; click.UsageError if the command refuses it."""
+    with cli.make_context("casstore", list(words)) as ctx:
+        group: click.Group = cli
+        rest = [*ctx._protected_args, *ctx.args]
+        while True:
+            name, found, rest = group.resolve_command(ctx, rest)
+            assert found is not None
+            if not isinstance(found, click.Group):
+                found.make_context(name, rest, parent=ctx)
+                return
+            group = found
+
+
+@pytest.mark.parametrize(
+    "document",
+    [document for document in DOCUMENTS if commands_in(document)],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_command_of_a_shell_block_parses(document: Path) -> None:
+    refused = []
+    for words in commands_in(document):
+        try:
+            check_parses(words)
+        except click.UsageError as exc:
+            # The files that an example names need not exist.
+            if "does not exist" not in exc.format_message():
+                refused.append((words, exc.format_message()))
+    assert refused == []
 
 
 def test_the_reference_lists_every_error_class_with_its_group() -> None:

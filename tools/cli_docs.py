@@ -33,7 +33,10 @@ OUTCOMES = (
     (1, "done, and the answer is no: `check` found damage, `search` nothing"),
     (2, "the command line is wrong"),
 )
-ENDINGS = ((130, "interrupted by Ctrl-C"), (141, "nobody read the answer to its end"))
+ENDINGS = (
+    (130, "interrupted by Ctrl-C"),
+    (141, "the reader closed stdout before the end of the answer"),
+)
 
 # The classes that represent an exit code, in its order.
 GROUPS = sorted(

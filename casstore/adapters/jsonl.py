@@ -68,7 +68,7 @@ _MARK: Final = "imported"
 _MAX_TIME: Final = 1 << 53
 # An entry of Claude Code has one of these.
 _CLAUDE_FIELDS: Final = frozenset(("uuid", "parentUuid", "sessionId", "leafUuid"))
-# What the lines of a format are called in a report.
+# How a report calls the lines of each format.
 PARTS: Final[dict[Format, str]] = {
     "claude": "entries of Claude Code",
     "pi": "entries of pi",

@@ -132,7 +132,7 @@ class AsyncStore(Proxy[Store]):
     async def close(self) -> None:
         """Close the store after the calls under way. It may be started again.
 
-        A task that waits for a session to move gets ClosedError.
+        A task that waits for the next commit of a session gets ClosedError.
         """
         await self._pool.close()
 

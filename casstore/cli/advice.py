@@ -16,24 +16,24 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.SessionExistsError, "choose another id; casstore sessions lists those in use"),
     (errors.ComponentNotFoundError, "casstore check"),
     (errors.ObjectNotFoundError, "casstore sessions lists what is there"),
-    (errors.LeaseHeldError, "wait until the lease is released or expires, then try again"),
-    (errors.LeaseLostError, "wait until the lease is released or its time is up, then again"),
-    (errors.HeadConflictError, "look at it again with casstore history, then again"),
+    (errors.LeaseLostError, "wait until the lease is released or expires, then run it again"),
+    (errors.HeadConflictError, "casstore history shows the present revision; then run it again"),
     (errors.NameTakenError, "choose another name, or say --move"),
     (errors.TargetExistsError, "choose another name, or say --replace or --update"),
     (errors.SessionDivergedError, _OTHER_ID.format("bundle")),
     (
         errors.ItemConflictError,
-        "--replace takes the content of the source; with -n it counts them",
+        "--replace takes the content of the source; with --dry-run it only counts the items",
     ),
     (errors.ObjectsMissingError, "export it again without --have, or import what came before"),
     (
         errors.RestoreConflictError,
         "casstore workspace snapshot first; or --force, which saves the present state itself",
     ),
+    (errors.WorkspaceNotFoundError, "name an existing directory"),
     (errors.SnapshotNotFoundError, "casstore workspace log SESSION lists those that have files"),
-    (errors.ConflictError, "look at what is there now, then again"),
-    (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
+    (errors.ConflictError, "read the present state, then run it again"),
+    (errors.ReadOnlyError, "open it as a user that has write permission"),
     (errors.BundleError, "export or download the file again: casstore export"),
     (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
     (errors.ForeignBundleError, "name a file that casstore export has written"),
@@ -42,13 +42,13 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
         "name a source of that kind; casstore import --help lists them",
     ),
     (errors.ForeignStoreError, "name the directory of a store with --store, or: casstore init"),
-    (errors.FormatError, "use the release of casstore that fits"),
-    (errors.CollectionOvertakenError, "casstore gc again, when less is written"),
-    (errors.BusyError, "wait for the other process, or stop it, then again"),
-    (errors.StorageFullError, "make room on the disk; casstore gc gives back what is unused"),
-    (errors.StorageUnavailableError, "see that the server runs and can be reached, then again"),
-    (errors.AddressSpaceError, "ulimit -v unlimited, then again"),
-    (errors.StorageError, "see to the disk and the permissions, then again"),
+    (errors.FormatError, "use a release of casstore that reads this format"),
+    (errors.CollectionOvertakenError, "run casstore gc again when fewer writers are active"),
+    (errors.BusyError, "wait for the other process, or stop it; then run it again"),
+    (errors.StorageFullError, "free space on the disk; casstore gc removes unused objects"),
+    (errors.StorageUnavailableError, "check that the server can be reached, then run it again"),
+    (errors.AddressSpaceError, "ulimit -v unlimited, then run it again"),
+    (errors.StorageError, "check the disk and the permissions, then run it again"),
     (errors.BundleLimitError, "if you trust the file, import it in Python with larger limits="),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
@@ -59,7 +59,7 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
     ),
     "salvage": (
         (errors.StoreNotFoundError, "name the directory of the damaged store: SOURCE TARGET"),
-        (errors.CorruptionError, "bring back a backup: nothing here can be proven"),
+        (errors.CorruptionError, "restore a backup: nothing in this store can be verified"),
     ),
     "import jsonl": (
         (errors.BadLineError, "--leave-out-damaged leaves the line out, and imports the rest"),
@@ -80,7 +80,7 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
 }
 
 
-#: What an error says if only the log is lost: the store itself can be opened without it.
+#: Part of the error's message if only the log is lost: the store can be opened without it.
 _DISCARD: Final = "casstore recover --discard-log"
 
 
@@ -99,6 +99,8 @@ def advice(exc: CasstoreError, command: str | None = None) -> str | None:
         return exc.remedy
     if isinstance(exc, NothingCommittedError):
         return f"casstore show {quoted(exc.session)}"
+    if isinstance(exc, errors.LeaseHeldError):
+        return f"wait; or if its owner died: casstore leases --release {quoted(exc.session)}"
     if isinstance(exc, errors.SessionNotFoundError):
         return "casstore sessions"
     if isinstance(exc, errors.RevisionNotFoundError):

@@ -116,6 +116,8 @@ class Command(click.Command):
 class Kinds(click.Group):
     """A command whose first argument is a kind, each a command with its own options.
 
+    The first word of ``subcommand_metavar`` is what messages call a kind.
+
     ``shape`` is the JSON answer of all kinds; None: each has its own.
     """
 
@@ -132,7 +134,8 @@ class Kinds(click.Group):
         if found is not None:
             return name, found, args[1:]
         known = self.list_commands(ctx)
-        exc = click.UsageError(f"No such kind {name!r}; there are {', '.join(known)}.", ctx)
+        what = (self.subcommand_metavar or "kind").split()[0].lower()
+        exc = click.UsageError(f"No such {what} {name!r}; there are {', '.join(known)}.", ctx)
         raise with_suggestion(exc, ctx, name, known)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -228,7 +231,7 @@ def require_yes(*, yes: bool, question: str) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise click.UsageError("this cannot be undone; say --yes if you mean it")
+        raise click.UsageError("this cannot be undone; add --yes to confirm")
     click.confirm(question, abort=True, err=True)
 
 

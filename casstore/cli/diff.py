@@ -362,7 +362,7 @@ def _digest_of(place: Place) -> str:
 
 
 class _UsageField(NamedTuple):
-    """Where usage is counted; field None: a whole entry."""
+    """A count in the usage ledger that differs; field None: all counts of the entry."""
 
     source: str
     model: str

@@ -27,7 +27,7 @@ from casstore.records.lifecycles.erasure import LifecycleErasure, records_of
 _SECTION: Final = "Space"
 
 
-def _nobody(subject: str) -> NameNotFoundError:
+def _unknown_subject(subject: str) -> NameNotFoundError:
     """The error for a subject without sessions or records. A store has no list of subjects."""
     error = NameNotFoundError(
         subject, "write it as it was given to sessions and records, with --secret if they had one"
@@ -132,7 +132,7 @@ def erase(
         found = {**plan.records, lives.name: records_of(plan.records[lives.name])}
         records = sum([len(one) for one in found.values()])
         if not plan.sessions and not plan.pins and not any(plan.records.values()):
-            raise _nobody(subject)
+            raise _unknown_subject(subject)
         report: erasure.ErasureReport | None = None
         if not dry_run:
             asked = f"{count(len(plan.sessions), 'session')} and {count(records, 'record')}"

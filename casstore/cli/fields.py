@@ -21,7 +21,7 @@ class Field(NamedTuple):
     """One field of a report, or with ``fields`` an object or a list of objects."""
 
     help: str
-    #: What text calls it; None: only JSON has it.
+    #: Its label in text; None: only JSON has it.
     label: str | None = None
     #: For a number: the thing that is counted, as in "node".
     unit: str | None = None
@@ -153,7 +153,7 @@ def _lines(prefix: str, fields: Fields) -> Iterator[tuple[str, str]]:
             yield from _lines(f"{prefix}{key}.", field.fields)
 
 
-#: What stood in the way of a step that reports instead of raising.
+#: The error of a step that reports errors instead of raising them.
 PROBLEM = nested(
     "the error that stopped it, null if none did",
     {

@@ -254,7 +254,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                     "revision": "that revision",
                     "committed_at": "when that revision was committed",
                     "turn": "the turn of that revision, null if it had none",
-                    "role": "the role of its message, null if it is no message",
+                    "role": "the role of its message, null if it is not a message",
                     "marks": nested(
                         "names at this node",
                         {
@@ -461,6 +461,8 @@ def _answer(
                 to.json(payload, before=(dim(margin), "   "))
             for connection in after:
                 to.line(*_coloured(connection))
+        if not lines:
+            app.remark("no nodes")
         if total > len(lines):
             app.remark(f"… {count(total - len(lines), 'more node')}: --limit 0")
 

@@ -8,6 +8,8 @@ closed it.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -217,18 +219,24 @@ class _Failure:
 
 def _usage_hint(exc: click.ClickException) -> str | None:
     ctx = getattr(exc, "ctx", None)
-    return None if ctx is None else f"{ctx.command_path} --help"
+    if ctx is None:
+        return None
+    # Some commands take the store as an argument, so it is often given to one that does not.
+    extra = re.search(r"extra argument \((.+)\)", exc.message)
+    if extra is not None and os.path.exists(os.path.join(extra[1], "data.mdb")):
+        return f"{ctx.command_path} --store {shlex.quote(extra[1])}"
+    return f"{ctx.command_path} --help"
 
 
 def _command_in(given: list[str]) -> str | None:
-    """The name of the given command; for an import with its kind: ``import lash``."""
+    """The name of the given command, of a group with its kind: ``import lash``."""
     words = iter(given)
     for word in words:
         if word in ("-s", "--store", "--durability"):
             # The next word is a value, though a store may have the name of a command.
             next(words, None)
         elif ALIASES.get(word, word) in MODULE_OF:
-            kind = next(words, "") if word == "import" else ""
+            kind = next(words, "") if word in ("import", "workspace") else ""
             return f"{word} {kind}" if kind and not kind.startswith("-") else word
     return None
 

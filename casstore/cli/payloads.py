@@ -100,7 +100,7 @@ def read_message(payload: Any) -> ParsedPayload:
 
 
 def _of_item(item: dict[str, Any]) -> dict[str, Any] | None:
-    """The message that an item of a Responses API or a LangChain message is."""
+    """An item of a Responses API, or a LangChain message, as a message with role and content."""
     kind = item["type"]
     if kind in ("human", "ai", "system", "tool") and "content" in item:
         return {**item, "role": kind}

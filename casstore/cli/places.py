@@ -48,7 +48,7 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
                 steps.append(json.loads(f'"{match[3]}"'))
         except ValueError as exc:
             raise InvalidInputError(
-                f'{text!r} is no path; write messages[3].text or files["a.py"].size'
+                f'{text!r} is not a path; write messages[3].text or files["a.py"].size'
             ) from exc
         at = match.end()
     return tuple(steps)

@@ -83,7 +83,7 @@ class Meter:
             try:
                 print(f"{step.phase}: {self._figures(step)}", file=sys.stderr, flush=True)
             except OSError:
-                # stderr cannot be written to, which is no reason to stop.
+                # A closed stderr does not stop the command.
                 self._silent = True
 
     def _figures(self, step: Step) -> str:

@@ -32,7 +32,7 @@ from casstore.store import Store
 _SECTION: Final = "Sessions"
 # In a larger store, measuring the sizes of sessions would take longer than a second.
 _MAX_MEASURED: Final = 100_000
-# How many sessions a question names.
+# How many sessions the question before a deletion lists by name.
 _NAMED: Final = 5
 
 
@@ -67,7 +67,9 @@ SESSION_FIELDS: Final[Fields] = {
     "nodes": Field("nodes in its graph", unit="node", of=_of_head("node_count", 0)),
     "committed_at": Field("when it was last committed to", of=_of_head("committed_at_ms")),
     "origin": nested(
-        "the place that it was forked from, null if it is no fork", _ORIGIN, of=_of_head("origin")
+        "the place that it was forked from, null if it is not a fork",
+        _ORIGIN,
+        of=_of_head("origin"),
     ),
     "user_messages": Field("messages of the user on the active path", of="user_message_count"),
     "first_user_message": "the first of them",

@@ -71,9 +71,7 @@ _SHAPE: Final = Shape(
         "digest": "of the checkpoint, node or object; null before the first commit",
         "session": nested("the session, null if no session was named", SESSION_FIELDS),
         "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
-        "checkpoint": (
-            'the state besides the graph, components as links {"$link": digest}; null for others'
-        ),
+        "checkpoint": ('the components, as links {"$link": digest}; null for others'),
         "node": "the node with its payload, or hidden and without it; null for others",
         "value": "the value at --path, a short value, or the content of an entry; null for others",
         "size_bytes": "of an object, null for others",

@@ -44,7 +44,7 @@ def _tell(text: str) -> None:
             "address": "what to open in a browser; the token in it is for this run alone",
             "store": "the store that is shown",
             "write": "true: the pages can change the store",
-            "warning": "who can reach the viewer besides this machine, null if nobody",
+            "warning": "which other machines can reach the viewer, null if none can",
         },
     ),
     "casstore ui",

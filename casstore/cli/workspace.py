@@ -82,6 +82,13 @@ def _files_options(function: Decorated) -> Decorated:
             click.option(
                 "--gitignore", is_flag=True, help="Heed the .gitignore files in the directory."
             ),
+            click.option(
+                "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
+                show_default=True, help="Leave out larger files, in bytes.",
+            ),
+            click.option(
+                "--skip-unreadable", is_flag=True, help="Leave out what cannot be read."
+            ),
         )
     ):  # fmt: skip
         function = option(function)
@@ -182,11 +189,6 @@ def _render_text(to: Printer, lines: Sequence[str]) -> None:
 )  # fmt: skip
 @click.option("--label", "-l", help="A name for the revision.")
 @_files_options
-@click.option(
-    "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
-    show_default=True, help="Leave out larger files, in bytes, and name them.",
-)  # fmt: skip
-@click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read, and name it.")
 def snapshot(
     app: App, /, directory: str, session_id: str, label: str | None, **options: Any
 ) -> None:

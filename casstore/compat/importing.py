@@ -214,7 +214,7 @@ class Unit(ABC):
 class Part(ABC):
     """Units of one kind, in the order in which they are written."""
 
-    #: What its progress counts: "messages", "checkpoints" …
+    #: The unit that its progress counts: "messages", "checkpoints" …
     name: str
 
     @abstractmethod

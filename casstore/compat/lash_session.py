@@ -42,7 +42,7 @@ class Gathered(NamedTuple):
     #: The rows by kind; ``imported`` counts those that the arrival holds.
     parts: Sequence[PartReport]
     notes: Sequence[ImportNote]
-    #: What the session's meta records of its origin.
+    #: The part of the session's metadata that describes its origin.
     origin: dict[str, Any]
 
 

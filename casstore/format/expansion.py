@@ -83,9 +83,10 @@ def part_cost(memory: int, links: int) -> int:
 
 
 def own_cost(kind: int, data: bytes) -> tuple[int, list[bytes]]:
-    """The cost of one place of an object without its parts, and the parts, once for each place.
+    """The cost of an object where it occurs once, without its parts; and the digests of its parts.
 
-    Only lists and maps, and the nodes and manifests that hold them, have parts.
+    A part that occurs several times is listed as often. Only lists and maps, and the nodes and
+    manifests that hold them, have parts.
     """
     if kind in (Kind.LIST, Kind.MAP):
         parts = tree.decode_branch(kind, data).digests

@@ -48,7 +48,7 @@ CHUNKED_BLOB_MIN_BYTES = 65_536
 
 # --- bounds on one answer -------------------------------------------------------
 
-# What get_blob and get_value load into memory unless the caller allows more.
+# The most bytes that get_blob and get_value load into memory, unless the caller allows more.
 DEFAULT_MAX_BYTES = 1 << 30
 
 # How much memory the repeated parts of a value may take beyond its distinct parts, by the estimate

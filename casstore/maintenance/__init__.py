@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*[name for name in globals() if name.startswith("__")], *__all__})
 
 
 if not TYPE_CHECKING:

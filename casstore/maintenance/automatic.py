@@ -26,7 +26,7 @@ class AutoCollector:
 
     >>> from queue import SimpleQueue
     >>> reports = SimpleQueue()
-    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> digest = store.put_blob(b"not referred to")
     >>> often = {"every_commits": 1, "interval_s": 0.01, "grace_ms": 0}
     >>> with AutoCollector(store, **often, on_report=reports.put):
     ...     reports.get(timeout=60).objects_swept  # agents are at work here

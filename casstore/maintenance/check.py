@@ -257,8 +257,8 @@ class _Check:
         self._tainted = IdSet()
         self._any_tainted = False
         self._objects = self._contents = 0
-        # What building an object costs a reader, by id, of those that have parts; and what all
-        # objects cost, each built once.
+        # The memory that a reader needs to build an object, by id, for objects that have parts;
+        # and the sum over all objects, each built once.
         self._costs: dict[int, int] = {}
         self._cost_once = 0
         self._highest = 0

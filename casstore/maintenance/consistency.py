@@ -22,7 +22,7 @@ _LOOKS: Final = 3
 
 #: For each table of a system, the function that checks a record of it.
 Judges = Mapping[Table, Callable[[Record], None]]
-#: What is wrong with rows of one transaction, in the order asked for; None: nothing.
+#: Takes rows of one transaction, in the order asked for; returns the fault, None if there is none.
 Judge = Callable[[Sequence[bytes | None]], str | None]
 # A row that cannot be decoded is reported by the check of that row; here it states nothing.
 _NO_SENSE: Final = (CasstoreError, ValueError, TypeError, KeyError, IndexError)

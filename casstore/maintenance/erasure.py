@@ -41,7 +41,7 @@ from casstore.store import Store, check_store
 SCHEMA: Final = "casstore.erasure/1"
 #: How many shared objects and sharers a plan lists.
 LISTED: Final = 100
-#: What must run after an erasure for the bytes to be gone.
+#: The commands that must run after an erasure before the bytes are gone.
 STILL_TO_RUN: Final = ("gc", "compact")
 
 
@@ -127,7 +127,7 @@ class ErasurePlan(NamedTuple):
     #: Tags and pins on manifests of these sessions and on files saved from their workspaces, with
     #: what they name.
     pins: tuple[tuple[str, str], ...]
-    #: What providers found, by their names.
+    #: The records that each provider found, by the provider's name.
     records: dict[str, tuple[str, ...]]
     sharing: Sharing
     #: Records that cannot be erased, and why.
@@ -222,7 +222,7 @@ class ErasureReport(NamedTuple):
     kept: tuple[str, ...]
     #: Sessions about the subject that were not in the plan: plan again for them.
     remaining: tuple[str, ...]
-    #: What others reach as well, as it was planned.
+    #: The objects that others reach as well, according to the plan.
     sharing: Sharing
     still_to_run: tuple[str, ...]
     #: Records about the subject that are still there, and why.

@@ -78,8 +78,8 @@ def expire_rows(
 ) -> ExpiredRows:
     """Remove rows that keep nothing any more, each if it is still as it was read.
 
-    ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
-    after that, they are committed a second time. Attachments that were announced at least
+    ``receipts_older_than_ms`` is the age after which no turn is repeated any more: a turn
+    that is repeated later is committed a second time. Attachments that were announced at least
     ``attachments_older_than_ms`` ago and never committed are given up
     (``maintenance.uncommitted``). CorruptionError if a row cannot be read.
 
@@ -158,23 +158,23 @@ class _Expiring:
         bounds: tuple[bytes, bytes | None],
         condition_of: Callable[[Row], Condition | None],
     ) -> int:
-        """Remove the rows that there is a condition for, under it."""
+        """Remove the rows for which ``condition_of`` returns a condition, if it still holds."""
         return remove_rows(self._runtime.engine, table, bounds, condition_of, self._progress)
 
     def protection(self, row: Row) -> Condition | None:
-        """A protection whose time is up."""
+        """The condition for removing a protection; None if it has not expired."""
         if not protection.is_lapsed(protection.decode("", row.key, row.value), self.now_ms):
             return None
         return RowLapsed("retention", row.key, row.value, protection.UNTIL)
 
     def mark(self, row: Row) -> Condition | None:
-        """A mark that no plan will ask for."""
+        """The condition for removing a mark; None if a plan may still ask for it."""
         if marks.marked_at_ms(row.value) > self.now_ms - _MARK_AGE_MS:
             return None
         return RowIs("retention", row.key, row.value)
 
     def receipt(self, row: Row, oldest_ms: int) -> Condition | None:
-        """A receipt that is too old for its turn to be retried."""
+        """The condition for removing a receipt; None if its turn may still be retried."""
         decoded = decode_receipt(row.value)
         if isinstance(decoded, SettledReceipt):
             committed_at_ms: int | None = decoded.committed_at_ms

@@ -26,8 +26,8 @@ from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 from casstore.store import Store, check_store
 
-#: What the reader of the file has: digests, each of which stands for all that it links to; a file
-#: of them, as ``write_have`` writes it; or a function that returns those that the reader lacks.
+#: The objects that the reader of the file has: digests, each of which stands for all that it links
+#: to; a file of digests (``write_have``); or a function that returns those that the reader lacks.
 Have = Iterable[bytes] | str | os.PathLike[str] | Callable[[Sequence[bytes]], Sequence[bytes]]
 
 _HEX_LINE_BYTES: Final = 65

@@ -119,7 +119,7 @@ def plan(
 
     Objects put within the grace period ``grace_ms`` are kept, with all they link to.
 
-    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> digest = store.put_blob(b"not referred to")
     >>> found = plan(store, grace_ms=0)
     >>> found.report.objects_unreached, digest in store
     (1, True)
@@ -151,7 +151,7 @@ def execute(
 ) -> GcReport:
     """Remove the objects of a plan, except those that became reachable or were put again since.
 
-    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> digest = store.put_blob(b"not referred to")
     >>> execute(store, plan(store, grace_ms=0)).objects_swept, digest in store
     (1, False)
     """
@@ -179,7 +179,7 @@ def collect(
     called between transactions; if it returns true, the outcome is ``INCOMPLETE``. A dry run
     returns the report of the plan.
 
-    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> digest = store.put_blob(b"not referred to")
     >>> collect(store).objects_swept  # it was put just now, and may be needed in a moment
     0
     >>> collect(store, grace_ms=0).objects_swept

@@ -341,10 +341,10 @@ def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[byte
     if manifest.tips.data != NOTHING.data:
         tips = objects.load_encoded(reader, [manifest.tips])[0]
         if type(tips) is not dict:
-            raise CorruptionError(f"manifest {digest.hex()} has tips that are no map")
+            raise CorruptionError(f"manifest {digest.hex()} has tips that are not a map")
         for node_id, link in tips.items():
             if type(link) is not Link:
-                raise CorruptionError(f"manifest {digest.hex()} has a tip that is no link")
+                raise CorruptionError(f"manifest {digest.hex()} has a tip that is not a link")
             ends[bytes(link.digest)] = node_id
     leaf, leaf_id = manifest.leaf, manifest.leaf_id
     if leaf is not None and leaf_id is not None and ends.setdefault(leaf, leaf_id) != leaf_id:

@@ -28,9 +28,9 @@ class _Checked(NamedTuple):
     """A system whose rows are being checked."""
 
     name: str | None
-    #: By what the keys of its tables start with.
+    #: By the prefix of the keys of each table.
     judges: dict[bytes, tuple[Table, Callable[[Record], None]]]
-    #: What the keys of its tables start with, also of those that it does not check.
+    #: The key prefixes of all its tables, also of those that it does not check.
     known: frozenset[bytes]
     #: Why rows of other tables are not checked.
     why: str

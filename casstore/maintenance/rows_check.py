@@ -25,7 +25,7 @@ _PAGE: Final = 256
 _SESSION_TABLES: Final = frozenset(
     ("attachments", "heads", "history", "leases", "queue", "receipts", "sessions", "tombstones")
 )
-# What deleting a session removes from.
+# The tables from which deleting a session removes rows.
 _REMOVED_WITH_SESSION: Final = ("history", "queue", "receipts")
 _REVISION_BYTES: Final = 8
 

@@ -45,7 +45,7 @@ from casstore.session.heads import decode_head, encode_head, head_key
 from casstore.session.state import meta_key, tombstone_key
 from casstore.store import Store
 
-# What one write takes into the new store.
+# The most objects and bytes in one write to the new store.
 _BATCH_OBJECTS: Final = 512
 _BATCH_BYTES: Final = 4 << 20
 # How many lost revisions, and lost pieces, are listed of one session.
@@ -76,7 +76,7 @@ class SalvagedSession(NamedTuple):
     #: Revisions that are not whole: the newest of them, and how many.
     revisions_lost: tuple[int, ...]
     revisions_lost_count: int
-    #: What its newest incomplete revision lacks.
+    #: The objects that its newest incomplete revision lacks.
     lost: tuple[LostPiece, ...]
     #: Some of its rows were found in pages that no tree links to, and may be outdated.
     from_strays: bool

@@ -22,7 +22,7 @@ from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.records import row_name
 from casstore.session.scanning import scan
 
-# What one write takes into the new store.
+# The most rows in one write to the new store.
 _BATCH_ROWS: Final = 2000
 _SEQ_BYTES: Final = 8
 _Item = TypeVar("_Item")
@@ -316,7 +316,7 @@ def _retention_name(row: Row, key: bytes) -> str:
         try:
             by = repr(protection.decode("", row.key, row.value).by)
         except CorruptionError:
-            by = "somebody"
+            by = "an unknown owner"
         return f"protection of revision {revision} by {by}"
     named = {
         keys.policy(key).key: "policy",

@@ -62,7 +62,7 @@ class EntryStep(NamedTuple):
     made_at_ms: int | None
     #: One line for people.
     summary: str
-    #: What JSON has of it.
+    #: Its fields in JSON.
     details: Mapping[str, Any]
 
 

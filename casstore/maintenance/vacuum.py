@@ -226,7 +226,7 @@ def rewrite_hidden(
 def _rewrite(
     runtime: Runtime, session: str, progress: Progress | None
 ) -> tuple[SessionReport, set[bytes]]:
-    """The report of a session, the nodes removed from it, and the objects that they linked to."""
+    """Remove hidden nodes; the report, and the digests of these nodes and of what they link to."""
 
     def pulse(done: int) -> None:
         if progress is not None:

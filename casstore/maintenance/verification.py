@@ -59,9 +59,9 @@ class BundleLimits(NamedTuple):
     max_rows: int = 1_000_000
     #: All objects together, inflated.
     max_object_bytes: int = 1 << 40
-    #: What is read again to prove ropes and graphs.
+    #: Bytes that are read again to prove ropes and graphs.
     max_work_bytes: int = 1 << 36
-    #: What shared parts of one value may take in memory when they are written out at every place.
+    #: Memory for the shared parts of one value, when each is repeated wherever it occurs.
     max_repeated_bytes: int = MAX_REPEATED_BYTES
 
 
@@ -147,11 +147,11 @@ class Proof:
         self._left_out: dict[bytes, Fact | None] = {}
         self._lacking: dict[bytes, None] = {}
         self._unproven = 0
-        # What each rope's own bytes were, by the name that its content proved.
+        # The hash of each rope's encoded bytes, by the digest that its content proved.
         self._ropes: dict[bytes, bytes] = {}
         self._object_bytes = 0
-        # What all objects together cost a reader, each built once; and how many of those that
-        # the file leaves out may be read to find out what they cost.
+        # The memory that a reader needs for all objects, each built once; and how many of the
+        # objects that the file leaves out may still be read to measure them.
         self._cost_once = 0
         self._outside_left = _MEASURED_OUTSIDE
         self._raw_rows: list[list[Any]] = []
@@ -291,7 +291,7 @@ class Proof:
             if len(self._lacking) < _MAX_NAMED:
                 self._lacking[digest] = None
             return None
-        # What lies below it is the store's affair, and whole there (P3).
+        # The objects that it links to are in the store as well (P3).
         fact = closure.examine(digest, item.kind, item.data, lambda below: None)
         if isinstance(fact, ValueFact):
             return fact._replace(cost=self._cost_outside(digest))
@@ -339,7 +339,7 @@ class Proof:
             )
 
     def _check_rows(self) -> None:
-        """What rows name must be there and of the right kind, and all else must lead there."""
+        """Check that rows name objects of the right kind, and that a row reaches every object."""
         for row in self.rows.revisions:
             if not isinstance(self._known(row.manifest), ManifestFact | None):
                 raise CorruptionError(f"the manifest of revision {row.revision} is not a manifest")
@@ -349,7 +349,7 @@ class Proof:
             if one.digest is not None and not isinstance(
                 self._known(bytes(one.digest)), BlobFact | None
             ):
-                raise CorruptionError(f"the attachment {one.id!r} is no blob")
+                raise CorruptionError(f"the attachment {one.id!r} is not a blob")
         if self._lacking:
             raise ObjectsMissingError(self._reader.path, list(self._lacking))
         if self._loose:
@@ -382,7 +382,7 @@ class Proof:
         stored = self.objects.follow((digest,))[0]
         found = values.read_value(self.objects, digest, stored, max_bytes=DEFAULT_MAX_BYTES)
         if type(found) is not dict or any(type(node_id) is not str for node_id in found.values()):
-            raise CorruptionError(f"{digest.hex()} is no map of hidden nodes")
+            raise CorruptionError(f"{digest.hex()} is not a map of hidden nodes")
         return {bytes(Digest.from_hex(name)) for name in found}
 
 

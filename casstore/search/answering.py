@@ -270,7 +270,7 @@ class SearchAnswer:
         reached: list[_Reached] = []
         component = text = None
         count = 0
-        # Which manifests have it: forks share theirs.
+        # Whether a manifest has the component: forks share manifests, so each is read once.
         proven: dict[bytes, bool] = {}
         for key, row, head in self._present(sessions):
             is_listed = len(reached) < self._request.max_sessions

@@ -53,11 +53,11 @@ class Docs:
         return doc
 
     def loosen(self, statement: str, *values: object) -> None:
-        """The docs that a query returns may be needed no more."""
+        """Mark the docs that a query returns: ``trim`` removes those that are unreferenced."""
         self._loose.update([row[0] for row in self._db.rows(statement, values)])
 
     def loosen_all(self) -> None:
-        """All docs but those of nodes may be needed no more."""
+        """Mark all docs but those of nodes."""
         self.loosen("SELECT id FROM {s}docs WHERE id < 4294967296")
 
     def trim(self) -> None:

@@ -23,7 +23,7 @@ from casstore.errors import BusyError, StorageError, StorageFullError
 from casstore.search.tables import NAMES, TABLES, VERSION, read_meta, write_meta
 from casstore.search.texts import BEGIN, END, Snippet, Term, unmarked
 
-#: What compacting deletes; ``engine.lmdb.directory`` lists the same names.
+#: The files that compacting deletes; ``engine.lmdb.directory`` lists the same names.
 FILE: Final = "search.sqlite"
 JOURNAL: Final = FILE + "-journal"
 _WAIT_S: Final = 60.0

@@ -387,7 +387,7 @@ class SessionMeta(NamedTuple):
     created_at_ms: int
     model: str | None = None
     cwd: str | None = None
-    #: The session it was started or forked from; None if there is none.
+    #: The session that it was started or forked from, if any.
     parent: str | None = None
     cause: Any = None
     extra: Any = None

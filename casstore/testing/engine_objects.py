@@ -210,7 +210,7 @@ class ObjectContract(EngineFixtures):
         self, engine: Engine, layout: bytes, listed: str
     ) -> None:
         # An engine may keep links as ids and put the digests back when it reads, but
-        # what it was told of the children need not agree with what stands in the data.
+        # the list of children may differ from the links in the data.
         a, b = new_blob(b"child a"), new_blob(b"child b")
         data = layout.replace(b"{a}", a.digest).replace(b"{b}", b.digest)
         children = [{"a": a, "b": b}[letter].digest for letter in listed]

@@ -1,7 +1,7 @@
 """Prepares text of a store for a page: escapes control characters and cuts long text.
 
 HTML is escaped by the templates, everywhere. What is done here concerns what a browser would
-obey although it is no markup: characters that turn the direction of writing, or show nothing.
+obey although it is not markup: characters that turn the direction of writing, or show nothing.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _lines(content: bytes | None, max_bytes: int) -> list[str] | None:
 
 
 def stored_content(reader: PieceReader, entry: Entry, max_bytes: int = _TEXT_BYTES) -> bytes | None:
-    """The content of an entry as a text diff shows it; of a longer file, bytes that are no text."""
+    """The content of an entry for a text diff; of a file that is too long, a binary byte."""
     if isinstance(entry, Symlink):
         return entry.target
     if isinstance(entry, Directory):

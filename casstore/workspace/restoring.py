@@ -14,7 +14,7 @@ Rules, each with the failure that it prevents:
    or the new one. The part that a killed restore leaves is removed by the next one, which holds a
    lock on the directory.
 3. Before the first change the target joins the bases in the cache: after a kill, files that are
-   restored already are no conflicts.
+   restored already are not conflicts.
 4. A file is compared with the plan once more before it is replaced or deleted: what another
    process changed since the plan was made is a conflict.
 5. With ``force`` the present state is stored and pinned first, ignored files that would be lost

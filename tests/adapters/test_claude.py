@@ -219,7 +219,7 @@ def test_transcripts_come_back_as_they_were_appended(
     assert run(append_all()) == expected
 
 
-def test_what_is_no_json_is_refused_and_nothing_written(sessions: Any) -> None:
+def test_an_entry_that_is_not_json_is_refused_and_nothing_is_written(sessions: Any) -> None:
     fine = {"type": "x", "uuid": "a"}
     for bad in ({"type": "x", "value": object()}, {"type": "x", "value": float("nan")}):
         with pytest.raises(InvalidValueError):
@@ -248,7 +248,7 @@ def test_an_entry_sent_twice_is_stored_once(store: Store, sessions: Any) -> None
 
 
 @pytest.mark.parametrize("odd", [None, 5, True, [], ["a"], {"a": 1}], ids=str)
-def test_an_id_that_is_no_text_does_not_stop_the_import(
+def test_an_id_that_is_not_text_does_not_stop_the_import(
     store: Store, sessions: Any, odd: Any
 ) -> None:
     """A process that had not written the transcript itself could not append to it any more."""

@@ -136,7 +136,7 @@ def test_what_is_changed_in_place_is_stored_and_nothing_before(
         assert dumped(*read_list(reader, second)[:-1]) == changed
 
 
-def test_what_is_no_plain_message_takes_the_long_way() -> None:
+def test_only_plain_messages_are_copied() -> None:
     class Sub(HumanMessage):
         """A class of an application."""
 

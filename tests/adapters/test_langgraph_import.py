@@ -393,7 +393,7 @@ def test_state_that_cannot_be_rebuilt_is_a_typed_error(
 
 
 @pytest.mark.parametrize("fields", ODD_CHECKPOINTS)
-def test_a_checkpoint_that_is_none_is_a_typed_error(
+def test_an_invalid_checkpoint_is_a_typed_error(
     source: Path, store: Store, fields: dict[str, Any]
 ) -> None:
     change = "UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE thread_id = 'asking'"

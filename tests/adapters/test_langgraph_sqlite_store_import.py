@@ -206,7 +206,7 @@ def test_the_async_store_of_the_stock_package_writes_the_same_files(
     assert found.value == {"n": 1}
 
 
-def test_what_is_no_such_database_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(SourceNotFoundError):
         import_items(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()

@@ -432,7 +432,7 @@ def test_lists_nested_deeper_than_a_value_may_be_go_through_the_serialiser(store
         {"t": "msgpack", "b": b"", "d": []}, {"t": "msgpack", "b": b"\xc1"},
     ],
 )  # fmt: skip
-def test_forms_that_are_none_are_damage(stored: Any) -> None:
+def test_invalid_forms_are_damage(stored: Any) -> None:
     with pytest.raises(CorruptionError):
         decode(stored, StrictSerializer().loads_typed)
 

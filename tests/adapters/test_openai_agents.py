@@ -587,7 +587,7 @@ def test_items_of_json_come_back_equal(session: Any) -> None:
     assert [turn.number for turn in run(session.turns())] == [1, 2]
 
 
-def test_what_is_no_item_is_refused_and_nothing_written(store: Store, session: Any) -> None:
+def test_an_invalid_item_is_refused_and_nothing_is_written(store: Store, session: Any) -> None:
     with pytest.raises(InvalidInputError):
         run(session.add_items([say("fine"), "not fine"]))
     with pytest.raises(InvalidValueError):

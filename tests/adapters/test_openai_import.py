@@ -902,7 +902,7 @@ def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: S
     assert import_sessions(store, advanced).part("items").imported == 0
 
 
-def test_a_message_that_is_no_text_is_reported_and_the_others_move(
+def test_a_message_that_is_not_text_is_reported_and_the_others_move(
     plain: Path, store: Store
 ) -> None:
     [[first]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
@@ -1153,7 +1153,7 @@ def test_single_sessions(plain: Path, store: Store) -> None:
 # --- what cannot be moved ---------------------------------------------------------------------
 
 
-def test_what_is_no_such_database_is_refused_by_name(
+def test_a_file_of_another_kind_is_refused_by_name(
     plain: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(SourceNotFoundError):

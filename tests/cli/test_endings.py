@@ -102,7 +102,7 @@ def test_where_there_is_no_store_it_says_how_to_make_one(tmp_path: Path) -> None
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("dear")
     for arguments in (("sessions",), ("init",), ("gc",)):
         ran = run(*arguments, store=str(tmp_path), ends=9)
@@ -128,7 +128,7 @@ def test_no_message_suggests_the_command_that_just_failed(
     data = Path(own) / "data.mdb"
     data.write_bytes(data.read_bytes()[:100])
     assert "try: casstore salvage DAMAGED NEW" in run("check", store=own, ends=8).err
-    assert "try: bring back a backup" in run("salvage", own, new, ends=8).err
+    assert "try: restore a backup" in run("salvage", own, new, ends=8).err
     # A store that is called like a command is none.
     os.rename(own, tmp_path / "check")
     monkeypatch.chdir(tmp_path)
@@ -557,7 +557,7 @@ def in_shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
     )  # fmt: skip
 
 
-def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
+def test_a_closed_stream_is_no_error_and_its_number_is_not_reused(example: str) -> None:
     # Its number must not go to a file of the store, or what is written there would land in it.
     look = f"{sys.executable} -c 'import os; from casstore.cli.output import prepare_streams as p;"
     look += " p(); os.fstat(1); os.fstat(2); assert os.open(os.devnull, 0) > 2'"
@@ -685,3 +685,45 @@ def test_nothing_a_terminal_acts_on_comes_through_a_patch_or_a_text(odd: str) ->
         assert not re.search("[\x1b\x9b\u202e]", shown)
     assert "👨\u200d👩\u200d👧 é" in on_terminal("cat", "family", "--store", odd)
     assert "\x1b[31m" in on_terminal("cat", "late", "--force", "--store", odd)
+
+
+def test_a_store_given_as_an_argument_suggests_the_option_that_names_it(own: str) -> None:
+    for name in ("check", "stats", "gc", "compact"):
+        assert f"try: casstore {name} --store {own}" in run(name, own, ends=2).err
+    assert "try: casstore check --help" in run("check", "nothing-here", ends=2).err
+    assert "try: casstore check --help" in run("check", own, own, ends=2).err
+
+
+def test_a_refused_lease_suggests_how_to_end_it(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("held").append("first")
+        assert store.session("held").claim_lease("worker-7", ttl_ms=600_000)
+    told = run("rewind", "held@1", store=own, ends=5).err
+    assert "leased by 'worker-7'" in told
+    assert "casstore leases --release held" in told
+
+
+def test_a_refused_deletion_says_how_to_confirm_it(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("old").append("first")
+    assert "add --yes to confirm" in run("delete", "old", store=own, ends=2).err
+
+
+def test_a_wrong_command_of_a_group_is_named_as_its_help_names_it() -> None:
+    assert "No such command 'snapshots'" in run("workspace", "snapshots", ends=2).err
+    assert "No such kind 'lsh'" in run("import", "lsh", ends=2).err
+
+
+def test_the_log_of_a_session_without_nodes_says_so(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("files-only").append(tool_state={"n": 1})
+    ran = run("log", "files-only", store=own)
+    assert (ran.out, ran.err) == ("", "no nodes\n")
+
+
+def test_a_directory_that_is_not_there_gets_a_remedy(own: str, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    told = run("workspace", "snapshot", nowhere, "--session", "s", store=own, ends=4).err
+    assert "try: name an existing directory" in told
+    wrong = run("workspace", "snapshot", str(tmp_path), "--session", "", store=own, ends=3).err
+    assert "try: casstore workspace snapshot --help" in wrong

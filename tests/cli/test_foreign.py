@@ -52,7 +52,7 @@ def test_a_database_moves_over_once(tmp_path: Path, database: Path) -> None:
     assert "would import 0 of 2 messages" in again
 
 
-def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
+def test_a_source_of_another_kind_is_refused(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
     run("init", place)
     other = tmp_path / "other.db"

@@ -42,7 +42,7 @@ def test_sessions_move_over_once(tmp_path: Path, place: str) -> None:
     run("check", store=place)
 
 
-def test_what_is_not_as_it_was_is_reported(tmp_path: Path, place: str) -> None:
+def test_damage_and_changes_of_the_source_are_reported(tmp_path: Path, place: str) -> None:
     file = filled(tmp_path / "a.db", 4)
     file.node(HOSTILE, "gone")
     file.run("UPDATE blobs SET content = x'00'")

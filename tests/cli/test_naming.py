@@ -244,13 +244,11 @@ def test_a_name_of_many_marks_or_of_no_text_is_refused(example: str, text: str) 
 
 
 @pytest.mark.parametrize("path", ['plan["\\q"]', f"plan[{'9' * 5000}]", 'plan["', "plan[-1]"])
-def test_what_is_no_path_is_refused(example: str, path: str) -> None:
-    assert "is no path" in run("cat", "note", "--path", path, store=example, ends=3).err
+def test_an_invalid_path_is_refused(example: str, path: str) -> None:
+    assert "is not a path" in run("cat", "note", "--path", path, store=example, ends=3).err
 
 
-def test_an_empty_name_is_no_wish_for_another_store(
-    example: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_store_name_is_refused(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(example)
     for arguments in (("--store", "", "sessions"), ("sessions", "--store", ""), ("init", "")):
         assert "the store's name is empty" in run(*arguments, ends=2).err

@@ -225,7 +225,7 @@ def test_recover_refuses_a_store_that_is_open(
     assert nodes(killed) == COMMITS
 
 
-def test_recover_refuses_what_is_no_directory_of_a_store(tmp_path: Path) -> None:
+def test_recover_refuses_a_directory_that_is_not_a_store(tmp_path: Path) -> None:
     run("recover", str(tmp_path / "nowhere"), ends=4)
     run("recover", "", ends=2)
     assert "on a server" in run("recover", "postgresql://u:secret@host/db", ends=3).err

@@ -346,7 +346,7 @@ def test_a_hidden_node_is_not_drawn_and_its_line_goes_on(own: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5 parsecs", "-1h", "1h2", "1e9y", "h"])
-def test_a_duration_that_is_none_is_refused(own: str, text: str) -> None:
+def test_an_invalid_duration_is_refused(own: str, text: str) -> None:
     ran = run("pin", "x", "text", "--for", text, store=own, ends=2)
     assert "is not a duration" in ran.err
 

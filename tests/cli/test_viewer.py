@@ -115,7 +115,7 @@ def test_html_writes_a_file(example: str, tmp_path: Path) -> None:
     assert "\x1b" not in target.read_text()
 
 
-def test_html_refuses_what_is_no_session_and_what_is_no_pattern(
+def test_html_refuses_an_unknown_session_and_an_invalid_pattern(
     example: str, tmp_path: Path
 ) -> None:
     target = str(tmp_path / "out.html")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,34 @@ def test_a_snapshot_is_a_revision_and_says_what_it_took_and_left(store: str, fil
     shown = run("workspace", "snapshot", str(files), "--session", "coder", store=store).out
     assert "coder@2: 5 files" in shown
     assert os.listdir(files.parent / "cache" / "casstore" / "workspaces")
+
+
+def test_what_a_snapshot_leaves_out_status_and_restore_leave_out_as_well(
+    store: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files / "large").write_bytes(b"x" * 100)
+    (files / "locked").write_text("secret")
+    open_file = os.open
+
+    def refuse(path: Any, *given: Any, **more: Any) -> int:
+        if os.fspath(path) in ("locked", b"locked"):
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    of = (str(files), "--session", "coder")
+    run("workspace", "snapshot", *of, "--max-file", "99", "--skip-unreadable", store=store)
+    assert "--skip-unreadable" in run("workspace", "status", *of, store=store, ends=10).err
+    same = run(
+        "workspace", "status", *of, "--max-file", "99", "--skip-unreadable", store=store
+    )  # fmt: skip
+    assert same.out == ""
+    (files / "a.py").unlink()
+    run(
+        "workspace", "restore", "coder", str(files), "--max-file", "99", "--skip-unreadable",
+        store=store,
+    )  # fmt: skip
+    assert sorted(os.listdir(files)) == ["a.py", "large", "locked"]
 
 
 def test_status_and_diff_name_changes_and_show_text(store: str, files: Path) -> None:

@@ -331,7 +331,7 @@ def test_it_ignores_the_log_of_a_store_that_was_closed(
      "c5000161", "dc000101", "82a16201a16102", "8101c0", "c1", "d4ff00", "c72105" + "00" * 33,
      "c0c0", "91" * 65 + "90", "a2c328", "93c0"],
 )  # fmt: skip
-def test_it_refuses_other_spellings(spelling: str) -> None:
+def test_it_refuses_other_encodings(spelling: str) -> None:
     with pytest.raises((Refused, UnicodeDecodeError)):
         decode(bytes.fromhex(spelling))
 

@@ -261,7 +261,7 @@ def taken_apart(raw: bytes, scratch: Path) -> Draft:
 # --- made up -------------------------------------------------------------------------------------
 
 
-def test_what_is_no_bundle_is_called_so(file: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_bundle_is_refused(file: Path, tmp_path: Path) -> None:
     for content in (b"", b"PK\x03\x04 a zip", layout.MAGIC[:-1], b"\0" * 100_000):
         file.write_bytes(content)
         refused(file, ForeignBundleError)

@@ -181,7 +181,7 @@ def test_the_target_must_lie_elsewhere(tmp_path: Path) -> None:
         salvage(tmp_path / "nothing", tmp_path / "t")
 
 
-def test_what_is_no_store_at_all_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "data.mdb").write_bytes(random.Random(1).randbytes(PAGE_BYTES * 9))
     with pytest.raises(CorruptionError):

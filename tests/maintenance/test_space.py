@@ -95,7 +95,7 @@ def _names(env: lmdb.Environment) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_compacting_gives_back_what_was_foretold(tmp_path: Path, version: int) -> None:
+def test_compacting_frees_the_estimated_space(tmp_path: Path, version: int) -> None:
     path = tmp_path / "s"
     with casstore.open(path, "relaxed", lmdb_version=version, auto_train=False) as store:
         fill(store)
@@ -114,7 +114,7 @@ def test_compacting_gives_back_what_was_foretold(tmp_path: Path, version: int) -
     assert after.fragmentation < report.fragmentation
 
 
-def test_packing_gives_back_what_was_foretold(tmp_path: Path) -> None:
+def test_packing_frees_the_estimated_space(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         fill(store)
         delete_some(store)

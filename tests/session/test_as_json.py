@@ -208,14 +208,14 @@ BAD_COMMITS = {
 
 
 @pytest.mark.parametrize("what", BAD_LEASES)
-def test_a_lease_that_is_none_is_refused_by_name(what: str) -> None:
+def test_an_invalid_lease_is_refused_by_name(what: str) -> None:
     text, words = BAD_LEASES[what]
     with pytest.raises(InvalidInputError, match=words):
         from_json(Lease, text)
 
 
 @pytest.mark.parametrize("what", BAD_COMMITS)
-def test_a_commit_that_is_none_is_refused_by_name(what: str) -> None:
+def test_an_invalid_commit_is_refused_by_name(what: str) -> None:
     text, words = BAD_COMMITS[what]
     with pytest.raises(InvalidInputError, match=words):
         from_json(Commit, text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -809,11 +811,21 @@ def test_the_store_forwards_to_maintenance(tmp_path: Path) -> None:
 def test_completion_shows_every_public_name() -> None:
     import casstore.maintenance
 
-    assert set(casstore.__all__) <= set(dir(casstore))
+    packages = {"aio", "errors", "maintenance"}
+    public = {name for name in dir(casstore) if not name.startswith("__")}
+    assert public == {*casstore.__all__, *packages} - {"__version__"}
+    assert set(casstore.maintenance.__all__) <= set(dir(casstore.maintenance))
+    assert "TYPE_CHECKING" not in dir(casstore.maintenance)
     assert "UNFENCED" not in casstore.__all__
     for package in (casstore, casstore.maintenance):
         for name in package.__all__:
             assert getattr(package, name) is not None
+
+
+def test_the_packages_need_no_import_of_their_own() -> None:
+    used = "casstore.aio.open, casstore.errors.LeaseHeldError, casstore.maintenance.gc.collect"
+    script = f"import casstore; {used}"
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
 
 
 def test_reports_heads_and_entries_are_printed_in_words(store: Store, tmp_path: Path) -> None:

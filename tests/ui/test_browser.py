@@ -444,7 +444,7 @@ def test_the_keyboard_alone_reaches_everything(browser: Browser, own: Path) -> N
         expect(page.locator(".revision .pill.label")).to_have_text("by-keyboard")
 
 
-def test_a_long_session_is_loaded_as_one_scrolls(browser: Browser, long: Path) -> None:
+def test_a_long_session_is_loaded_as_the_reader_scrolls(browser: Browser, long: Path) -> None:
     with serve(long) as running, opened(browser, running) as page:
         sent: list[int] = []
         page.on("response", lambda one: sent.append(len(one.body())) if one.ok and

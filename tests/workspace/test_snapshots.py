@@ -225,7 +225,7 @@ def test_a_file_above_the_limit_is_left_out_by_name_and_not_deleted(
 
 
 @pytest.mark.parametrize("ignore", ["*.log", b"x", 3, [3], ["a\nb"], ["!"]])
-def test_patterns_that_are_none_are_refused(files: Path, ignore: Any) -> None:
+def test_invalid_patterns_are_refused(files: Path, ignore: Any) -> None:
     with pytest.raises(InvalidInputError, match="ignore"):
         Workspace(files, ignore)
 
@@ -491,7 +491,9 @@ def test_gc_keeps_what_a_session_names_and_removes_other_snapshots(
     assert dropped in store
 
 
-def test_a_cache_of_another_store_is_no_harm(store: Store, files: Path, tmp_path: Path) -> None:
+def test_the_cache_of_another_store_leaves_no_object_out(
+    store: Store, files: Path, tmp_path: Path
+) -> None:
     (files / "sub").mkdir()
     (files / "sub" / "a").write_text("x")
     old = os.stat(files / "sub" / "a").st_mtime_ns - 10**10

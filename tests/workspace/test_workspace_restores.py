@@ -265,7 +265,7 @@ def test_names_that_lead_elsewhere_are_refused_and_nothing_is_restored(
      ["d", -1, Link(Digest.of_blob(b"planted"))], ["l", "text"], ["l", b""], ["l", b"a\0b"],
      ["l", b"x" * 4096], ["d", 0o755, Link(Digest.of_blob(b"planted"))]],
 )  # fmt: skip
-def test_entries_that_are_none_are_refused(
+def test_invalid_entries_are_refused(
     store: Store, session: Session, tmp_path: Path, entry: Any
 ) -> None:
     store.put_blob(b"planted")
@@ -275,7 +275,7 @@ def test_entries_that_are_none_are_refused(
     assert not (tmp_path / "again" / "a").exists()
 
 
-def test_an_object_that_is_no_snapshot_is_refused(
+def test_an_object_that_is_not_a_snapshot_is_refused(
     store: Store, session: Session, files: Path
 ) -> None:
     ws = Workspace(files)

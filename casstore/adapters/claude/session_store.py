@@ -88,7 +88,7 @@ class CasstoreSessionStore(SessionStore):
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """All entries of a transcript, in order; None if it does not exist."""
         found = await _in_thread(partial(self._transcripts.load, place_of(key)))
-        # What append was given.
+        # The entries have the type that append took.
         return cast(list[SessionStoreEntry] | None, found)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:

@@ -65,7 +65,7 @@ class TranscriptsSystem(RecordSystem):
         return {one.place.subpath: transcripts.load(one.place) or [] for one in found}
 
     def texts(self, store: Store, entry: str) -> Iterator[EntryText]:
-        """The messages of the transcripts; of an entry without a message, all of it."""
+        """The message of each transcript line; if a line has no message, the whole line."""
         transcripts = Transcripts(store)
         for transcript in transcripts.below(TranscriptKey(*entry_key(entry, 2))):
             place = transcript.place

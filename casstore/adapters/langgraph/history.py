@@ -16,11 +16,11 @@ from casstore.errors import CorruptionError
 
 
 class ChannelHistory(NamedTuple):
-    """Writes of one channel, oldest first, as (task, stored value), and what they start from."""
+    """Writes of one channel, oldest first, as (task, stored value), and their starting value."""
 
     writes: list[tuple[str, Any]]
     has_seed: bool
-    #: In stored form, or a link to it.
+    #: The value before the first write, in stored form or as a link to it.
     seed: Any
 
 

@@ -139,7 +139,7 @@ class ListCodec:
         self._known = known
 
     def keep(self, draft: Draft, value: Any, before: Channel | None) -> KeptList | None:
-        """Store a list with a write; None if it is no list, or one that resists.
+        """Store a list with a write; None if it is not a list, or cannot be split.
 
         ``before`` is the channel's previous state, perhaps the list that this one has grown from.
         """

@@ -372,7 +372,7 @@ class Conversation:
             )
         if nodes[0].frame is not None:
             return bisect_left(range(len(nodes)), turn, key=lambda at: _turn_of(nodes[at]))
-        # Imported, without numbers.
+        # The nodes of an imported conversation have no turn numbers: count the user messages.
         for at, node in enumerate(self.path(branch)):
             turn -= is_user(restored(node.payload))
             if not turn:

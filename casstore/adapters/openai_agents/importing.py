@@ -369,7 +369,7 @@ class _Conversation(Unit):
             self._append(branch, [], wrote)
 
     def _begin(self, plan: _Plan) -> Branch:
-        """The branch to continue: as the store holds it, or where it leaves its base."""
+        """The branch to append to: the stored one, or a new one from its last item in the base."""
         created_at_ms = plan.source.created_at_ms or self._now_ms()
         if plan.stored is not None:
             return plan.stored._replace(created_at_ms=plan.stored.created_at_ms or created_at_ms)

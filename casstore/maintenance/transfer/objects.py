@@ -28,7 +28,7 @@ class _Frame(NamedTuple):
     """Siblings that wait until all objects that they link to were sent."""
 
     items: list[NewObject]
-    #: What they link to, in batches.
+    #: The digests that they link to, in batches.
     below: list[list[bytes]]
 
 

@@ -238,8 +238,8 @@ def displaced(
 ) -> list[DeleteRow]:
     """The target's rows to delete in the write that brings these rows of the source.
 
-    A copy that is no mirror keeps rows that the source lacks. These rows it cannot keep: they find
-    a batch by an id or source key that another batch has now, or a session by a former subject.
+    A copy that is not a mirror keeps rows that the source lacks, but not these: they lead to a
+    batch by an id or source key that another batch has now, or to a session by a former subject.
     """
     if table == "queue":
         return _displaced_work(source, target, changes)

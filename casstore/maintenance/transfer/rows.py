@@ -341,7 +341,7 @@ def _receipt(turn: str, fields: list[Any], revisions: dict[int, HeadRow]) -> Rec
 def _text(what: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if type(value) is not str:
-            raise InvalidInputError(f"{what} that is no text")
+            raise InvalidInputError(f"{what} that is not text")
         keys.id_bytes(value, what)
         return value
 

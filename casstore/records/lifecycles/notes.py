@@ -73,7 +73,7 @@ class Removal(NamedTuple):
 
     #: Whether the record existed.
     there: bool
-    #: What prevented the removal; None: the record is removed.
+    #: The reason why the record stays; None: it is removed.
     stays: Stayed | None = None
     #: The note of the record.
     note: Note | None = None

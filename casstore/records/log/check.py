@@ -42,8 +42,8 @@ CODES: Final = {
         codes.NOTHING,
     ),
     LOG_TREE_WRONG: Meaning(
-        ERROR, "a session of a log and its parent do not agree about each other",
-        f"{RESTORE}; or close the session, if nobody needs it",
+        ERROR, "a session of a log and its parent disagree about being parent and child",
+        f"{RESTORE}; or close the session, if it is not needed",
     ),
 }  # fmt: skip
 

@@ -31,14 +31,14 @@ from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 #: The most nodes in a window.
 PAGE: Final = 80
-#: What the texts of a window may take, escaped.
+#: The most bytes that the texts of a window take, escaped.
 WEIGHT_BYTES: Final = 110_000
 # Of a node's payload, as much is read; of each text in it, as much is shown.
 _PAYLOAD_CHARACTERS: Final = 9_000
 TEXT_CHARACTERS: Final = 1_500
 _WHOLE_CHARACTERS: Final = 8 << 20
 _MAX_BLOCKS: Final = 24
-# What a row costs without its texts, and a block.
+# The size of a row of the page without its texts, and of a block: both count against the limit.
 _ROW_BYTES: Final = 650
 _BLOCK_BYTES: Final = 160
 _EVENTS: Final = 40
@@ -217,7 +217,7 @@ def brief_message(payload: Any) -> tuple[ParsedPayload, bool]:
         left -= len(block.text)
         blocks.append(block)
     read = sum([len(block.text) for block in blocks])
-    # What was read only in part is as long as was asked for, in JSON at least.
+    # JSON that was read only in part has the full length that was asked for.
     is_cut = is_cut or (read * 2 > _PAYLOAD_CHARACTERS and blocks[-1].kind == JSON)
     return message._replace(blocks=tuple(blocks)), is_cut
 

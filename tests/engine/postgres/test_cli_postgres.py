@@ -183,4 +183,4 @@ def test_a_password_in_the_url_is_in_no_answer_and_no_error(
 
 def test_a_server_that_is_not_there_is_not_a_matter_of_the_disk() -> None:
     said = run("sessions", store="postgresql://127.0.0.1:1/nothing?patience=0", ends=10).err
-    assert "see that the server runs" in said
+    assert "check that the server can be reached" in said

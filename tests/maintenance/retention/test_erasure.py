@@ -426,7 +426,7 @@ def assert_nothing_left(store: Store) -> None:
         lambda told: json.dumps({**told, "more": 1}),
     ],
 )
-def test_what_is_no_plan_is_refused(store: Store, change: Any) -> None:
+def test_an_invalid_plan_is_refused(store: Store, change: Any) -> None:
     store.create_session("a", subjects=["anna"])
     told = json.loads(erasure.plan(store, "anna").to_json())
     with pytest.raises(InvalidInputError):

@@ -111,7 +111,7 @@ def test_a_policy_is_set_found_and_taken_away(store: Store) -> None:
         None,
     ],
 )
-def test_a_policy_that_keeps_nothing_or_is_none_is_refused(store: Store, policy: Any) -> None:
+def test_a_policy_that_keeps_nothing_or_is_invalid_is_refused(store: Store, policy: Any) -> None:
     grow(store, "s", 3)
     with nothing_written(store):
         if policy is not None:
@@ -727,7 +727,7 @@ def test_a_plan_is_saved_and_read_as_it_was(store: Store) -> None:
         lambda lines: [lines[0], lines[1].replace('"last": 1', '"last": 1, "newest": 1')],
     ],
 )
-def test_what_is_no_plan_is_refused_and_removes_nothing(
+def test_an_invalid_plan_is_refused_and_removes_nothing(
     store: Store, change: Callable[[list[str]], list[str]]
 ) -> None:
     grow(store, "s", 4)

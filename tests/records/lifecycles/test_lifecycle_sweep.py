@@ -309,7 +309,7 @@ def test_a_plan_may_be_looked_at_and_changes_nothing(either: Lifecycles) -> None
     assert list(life.users.names("anna")) == []
 
 
-def test_a_plan_that_is_no_plan_is_refused(store: Store) -> None:
+def test_an_invalid_plan_is_refused(store: Store) -> None:
     provider = LifecycleErasure()
     for found in ("", "[]", '["strange", "a", "b"]', '["user", 1, 2]', "[" * 5000, '"user"'):
         with pytest.raises(InvalidInputError):

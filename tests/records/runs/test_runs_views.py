@@ -200,7 +200,7 @@ def test_names_too_long_for_a_key_are_distinguished_and_paged(runs: Runs) -> Non
         assert view.items == []
 
 
-def test_cursors_and_limits_that_are_none_are_refused(busy: Runs) -> None:
+def test_invalid_cursors_and_limits_are_refused(busy: Runs) -> None:
     views: list[Callable[..., Page[Any]]] = [
         busy.threads,
         busy.runs,

@@ -321,7 +321,7 @@ def test_a_run_sees_the_conversation_begin_again(store: Store) -> None:
         ("r", {"policy": StatePolicy(scopes=("galaxy",))}), ("r", {"context": Context("")}),
     ],
 )  # fmt: skip
-def test_what_is_no_run_is_refused_and_nothing_is_written(
+def test_an_invalid_run_is_refused_and_nothing_is_written(
     store: Store, run: Any, told: dict[str, Any]
 ) -> None:
     before = contents(store)

@@ -365,7 +365,7 @@ def test_a_quota_holds_with_many_writers(store: Store, quota: Quota) -> None:
         StatePolicy(enabled=1), StatePolicy(scopes="actor"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused_when_it_is_frozen(store: Store, policy: StatePolicy) -> None:
+def test_an_invalid_policy_is_refused_when_it_is_frozen(store: Store, policy: StatePolicy) -> None:
     with pytest.raises(InvalidInputError):
         ScopedState(store).begin_run("r", HERE, policy, caller="me")
 
