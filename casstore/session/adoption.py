@@ -15,7 +15,12 @@ session keeps its history, labels, queue, lease, name and subjects; the other on
 from __future__ import annotations
 
 from casstore.engine.protocol import Condition, PutRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, HeadConflictError, InvalidInputError
+from casstore.errors import (
+    ConditionFailedError,
+    HeadConflictError,
+    InvalidInputError,
+    SessionNotFoundError,
+)
 from casstore.format.digest import Digest
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, commit, heads, keys, leases, marks, tombstones
@@ -46,9 +51,12 @@ def adopt(
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
-        lease_row = runtime.rows(session, [leases.lease_key(key)])[1]
+        head_row, lease_row = runtime.rows(session, [leases.lease_key(key)])
         fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
-        state = runtime.get(session)
+        if head_row is None:
+            raise SessionNotFoundError(session)
+        # The head of the same snapshot as the lease: a later one may be of the next owner.
+        state = runtime.state_of(key, head_row)
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
         theirs = runtime.get(other)

@@ -31,6 +31,7 @@ from casstore.errors import (
     NotFoundError,
     ObjectNotFoundError,
     SessionBindingError,
+    SessionNotFoundError,
     TurnConflictError,
 )
 from casstore.format.digest import Digest
@@ -465,7 +466,10 @@ def rewind(
         attempts.begin()
         rows = _read(runtime, session, key, change)
         condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
-        state = runtime.get(session)
+        if rows.head is None:
+            raise SessionNotFoundError(session)
+        # The head of the same snapshot as the lease: a later one may be of the next owner.
+        state = runtime.state_of(key, rows.head)
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
         target = runtime.at(session, to)

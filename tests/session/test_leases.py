@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Write, WriteResult
-from casstore.errors import InvalidInputError
+from casstore.engine.protocol import RowKey, Write, WriteResult
+from casstore.errors import InvalidInputError, LeaseLostError
 from casstore.session.data import Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
@@ -24,6 +24,16 @@ class InterruptedEngine(MemoryEngine):
         self.now = NOW_MS
         super().__init__(clock=lambda: self.now)
         self.meanwhile: Callable[[], object] | None = None
+        self.second_read: Callable[[], object] | None = None
+        self.reads = 0
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        """Let the other do it before the second read, and read."""
+        self.reads += 1
+        if self.second_read is not None and self.reads == 2:
+            then, self.second_read = self.second_read, None
+            then()
+        return super().get_rows(keys)
 
     def write(self, write: Write) -> WriteResult:
         """Let the other do it, and write."""
@@ -66,6 +76,31 @@ def test_a_lease_that_another_owner_takes_and_loses_at_once_is_claimed_next(
 ) -> None:
     engine.meanwhile = lambda: session.release_lease(claimed(session, "nobody for long", 1))
     assert claimed(session, "next", 10).fencing == 2
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda session, lease: session.rewind(1, lease=lease, expected=1),
+        lambda session, lease: session.adopt("other", lease=lease, expected=1),
+    ],
+    ids=["rewind", "adopt"],
+)
+def test_a_head_is_not_moved_by_a_lease_that_ends_meanwhile_and_the_error_is_of_the_lease(
+    engine: InterruptedEngine, session: Session, move: Callable[[Session, Lease], object]
+) -> None:
+    """The next owner has committed: that the head moved is not why the call is refused."""
+    session.append("one")
+    session.fork("other")
+    slow = claimed(session, "slow", 10)
+
+    def end_and_commit() -> None:
+        engine.now += 10
+        session.append("two", lease=claimed(session, "next", 10))
+
+    engine.second_read, engine.reads = end_and_commit, 0
+    with pytest.raises(LeaseLostError):
+        move(session, slow)
 
 
 def test_a_lease_that_another_owner_takes_just_now_is_theirs(

@@ -136,6 +136,9 @@ def child(path: str, durability: str, count: int, seed: int) -> dict[str, object
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal came
+        if stop.is_set():
+            # It came as the timer was stopped, and must not start it again.
+            return
         signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, _MAX_PAUSE_S))
         if armed:
             came += 1
@@ -166,8 +169,8 @@ def child(path: str, durability: str, count: int, seed: int) -> dict[str, object
             errors.append(traceback.format_exc())
         if came % 256 == 0:
             gc.collect()
-    signal.setitimer(signal.ITIMER_REAL, 0)
     stop.set()
+    signal.setitimer(signal.ITIMER_REAL, 0)
     for thread in threads:
         thread.join()
     gc.enable()

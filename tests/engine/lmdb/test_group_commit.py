@@ -466,11 +466,13 @@ def interrupt_a_commit(engine: LmdbEngine, step: int, again: int | None) -> bool
     threads.join()
     assert threads.errors == []
     write(4)
-    interrupted = outcomes.pop(1)
-    assert outcomes == dict.fromkeys((0, 2, 3, 4), "written")
-    there = engine.get_rows([RowKey("heads", b"%d of %d" % (number, step)) for number in range(5)])
-    assert None not in (there[0], *there[2:])
-    assert interrupted is KeyboardInterrupt or (interrupted == "written" and there[1] is not None)
+    # Mostly the first of them leads; on a busy machine another one may find the lead free.
+    interrupted = [number for number in (1, 2, 3) if outcomes[number] is KeyboardInterrupt]
+    assert len(interrupted) == bool(interrupt.came)
+    rest = [number for number in range(5) if number not in interrupted]
+    assert [outcomes[number] for number in rest] == ["written"] * len(rest)
+    there = engine.get_rows([RowKey("heads", b"%d of %d" % (number, step)) for number in rest])
+    assert None not in there
     return bool(interrupt.came)
 
 
