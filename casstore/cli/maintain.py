@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 import click
 
+from casstore.cli.advice import advice
 from casstore.cli.command import App, command
 from casstore.cli.configuration import EVERYTHING, Config, Steps, find_stores, read_config
 from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
@@ -149,7 +150,9 @@ def maintain_store(
     except CasstoreError as exc:
         code = exc.exit_code
         report["error"] = exc
-        words.append(f"{type(exc).__name__}: {exc}")
+        words.append(str(exc))
+        if remedy := advice(exc):
+            words.append(f"try: {remedy}")
     before, after = report["file_bytes_before"], _file_bytes(path)
     shown = shown_place(path)
     report.update(path=shown, exit_code=code, dry_run=dry_run, file_bytes=after)

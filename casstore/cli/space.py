@@ -271,7 +271,10 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) ->
 
 def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
     """The document of vacuum, for people."""
-    write_outcome(to, answer)
+    collected = answer["collected"]
+    if answer["outcome"] != "nothing to do" or collected is None:
+        # Otherwise the collection says it.
+        write_outcome(to, answer)
     if answer["sessions"]:
         to.rows(_VACUUMED, answer["sessions"])
     for one in answer["sessions"]:
@@ -280,8 +283,8 @@ def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
     if answer["expired_rows"]:
         verb = "would be removed" if dry_run else "removed"
         to.line(f"{count(answer['expired_rows'], 'expired row')} {verb}")
-    if answer["collected"] is not None:
-        write_gc(to, answer["collected"])
+    if collected is not None:
+        write_gc(to, collected)
     if answer["packed"] is not None:
         write_pack(to, answer["packed"])
     if answer["objects_kept"]:
