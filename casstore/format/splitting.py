@@ -104,6 +104,7 @@ class SharedParts:
         self._below: dict[bytes, list[bytes]] = {}
 
     def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
+        """Pass a piece on, and remember it for ``require_bounded``."""
         digest = self._emit(kind, data, children)
         if kind != Kind.BLOB:
             self._data[digest] = kind, data

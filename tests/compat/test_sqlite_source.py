@@ -100,8 +100,8 @@ def test_a_signal_ends_a_query_that_is_running(
         with SqliteSource(file) as source:
             # Many times: the signal may arrive at any instruction of the callback.
             for number in range(100):
-                signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 1e6)
                 with pytest.raises(raised):
+                    signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 1e6)
                     deque(source.ask(query), maxlen=0)
             assert list(source.ask("SELECT count(*) FROM t")) == [(500,)]
     finally:
