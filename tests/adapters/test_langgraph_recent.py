@@ -12,10 +12,11 @@ pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[d
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
-from casstore.adapters.langgraph import CasstoreSaver
+from casstore.adapters.langgraph import CasstoreSaver, lists, steps
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write, WriteResult
-from casstore.errors import BranchedThreadError
+from casstore.errors import BranchedThreadError, ExpansionError, InvalidInputError
+from casstore.format import splitting
 from casstore.maintenance import gc
 from casstore.store import Store
 from tests.adapters.langgraph_graphs import on
@@ -193,3 +194,106 @@ def test_repeated_writes_of_a_task_are_ignored(store: Store, saver: CasstoreSave
         write_task(saver, parent, value)
     write_task(CasstoreSaver(store), parent, "third")
     assert pending(saver) == ["first"]
+
+
+def put_as(saver: CasstoreSaver, checkpoint: str, parent: str | None, **values: Any) -> None:
+    """Put a checkpoint with a chosen id, in which only the channel ``new`` is a new one."""
+    made = empty_checkpoint()
+    made["id"] = checkpoint
+    made["channel_values"] = values
+    made["channel_versions"] = dict.fromkeys(values, 1)
+    config = on("t", checkpoint_ns="", checkpoint_id=parent)
+    told: Any = (
+        made["channel_versions"] if parent is None else dict.fromkeys(values.keys() & {"new"}, 1)
+    )
+    saver.put(config, made, {"source": "loop", "step": 0}, told)
+
+
+@pytest.mark.parametrize("delete", [False, True], ids=["put again", "deleted and put"])
+@pytest.mark.parametrize("other_step", [False, True], ids=["at once", "on rows"])
+def test_unchanged_channels_are_those_of_the_parent_as_it_is_now(
+    store: Store, saver: CasstoreSaver, delete: bool, other_step: bool
+) -> None:
+    put_as(saver, "1", None, kept="old")
+    other = CasstoreSaver(store)
+    if delete:
+        other.delete_thread("t")
+    put_as(other, "1", None, kept="now")
+    if other_step:
+        put_as(other, "2", "1", kept="now", new=0)
+    put_as(saver, "3", "1", kept="now", new=1)
+    for reader in (saver, CasstoreSaver(store)):
+        found = reader.get_tuple(on("t", checkpoint_ns="", checkpoint_id="3"))
+        assert found is not None
+        assert found.checkpoint["channel_values"] == {"kept": "now", "new": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ([b"equal"], [bytearray(b"equal"), 1]),
+        ([bytearray(b"equal")], [b"equal", 1]),
+        ([[b"equal"]], [[bytearray(b"equal")], 1]),
+    ],
+    ids=repr,
+)
+def test_a_list_that_grows_keeps_the_types_of_bytes(
+    store: Store, saver: CasstoreSaver, first: list[Any], then: list[Any]
+) -> None:
+    """Both types are serialised to the same bytes, by which a grown list is recognised."""
+    put_list(saver, then, put_list(saver, first, None, 1), 2)
+    for reader in (saver, CasstoreSaver(store)):
+        assert repr(read_list(reader)) == repr(then)
+
+
+def test_a_list_that_grows_by_repeating_itself_is_refused_like_one_that_is_put_whole(
+    saver: CasstoreSaver, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (lists, splitting):
+        monkeypatch.setattr(module, "MAX_REPEATED_BYTES", 4 << 20)
+    item = {"k": [[f"{number % 10}" for number in range(100)] for _ in range(40)]}
+    length = 2
+    while length < 100:
+        try:
+            put_list(CasstoreSaver(store), [item] * length, None, 1, f"whole {length}")
+        except ExpansionError:
+            break
+        length += 2
+    assert 4 < length < 100
+    parent = put_list(saver, [item] * (length - 2), None, 1)
+    with pytest.raises(ExpansionError):
+        put_list(saver, [item] * length, parent, 2)
+    assert len(read_list(CasstoreSaver(store))) == length - 2
+
+
+@pytest.mark.parametrize("version", [None, True, [1]], ids=repr)
+def test_a_version_that_could_not_be_read_back_is_refused(
+    saver: CasstoreSaver, version: Any
+) -> None:
+    with pytest.raises(InvalidInputError, match="the version of a channel"):
+        put(saver, {"x": 1}, versions={"x": version})
+    assert saver.get_tuple(on("t")) is None
+
+
+def test_a_version_in_digits_of_another_script_is_read_back_as_it_was(
+    store: Store, saver: CasstoreSaver
+) -> None:
+    version = "\u0661" * 32 + "." + "0" * 16
+    put(saver, {"x": 1}, versions={"x": version})
+    found = CasstoreSaver(store).get_tuple(on("t"))
+    assert found is not None
+    assert found.checkpoint["channel_versions"] == {"x": version}
+
+
+def test_long_values_of_cached_checkpoints_take_bounded_memory(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_MAX_KEPT_BYTES", 1 << 20)
+    parent = None
+    for number in range(30):
+        parent = put(
+            saver, {"text": f"{number} " + "x" * 100_000}, parent, versions={"text": number}
+        )
+    known = saver._recent._known
+    assert 5 <= len(known) <= 11
+    assert saver._recent._size_bytes == sum(size_bytes for _, size_bytes in known.values())

@@ -95,14 +95,17 @@ def test_a_signal_ends_a_query_that_is_running(
     def handle(number: int, frame: FrameType | None) -> None:
         raise raised
 
+    def interrupted(source: SqliteSource, after_s: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        deque(source.ask(query), maxlen=0)
+
     before = signal.signal(signal.SIGALRM, handle)
     try:
         with SqliteSource(file) as source:
             # Many times: the signal may arrive at any instruction of the callback.
             for number in range(100):
                 with pytest.raises(raised):
-                    signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 1e6)
-                    deque(source.ask(query), maxlen=0)
+                    interrupted(source, 0.002 + number / 1e6)
             assert list(source.ask("SELECT count(*) FROM t")) == [(500,)]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -42,7 +42,8 @@ from casstore.session.records import Record
 
 # The same format as LangGraph's own savers, so that threads can move between them. Their random
 # suffix, which distinguishes blobs of equal versions, is zero here: blobs are content-addressed.
-_VERSION: Final = re.compile(r"(\d{32})\.0{16}")
+_VERSION: Final = re.compile(r"([0-9]{32})\.0{16}")
+_VERSION_TYPES: Final = (str, int, float)
 _ENDING: Final = "." + "0" * 16
 _FIELDS: Final = ("v", "id", "ts", "channel_values", "channel_versions", "versions_seen")
 # The fields of the stored value in canonical order.
@@ -122,7 +123,11 @@ def version_text(number: int) -> str:
 
 
 def pack_version(version: Any) -> Any:
-    """A version as it is stored."""
+    """A version as it is stored; InvalidInputError if it could not be read back."""
+    if type(version) not in _VERSION_TYPES:
+        raise InvalidInputError(
+            f"the version of a channel must be a str, int or float, got {version!r:.60}"
+        )
     number = _version_number(version) if type(version) is str else None
     return [version] if number is None else number
 

@@ -27,6 +27,8 @@ from casstore.adapters.langgraph.serializer import StrictSerializer, cut_objects
 from casstore.engine.forks import Lock
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
+from casstore.format.expansion import most_cost
+from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.format.splitting import Encoded, ListTail
 from casstore.session.records import Draft
 
@@ -46,6 +48,8 @@ class Form(Enum):
     PLAIN = "plain"
     #: Plain data that contains objects, or is mixed with them.
     MIXED = "mixed"
+    #: Holds bytes or bytearrays, which are equal once serialised: no other list begins with it.
+    BYTES = "bytes"
 
 
 class KnownList(NamedTuple):
@@ -146,8 +150,17 @@ class ListCodec:
         if type(value) not in (list, tuple):
             return None
         old = None if before is None else self._known.find(before.key, self._serde)
+        if old is not None and old.form is Form.BYTES:
+            old = None
         if not PLAIN_TYPES.isdisjoint(map(type, value)):
             new = self._plain(value, old)
+            if (
+                old is not None
+                and new is not None
+                and most_cost(len(new[1].body)) > MAX_REPEATED_BYTES
+            ):
+                # Only encoding all of it measures what repeats in it.
+                old, new = None, self._plain(value, None)
         else:
             new = self._objects(value, old)
         if new is None:
@@ -223,8 +236,10 @@ class ListCodec:
 
         def dump(each: Any) -> tuple[str, bytes]:
             nonlocal form
-            form = Form.MIXED
-            return serde.dumps_typed(each)
+            tag, payload = serde.dumps_typed(each)
+            if form is not Form.BYTES:
+                form = Form.BYTES if tag in ("bytes", "bytearray") else Form.MIXED
+            return tag, payload
 
         items = encoding.encode_items(new, dump) if new else []
         return items, KnownList(len(value), body, serde, form=form)
@@ -232,7 +247,7 @@ class ListCodec:
     def load_known(self, key: bytes | None) -> list[Any] | None:
         """The list with this key, if cached; its objects are new ones each time."""
         known = self._known.find(key, self._serde)
-        if known is None or known.form is Form.MIXED:
+        if known is None or known.form in (Form.MIXED, Form.BYTES):
             return None
         if known.objects is not None:
             return [original.copy() for original in known.objects]
@@ -269,7 +284,8 @@ class ListCodec:
 
         def load(encoded: tuple[str, bytes]) -> Any:
             nonlocal form
-            form = Form.MIXED
+            if form is not Form.BYTES:
+                form = Form.BYTES if encoded[0] in ("bytes", "bytearray") else Form.MIXED
             return self._serde.loads_typed(encoded)
 
         found = [encoding.decode(item, load) for item in stored]

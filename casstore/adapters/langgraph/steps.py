@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 OnBranch = Literal["keep", "refuse"]
 
 _KEPT_CHECKPOINTS: Final = 256
+_MAX_KEPT_BYTES: Final = 64 << 20
 # Sources of steps that branch off on purpose.
 _DELIBERATE: Final = ("fork", "update")
 # Fields of these types do not change while they are cached.
@@ -60,6 +61,15 @@ class RecentCheckpoint(NamedTuple):
     head: bytes | None = None
 
 
+def _kept_bytes(known: RecentCheckpoint) -> int:
+    """The approximate memory of a checkpoint's long values. Those that are links take little."""
+    size = 0
+    for channel in known.channels.values():
+        held = channel.value.values() if type(channel.value) is dict else (channel.value,)
+        size += sum([len(each) for each in held if isinstance(each, str | bytes)])
+    return size
+
+
 class RecentCheckpoints:
     """A cache of recent checkpoints, so that the next step need not read them.
 
@@ -69,20 +79,25 @@ class RecentCheckpoints:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._known: OrderedDict[CheckpointKey, RecentCheckpoint] = OrderedDict()
+        self._known: OrderedDict[CheckpointKey, tuple[RecentCheckpoint, int]] = OrderedDict()
+        self._size_bytes = 0
 
     def remember(self, place: CheckpointKey, known: RecentCheckpoint) -> None:
-        """Keep a checkpoint."""
+        """Keep a checkpoint, and drop the oldest ones."""
+        size_bytes = _kept_bytes(known)
         with self._lock:
-            self._known[place] = known
-            self._known.move_to_end(place)
-            while len(self._known) > _KEPT_CHECKPOINTS:
-                self._known.popitem(last=False)
+            if place in self._known:
+                self._size_bytes -= self._known.pop(place)[1]
+            self._known[place] = known, size_bytes
+            self._size_bytes += size_bytes
+            while len(self._known) > _KEPT_CHECKPOINTS or self._size_bytes > _MAX_KEPT_BYTES:
+                self._size_bytes -= self._known.popitem(last=False)[1][1]
 
     def recall(self, place: CheckpointKey) -> RecentCheckpoint | None:
         """A checkpoint, if cached."""
         with self._lock:
-            return self._known.get(place)
+            known = self._known.get(place)
+        return None if known is None else known[0]
 
     def stored(self, row: CheckpointRow) -> StoredCheckpoint | None:
         """The checkpoint of a row, if it is cached with its fields."""
@@ -95,6 +110,7 @@ class RecentCheckpoints:
         """Clear the cache."""
         with self._lock:
             self._known.clear()
+            self._size_bytes = 0
 
 
 class Step(NamedTuple):
@@ -191,6 +207,9 @@ class StepWriter:
         counters = step.metadata.get("counters_since_delta_snapshot") or {}
         needs_parent = bool(counters) and self._expect_parent(draft, step.above, channels, counters)
         parent = None if step.above is None else step.above.checkpoint
+        if step.above is not None and known is not None and known.row is not None:
+            # Unchanged channels are those of the parent as this process knows it.
+            draft.expect(threads.checkpoints, step.above, known.row)
         new_head, branch = None, None
         if needs_parent or not place.namespace:
             # Pruning and deleting runs make the head a condition, because a new checkpoint may need
@@ -273,10 +292,15 @@ class StepWriter:
         """A parent, from the cache or the store."""
         if place is None:
             return None
+        row = self._threads.find(place)
+        if row is None:
+            return None
         known = self._recent.recall(place)
-        if known is None and (row := self._threads.find(place)) is not None:
+        if known is None or known.link != row.link:
             known = RecentCheckpoint(self._threads.read([row])[0].channels, row.link)
             self._recent.remember(place, known)
+        elif known.row is not None:
+            known = known._replace(row=None if row.record is None else row.record.row)
         return known
 
     def _expect_parent(
