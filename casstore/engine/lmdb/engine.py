@@ -224,21 +224,24 @@ class LmdbEngine:
         for start in range(0, len(digests), READ_BATCH):
             with self._env.snapshot() as (txn, view):
                 reader = self._reader(txn)
-                read, read_next, find_recent = reader.object, reader.next, view.find_id
+                read, read_next = reader.object, reader.next
+                added, deleted = view.memtable.ids, view.memtable.deleted
                 index = DigestIndex(self._env, txn, reader.digest)
                 find, has_row = index.find, index.has_row
                 for digest in digests[start : start + READ_BATCH]:
-                    object_id = find_recent(digest)
-                    if object_id is None:
-                        found.append(None)
-                    elif not isinstance(object_id, Unchanged):
-                        recent = view.object(object_id)
-                        found.append(StoredObject(recent.kind, recent.data))
-                    else:
-                        item = read_next(digest, has_row)
-                        if item is None and (applied_id := find(digest)) is not None:
-                            item = read(applied_id)
-                        found.append(item)
+                    if digest in added or digest in deleted:
+                        object_id = view.find_id(digest)
+                        if object_id is None:
+                            found.append(None)
+                            continue
+                        if not isinstance(object_id, Unchanged):
+                            recent = view.object(object_id)
+                            found.append(StoredObject(recent.kind, recent.data))
+                            continue
+                    item = read_next(digest, has_row)
+                    if item is None and (applied_id := find(digest)) is not None:
+                        item = read(applied_id)
+                    found.append(item)
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:

@@ -152,8 +152,8 @@ class Memtable:
     """The commits since a state of the tables, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_deleted", "_ids", "_last_ids", "_offsets", "_rows", "applied_ids", "changes",
-        "entries", "last", "next_id", "oldest_offset", "size_bytes", "state", "transaction",
+        "_last_ids", "_offsets", "_rows", "applied_ids", "changes", "deleted",
+        "entries", "ids", "last", "next_id", "oldest_offset", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
@@ -174,12 +174,12 @@ class Memtable:
         self._offsets: list[int] = []
         self._last_ids: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
-        # The id of each object that an entry stored. Ids are assigned in commit order, so a view
-        # contains an object exactly if its id is below the view's next free id.
-        self._ids: dict[bytes, int] = {}
-        # The versions of names that were deleted at least once, which is rare: LSN and id; None:
-        # deleted. The first version has LSN -1, so that every view finds one.
-        self._deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
+        #: The id of each object that an entry stored. Ids are assigned in commit order, so a view
+        #: contains an object exactly if its id is below the view's next free id.
+        self.ids: dict[bytes, int] = {}
+        #: The versions of names that were deleted at least once, which is rare: LSN and id; None:
+        #: deleted. The first version has LSN -1, so that every view finds one.
+        self.deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
         #: Ids of objects that are in the tables, so that writers need not ask the index. They stay
         #: valid: a transaction that deletes names from the index begins a new memtable.
         self.applied_ids: dict[bytes, int] = {}
@@ -189,7 +189,7 @@ class Memtable:
         Hold the write lock.
         """
         lsn = position.lsn
-        rows, ids, deleted = self._rows, self._ids, self._deleted
+        rows, ids, deleted = self._rows, self.ids, self.deleted
         # An interrupt may have cut short an attempt to add the same entry.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
@@ -249,9 +249,9 @@ class Memtable:
 
     def newest_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object; None if its name was deleted, UNCHANGED if the tables decide."""
-        if self._deleted and digest in self._deleted:
-            return self._deleted[digest][-1][1]
-        return self._ids.get(digest, UNCHANGED)
+        if digest in self.deleted:
+            return self.deleted[digest][-1][1]
+        return self.ids.get(digest, UNCHANGED)
 
     def find_entry(self, object_id: int) -> BatchEntry | None:
         """The commit that stored an object; None if the tables have it."""
@@ -270,17 +270,18 @@ class Memtable:
 class MemtableView:
     """A memtable as it was after one commit."""
 
-    __slots__ = ("_memtable", "_next_id", "lsn")
+    __slots__ = ("_next_id", "lsn", "memtable")
 
     def __init__(self, memtable: Memtable, lsn: int, next_id: int) -> None:
-        self._memtable = memtable
+        #: The tables decide about a digest that is neither in its ``ids`` nor in its ``deleted``.
+        self.memtable = memtable
         self._next_id = next_id
         #: The number of that commit.
         self.lsn = lsn
 
     def find_row(self, table: str, key: bytes) -> bytes | Unchanged | None:
         """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
-        versions = self._memtable._rows.get((table, key))
+        versions = self.memtable._rows.get((table, key))
         if versions is not None:
             for lsn, value in reversed(versions):
                 if lsn <= self.lsn:
@@ -289,13 +290,13 @@ class MemtableView:
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object, None if its name was deleted, UNCHANGED if the index decides."""
-        memtable = self._memtable
+        memtable = self.memtable
         found: int | Unchanged | None
-        if memtable._deleted and digest in memtable._deleted:
-            versions = memtable._deleted[digest]
+        if memtable.deleted and digest in memtable.deleted:
+            versions = memtable.deleted[digest]
             found = next(found for at, found in reversed(versions) if at <= self.lsn)
         else:
-            found = memtable._ids.get(digest, UNCHANGED)
+            found = memtable.ids.get(digest, UNCHANGED)
         # Commits after this view assigned higher ids.
         return UNCHANGED if isinstance(found, int) and found >= self._next_id else found
 
@@ -304,7 +305,7 @@ class MemtableView:
     ) -> Changed:
         """The changed rows of a part of a table, in key order or its reverse."""
         changed: Changed = []
-        for key in self._memtable.places(table):
+        for key in self.memtable.places(table):
             if key >= start and (stop is None or key < stop):
                 value = self.find_row(table, key)
                 if not isinstance(value, Unchanged):
@@ -322,23 +323,23 @@ class MemtableView:
 
     def object(self, object_id: int) -> NewObject:
         """An object whose id ``find_id`` returned."""
-        entry = self._memtable.find_entry(object_id)
+        entry = self.memtable.find_entry(object_id)
         assert entry is not None
         return entry.objects[object_id - entry.first_id]
 
     def stored_at_ms(self, object_id: int) -> int | None:
         """When an object was stored; None if the tables have it."""
-        entry = self._memtable.find_entry(object_id)
+        entry = self.memtable.find_entry(object_id)
         return None if entry is None else entry.now_ms
 
     def slab_of(self, object_id: int) -> tuple[bytes, bytes] | None:
         """The slab that holds an object; None if the tables have it."""
-        entry = self._memtable.find_entry(object_id)
+        entry = self.memtable.find_entry(object_id)
         return None if entry is None else entry.slab()
 
     def entries(self) -> list[tuple[Position, BatchEntry]]:
         """All commits, each with the position after its record."""
-        return [pair for pair in self._memtable.entries.copy() if pair[0].lsn <= self.lsn]
+        return [pair for pair in self.memtable.entries.copy() if pair[0].lsn <= self.lsn]
 
     def slabs(self) -> Iterator[tuple[bytes, bytes]]:
         """All slabs, by key."""

@@ -17,7 +17,15 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.index import DigestIndex, Proven
-from casstore.engine.lmdb.memtable import BatchEntry, Links, Memtable, Name, RowVersion, Unchanged
+from casstore.engine.lmdb.memtable import (
+    UNCHANGED,
+    BatchEntry,
+    Links,
+    Memtable,
+    Name,
+    RowVersion,
+    Unchanged,
+)
 from casstore.engine.lmdb.rows import find_row
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
@@ -132,7 +140,9 @@ class Transaction:
         if digest in ids:
             return ids[digest]
         memtable = self._memtable
-        found = memtable.newest_id(digest)
+        found: int | Unchanged | None = UNCHANGED
+        if digest in memtable.ids or digest in memtable.deleted:
+            found = memtable.newest_id(digest)
         if isinstance(found, Unchanged):
             found = memtable.applied_ids.get(digest)
             if found is None:
