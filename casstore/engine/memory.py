@@ -398,7 +398,7 @@ class _MemoryCollection:
         return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
     def _split(self, only: set[int] | None = None) -> tuple[int, list[_Held], list[_Held]]:
-        """How many digests rows contain; the reachable and the unreachable objects, newest first.
+        """Count the digests in rows; list the reachable and the unreachable objects, newest first.
 
         Objects outside ``only`` are kept, so they count as reachable, as do the objects they link
         to.

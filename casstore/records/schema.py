@@ -412,7 +412,7 @@ class IndexTable(Table, Generic[R]):
         return [] if row is None else [key_texts(parts) for parts in self.index.keys(row)]
 
     def value_of(self, key: Key) -> Any:
-        """What a row of the index holds that leads to the row with this key."""
+        """The value of an index row that points to the row with this key."""
         if self.index.ends_with_key or self.index.owner is not None:
             return None
         return key[0] if len(key) == 1 else list(key)

@@ -51,7 +51,7 @@ class Server(Protocol):
 
 
 class _Folding(dict[int, str]):
-    """Letters without accents, digits as they are, a space for anything else; one for one."""
+    """Maps each character to one: a letter without its accent, a digit, or a space for others."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)

@@ -74,7 +74,7 @@ def message(
 
 
 def step(session: Session, /, *nodes: str | NodeDraft | Node, **fields: Any) -> CommitResult:
-    """Append nodes in one commit without a lease; a str is the id of a message."""
+    """Append nodes in one commit without a lease; a str becomes a new message with that id."""
     drafts = [message(node) if isinstance(node, str) else node for node in nodes]
     return session.commit(Commit(append=drafts, **fields))
 

@@ -1,7 +1,7 @@
 """Imports the items of LangGraph's own stores, for CasstoreStore.
 
 Every item keeps its namespace, key, value, times and expiry; with ``index`` also its embeddings,
-if they are those that the index would make (``embedding_import``).
+if the index embeds the same texts to the same vectors (``embedding_import``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _IN_ATTRIB: Final = 0x4
 
 
 class InotifyWatch(DescriptorWatch):
-    """A watch by inotify. ``wake`` is final: afterwards it sees no more changes."""
+    """Waits for changes of files by inotify. After ``wake`` the watch reports no more changes."""
 
     def __init__(self, find_files: Callable[[], list[int]], check: Callable[[], None]) -> None:
         """``find_files`` returns the descriptors of the files to watch; more may come later."""

@@ -234,7 +234,9 @@ class Recent:
         return MemtableView(memtable, last, memtable.next_id)
 
     def catch_up(self) -> None:
-        """Read the commits of other processes, from the log or from the tables."""
+        """Read the commits of other processes from the redo log, or from the tables if the log was
+        overwritten or not used.
+        """
         with self._memtable_lock:
             log = self._log
             if (

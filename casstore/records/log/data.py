@@ -103,7 +103,7 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """The messages that a note replaces: their exact set, as runs from first to last.
+    """The messages that a note summarises and hides: ranges of numbers, each from first to last.
 
     >>> fold = log.fold("chat", [1, 2], "they chose the way")
     >>> fold.note, fold.runs
