@@ -151,7 +151,7 @@ class CheckpointConformance(SessionFixtures):
                 read()
             assert (caught.value.component, caught.value.digest) == (component, link.digest)
 
-    def test_missing_component_does_not_stop_those_who_do_not_read_it(
+    def test_missing_component_does_not_stop_readers_of_other_components(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")

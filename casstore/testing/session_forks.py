@@ -224,7 +224,7 @@ class ForkConformance(SessionFixtures):
         assert other.meta().parent == "alpha"
         assert other.info().first_user_message == "this is a"
 
-    def test_fork_refuses_what_is_not_there(self, store: Store, session: Session) -> None:
+    def test_fork_refuses_a_missing_revision(self, store: Store, session: Session) -> None:
         _grow(session)
         with nothing_written(store):
             with pytest.raises(SessionNotFoundError) as no_session:

@@ -228,7 +228,7 @@ class LeaseConformance(SessionFixtures):
 
     # --- commits --------------------------------------------------------------------------
 
-    def test_commit_without_a_lease_names_the_owner_who_holds_it(
+    def test_commit_without_a_lease_names_the_owner_that_holds_it(
         self, store: Store, session: Session
     ) -> None:
         lease = hold(session, "worker-7")

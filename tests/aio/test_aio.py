@@ -336,7 +336,7 @@ def test_a_cancelled_start_leaves_nothing_open() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
-def test_all_who_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: int) -> None:
+def test_tasks_that_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: int) -> None:
     opened: list[Store] = []
 
     def open_one() -> Store:

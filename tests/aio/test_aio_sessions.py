@@ -512,7 +512,7 @@ def test_the_first_commit_of_a_session_can_be_waited_for(opener: Opener) -> None
     run(main())
 
 
-def test_no_revision_is_missed_by_one_who_follows(opener: Opener) -> None:
+def test_a_follower_misses_no_revision(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store:
 
@@ -591,7 +591,7 @@ def test_a_cancelled_wait_gives_everything_back_at_once(opener: Opener) -> None:
     run(main())
 
 
-def test_one_who_is_cancelled_leaves_the_others_waiting(opener: Opener) -> None:
+def test_cancelling_a_waiter_leaves_the_others_waiting(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store, waiters(store, 10) as tasks:
             for task in tasks[::2]:
@@ -669,7 +669,7 @@ def test_a_watch_without_a_waiter_is_closed_when_it_is_made() -> None:
     run(main())
 
 
-def test_one_who_is_cancelled_does_not_stop_the_watch_that_others_wait_for() -> None:
+def test_cancelling_a_waiter_does_not_stop_the_watch_of_the_others() -> None:
     async def main() -> None:
         async with AsyncStore(lambda: Store(MemoryEngine())) as store:
             assert store._pool._executor is not None
@@ -751,7 +751,7 @@ def on_loops(store: AsyncStore, count: int) -> tuple[list[threading.Thread], lis
     return threads, ended
 
 
-def test_a_commit_wakes_who_waits_on_other_loops(opener: Opener) -> None:
+def test_a_commit_wakes_waiters_on_other_loops(opener: Opener) -> None:
     """Only the loop on which the first had begun to wait was ever told."""
     store = opener()
     run(store.start())

@@ -95,7 +95,7 @@ def test_snapshot_diff_lists_a_hidden_node_without_its_content(
             assert "bad" in answer.stdout
 
 
-def test_vacuum_says_every_time_who_keeps_what_was_hidden(hidden: Hidden) -> None:
+def test_vacuum_names_what_retains_hidden_nodes_every_time(hidden: Hidden) -> None:
     with casstore.open(hidden.path) as store:
         store.tag("kept", hidden.manifest)
         store.delete_session("fork")

@@ -133,7 +133,7 @@ def test_an_ambiguous_beginning_of_a_digest_lists_whole_ones(store: Store) -> No
         ("abc", "nothing is called", "at least 4 digits"),
     ],
 )
-def test_what_is_not_there_is_named_with_where_to_look(
+def test_errors_name_the_missing_thing_and_where_to_look(
     store: Store, text: str, message: str, remedy: str
 ) -> None:
     with pytest.raises(NameNotFoundError) as caught:

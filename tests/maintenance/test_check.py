@@ -438,7 +438,7 @@ def test_queued_work_attachments_and_tags_that_need_it_are_named_too(path: Path)
     assert (own.revisions, own.head) == ((), False)
 
 
-def test_a_damaged_slab_names_who_needs_it(path: Path) -> None:
+def test_a_damaged_slab_names_the_sessions_that_need_it(path: Path) -> None:
     with wounding(path) as cut:
         key, value = cut.rows("slabs")[10]
         cut.put("slabs", key, flip(value))

@@ -274,7 +274,7 @@ def test_a_file_that_plain_lmdb_has_open_is_refused(tmp_path: Path) -> None:
         let_go(holder)
 
 
-def test_who_opens_meanwhile_waits_and_finds_the_new_file(
+def test_opening_during_a_compaction_waits_and_finds_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"

@@ -204,7 +204,7 @@ def test_one_checkpoint_travels_alone(make_store: MakeStore, file: Path) -> None
     assert list(target.session("head").nodes()) == list(source.session("s").nodes())
 
 
-def test_what_is_not_there_is_not_exported(make_store: MakeStore, file: Path) -> None:
+def test_missing_sessions_are_not_exported(make_store: MakeStore, file: Path) -> None:
     with pytest.raises(SessionNotFoundError):
         export_session(make_store(), "nothing", file)
     assert list(file.parent.glob("session.bundle*")) == []
@@ -305,7 +305,7 @@ def test_subjects_given_by_others_meanwhile_stay(
 
 
 @pytest.mark.parametrize("bad", ["alice", [""], [7], ["\ud800"]])
-def test_what_is_no_subject_is_refused_before_anything(
+def test_an_invalid_subject_is_refused_before_anything(
     make_store: MakeStore, file: Path, bad: Any
 ) -> None:
     source, target = make_store(), make_store()
@@ -457,7 +457,7 @@ def collects(store: Store) -> None:
         (collects, True, None),
     ],
 )
-def test_who_comes_right_before_it_appears_is_not_overwritten(
+def test_a_session_created_right_before_publication_is_not_overwritten(
     file: Path,
     come: Callable[[Store], None],
     has_head: bool,

@@ -55,7 +55,7 @@ def called(item: Callable[..., Any], store: Any) -> Any:
 @pytest.mark.parametrize(
     "item", list(taking_a_store()), ids=lambda item: f"{item.__module__}.{item.__name__}"
 )
-def test_what_is_no_store_is_refused_by_name(item: Callable[..., Any]) -> None:
+def test_anything_but_a_store_is_refused_by_name(item: Callable[..., Any]) -> None:
     """A path, which casstore.open takes, ended in AttributeError."""
     for given in ("my-store", Path("my-store"), None, MemoryEngine(), Store):
         with pytest.raises(InvalidInputError, match=r"store must be an open Store"):

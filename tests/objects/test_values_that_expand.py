@@ -95,7 +95,7 @@ def test_parts_of_a_value_that_expands_without_end_are_viewed_and_edited() -> No
         assert "new" not in store.view(edited)["1"]
 
 
-def test_a_caller_who_allows_more_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_higher_limit_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "MAX_REPEATED_BYTES", 1 << 20)
     store = Store(MemoryEngine())
     assert len(store.get_value(put_shared_parts(store.engine, 8))) == 2

@@ -113,7 +113,7 @@ ON_STORES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("made", ON_STORES)
 @pytest.mark.parametrize("given", NO_STORES)
-def test_what_is_no_store_is_refused(engine: CountingEngine, given: str, made: str) -> None:
+def test_anything_but_a_store_is_refused(engine: CountingEngine, given: str, made: str) -> None:
     assert_refused(engine, lambda: ON_STORES[made](NO_STORES[given]))
 
 

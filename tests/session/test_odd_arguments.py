@@ -104,7 +104,7 @@ NO_LEASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lease", NO_LEASES)
-def test_what_is_no_lease_does_not_commit_unfenced_where_the_session_is_known(
+def test_an_invalid_lease_does_not_commit_unfenced_where_the_session_is_known(
     store: Store, lease: str
 ) -> None:
     session = store.session("s")

@@ -29,7 +29,7 @@ NOW_MS: Final = 1_760_000_000_000
 KEY: Final = keys.session_key("alpha")
 
 
-def test_who_keeps_committing_does_not_keep_a_session_from_being_deleted(any_store: Store) -> None:
+def test_a_session_with_constant_commits_can_be_deleted(any_store: Store) -> None:
     # Once a commit came between each reading and its write, and the call gave up as busy.
     session = any_store.session("s")
     session.commit(Commit(append=[NodeDraft("0", 0)]))

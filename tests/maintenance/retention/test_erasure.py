@@ -234,7 +234,7 @@ def test_finding_a_subject_does_not_look_at_others(store: Store) -> None:
 # --- who comes in between ---------------------------------------------------------------------
 
 
-def test_what_is_not_about_the_subject_any_more_stays(store: Store) -> None:
+def test_revisions_no_longer_about_the_subject_stay(store: Store) -> None:
     for name in ("a", "b"):
         store.create_session(name, subjects=["anna"])
     plan = saved(erasure.plan(store, "anna"))
@@ -249,7 +249,7 @@ def test_what_is_not_about_the_subject_any_more_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
-def test_a_tag_of_what_is_not_about_the_subject_any_more_stays(store: Store, when: str) -> None:
+def test_a_tag_of_a_revision_no_longer_about_the_subject_stays(store: Store, when: str) -> None:
     """The session stayed, and what its tag was to keep was left to retention."""
     for name in ("a", "b"):
         store.create_session(name, subjects=["anna"])

@@ -320,7 +320,7 @@ def test_bytes_elsewhere_are_listed_until_they_are_said_to_be_deleted(store: Sto
     assert store.session("t").attachments.find("video") is not None
 
 
-def test_what_is_not_condemned_is_not_forgotten(store: Store) -> None:
+def test_an_attachment_declared_again_is_not_forgotten(store: Store) -> None:
     step(store, "s", "a")
     attachments = store.session("s").attachments
     attachments.intend("video", uri="s3://video")

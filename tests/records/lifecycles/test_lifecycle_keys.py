@@ -299,7 +299,7 @@ def _removed(life: Lifecycles, user: str) -> bool:
 
 
 @pytest.mark.parametrize("remove", [_deleted, _removed])
-def test_keys_that_wait_are_not_read_by_who_removes_data_without_the_key_store(
+def test_pending_keys_are_not_read_when_data_is_removed_without_the_key_store(
     store: Store, locked: Lifecycles, remove: Callable[[Lifecycles, str], bool]
 ) -> None:
     # Once each removal read the list of all keys that waited, and left one more.

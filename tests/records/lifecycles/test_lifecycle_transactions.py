@@ -149,7 +149,7 @@ def test_processes_lose_nothing_and_number_without_gaps(tmp_path: Path, keys: Fi
         assert [path for path in (tmp_path / "keys").iterdir() if path.suffix == ".key"] == []
 
 
-def test_two_who_erase_at_once_count_each_value_once(store: Store) -> None:
+def test_two_concurrent_erasures_count_each_value_once(store: Store) -> None:
     from casstore.testing.session_fixtures import at_once
 
     life = Lifecycles(store)

@@ -63,7 +63,7 @@ def test_missing_is_distinguished_from_none(either: Lifecycles) -> None:
     assert either.users.get("anna", "none", "default") == "default"
 
 
-def test_what_is_not_there_is_named_as_it_was_asked_for(either: Lifecycles) -> None:
+def test_errors_name_a_missing_value_as_the_caller_did(either: Lifecycles) -> None:
     with pytest.raises(RecordNotFoundError, match=r"^no record 'city' of 'facts'$"):
         either.records.get("facts", "city")
     with pytest.raises(RecordNotFoundError, match=r"^no value 'city' of this user$"):

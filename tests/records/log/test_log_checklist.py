@@ -273,7 +273,7 @@ def test_exact_fold_set__a_set_is_folded_and_not_the_range_around_it(log: Sessio
     assert shown(log, "s") == [1, 11]
 
 
-def test_exact_fold_set__what_is_not_active_cannot_be_folded(log: SessionLog) -> None:
+def test_exact_fold_set__inactive_messages_cannot_be_folded(log: SessionLog) -> None:
     log.create("s")
     fill(log, "s", 5)
     log.fold("s", [1, 2], "note")
@@ -934,7 +934,7 @@ def test_structured_content__comes_back_as_structure(log: SessionLog) -> None:
     assert (third.content, third.tool_calls, third.meta) == ("nul \0 inside", None, {})
 
 
-def test_structured_content__what_is_no_message_is_refused_and_nothing_written(
+def test_structured_content__an_invalid_message_is_refused_and_nothing_written(
     log: SessionLog,
 ) -> None:
     log.create("s")
@@ -1256,7 +1256,7 @@ def test_lease_inbox__an_item_is_taken_up_once_for_ever(log: SessionLog) -> None
     assert log.put_inbox("t", "i1", user("one")) is True
 
 
-def test_lease_inbox__who_dies_with_an_item_leaves_it_to_the_next(
+def test_lease_inbox__the_item_of_a_dead_worker_goes_to_the_next(
     log: SessionLog, clock: Any
 ) -> None:
     log.create("s")

@@ -769,7 +769,7 @@ def test_artifacts__a_row_and_its_content_belong_together(busy: Runs, store: Sto
 # --- Listings: None or an error for what is not there -------------------------------------------
 
 
-def test_listings__what_is_not_there_is_none_or_an_error(busy: Runs) -> None:
+def test_listings__a_missing_entry_is_none_or_an_error(busy: Runs) -> None:
     assert busy.find_thread("none") is None
     assert busy.find_run("none") is None
     assert busy.find_approval("none") is None

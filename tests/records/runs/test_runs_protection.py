@@ -110,7 +110,7 @@ def test_deleting_the_thread_releases_it(busy: Runs, store: Store, session: Sess
     assert sweep(store) == [4, 3]
 
 
-def test_what_is_not_there_cannot_be_a_checkpoint(
+def test_a_missing_revision_cannot_be_a_checkpoint(
     busy: Runs, store: Store, session: Session
 ) -> None:
     store.session("gone").commit(Commit(append=[NodeDraft("x", 1)]))

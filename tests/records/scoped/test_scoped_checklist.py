@@ -143,7 +143,7 @@ def test_missing_identity__the_runner_scope_always_has_one() -> None:
         Context(None), Context("r", actor_id="\ud800"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_missing_identity__what_is_no_id_is_refused(store: Store, wrong: Context) -> None:
+def test_missing_identity__an_invalid_id_is_refused(store: Store, wrong: Context) -> None:
     with pytest.raises(InvalidInputError):
         ScopedState(store).snapshot(wrong)
 

@@ -65,7 +65,7 @@ def test_reset__a_marker_is_written_with_number_id_and_time(store: Store, clock:
     assert states.generation(**{**TALK, "conversation_id": "talk-2"}) is None
 
 
-def test_reset__history_is_retained_and_read_by_who_asks_for_it(store: Store) -> None:
+def test_reset__history_is_retained_and_read_on_request(store: Store) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "conversation")
     long = ["old", "x" * 3000]

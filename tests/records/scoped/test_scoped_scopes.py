@@ -96,7 +96,7 @@ def test_a_version_never_comes_again(store: Store) -> None:
     assert len(set(versions)) == 6
 
 
-def test_who_comes_between_reading_and_writing_is_noticed(store: Store) -> None:
+def test_a_change_between_reading_and_writing_is_noticed(store: Store) -> None:
     scope = actor_scope(store)
     version = scope.put("k", 1).version
     meanwhile(store, lambda: scope.put("k", 2))

@@ -21,11 +21,11 @@ from langgraph.types import Command
 
 from casstore.adapters.langgraph import CasstoreSaver
 from casstore.store import Store
-from tests.adapters import langgraph_graphs as graphs
-from tests.adapters.langgraph_graphs import on, say
+from tests.adapters.langgraph import langgraph_graphs as graphs
+from tests.adapters.langgraph.langgraph_graphs import on, say
 
 DURABILITIES = ("sync", "async", "exit")
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def told(snapshot: Any) -> Any:
@@ -262,8 +262,8 @@ def test_in_strict_mode_a_graph_says_itself_what_its_state_is_made_of(tmp_path: 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from tests.adapters import langgraph_graphs as graphs
-from tests.adapters.langgraph_graphs import on
+from tests.adapters.langgraph import langgraph_graphs as graphs
+from tests.adapters.langgraph.langgraph_graphs import on
 from casstore.adapters.langgraph import CasstoreSaver
 
 saver = CasstoreSaver.from_path({place!r}, "relaxed")

@@ -46,10 +46,19 @@ from casstore.errors import (
 from casstore.maintenance.progress import Step
 from casstore.session.session import Session as StoreSession
 from casstore.store import Store
-from tests.adapters.scripted_model import ScriptedModel, call
-from tests.adapters.test_openai_agents import QUIET, Result, reply, run, say, talk, texts, weather
+from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
+from tests.adapters.openai_agents.test_openai_agents import (
+    QUIET,
+    Result,
+    reply,
+    run,
+    say,
+    talk,
+    texts,
+    weather,
+)
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 # What JSON can say and other stores have trouble with.
 ODD: list[Any] = [
@@ -795,7 +804,7 @@ def test_two_imports_at_once_both_get_through(advanced: Path, store: Store) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: Store) -> None:
+def test_a_session_continued_meanwhile_is_not_overwritten(plain: Path, store: Store) -> None:
     said: list[str] = []
 
     def meanwhile(step: Step) -> None:
@@ -812,7 +821,7 @@ def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: St
 
 
 @pytest.mark.usefixtures("small")
-def test_who_goes_on_with_it_right_after_a_commit_is_not_overwritten(
+def test_a_session_continued_right_after_a_commit_is_not_overwritten(
     plain: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the import has looked what became of it."""
@@ -841,7 +850,7 @@ def note_after_it_was_copied(store: Store) -> None:
 
 
 @pytest.mark.parametrize("change", [pop_after_it_was_copied, note_after_it_was_copied])
-def test_what_is_not_there_when_all_is_compared_is_reported(
+def test_entries_missing_at_the_comparison_are_reported(
     advanced: Path, store: Store, change: Callable[[Store], None]
 ) -> None:
     def meanwhile(step: Step) -> None:

@@ -32,7 +32,7 @@ from casstore.maintenance import gc, retention
 from casstore.maintenance.retention import Policy
 from casstore.session.session import Session as StoreSession
 from casstore.store import Store
-from tests.adapters.scripted_model import ScriptedModel, call
+from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 
 QUIET = RunConfig(tracing_disabled=True)
 
