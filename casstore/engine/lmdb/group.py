@@ -86,7 +86,9 @@ class CommitQueue(Generic[Work, Result]):
         ticket: Ticket[Work, Result] = Ticket(work)
         try:
             with self._lock:
-                if self._lead.locked():
+                # Even if the lead is free, an earlier writer of the queue is about to take it. A
+                # writer that waited for the lead too would sleep through its answer.
+                if self._waiting or self._lead.locked():
                     ticket.wake = threading.Lock()
                     ticket.wake.acquire()
                 self._waiting.append(ticket)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +178,50 @@ def test_a_batch_is_bounded() -> None:
     threads.join()
     assert [len(batch) for batch in held.batches] == [1, MAX_BATCH, MAX_BATCH, 9]
     assert len(answers) == 2 * MAX_BATCH + 10
+
+
+class CountingLead:
+    """A lead that counts the writers that had to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.waited = 0
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waited += 1
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_only_the_next_leader_takes_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that blocks on the lead is answered by the batch before, and wakes a batch later."""
+    monkeypatch.setattr(group, "_RECHECK_S", TIMEOUT_S)
+
+    def run(batch: IntBatch) -> None:
+        # As a flush does, this lets the other threads run.
+        time.sleep(0.0002)
+        answer(batch)
+
+    queue: CommitQueue[int, int] = CommitQueue(run)
+    lead = CountingLead()
+    queue._lead = lead  # type: ignore[assignment]
+    threads = Threads()
+    for first in range(0, 800, 100):
+
+        def submit(first: int = first) -> None:
+            for work in range(first, first + 100):
+                assert queue.submit(work) == 2 * work
+
+        threads.start(submit)
+    threads.join()
+    assert not threads.errors
+    assert lead.waited == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, Refused])
