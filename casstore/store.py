@@ -29,8 +29,7 @@ from casstore.engine.protocol import (
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES, DEFAULT_MAX_BYTES
 from casstore.objects import blobs, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter

@@ -34,8 +34,7 @@ from casstore.records.runs import Runs, steps
 from casstore.records.scoped import Context, ScopedState
 from casstore.session.attachments import Attachments
 from casstore.session.compare import Comparison
-from casstore.session.loading import SessionState
-from casstore.session.nodes import Nodes
+from casstore.session.loading import Nodes, SessionState
 from casstore.session.queue import Queue
 from casstore.session.session import Session
 from casstore.store import Store

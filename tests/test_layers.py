@@ -48,7 +48,7 @@ HEIGHT["__init__"] = HEIGHT["testing"]
 
 # Where a third-party package may be imported: a module, or everything in a package.
 DOORS = {
-    "blake3": ("casstore.format.hashing",),
+    "blake3": ("casstore.format.digest",),
     "msgpack": ("casstore.format.canonical",),
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.compression",),

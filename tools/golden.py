@@ -31,8 +31,7 @@ from blake3 import blake3
 
 from casstore.format import chunking, node_index, splitting
 from casstore.format.canonical import Link, encode
-from casstore.format.digest import Digest
-from casstore.format.hashing import KIND_NAMES, Kind, digest_of, plain_hash
+from casstore.format.digest import KIND_NAMES, Digest, Kind, digest_of, plain_hash
 from casstore.format.header import STORE_FORMAT
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 from casstore.objects.node_index import IndexCache, empty_index

@@ -45,7 +45,7 @@ from casstore.errors import (
     SourceNotFoundError,
     UnknownParentError,
 )
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import loads, storable
 from casstore.session.arguments import check_flag

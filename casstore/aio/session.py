@@ -17,8 +17,7 @@ from casstore.session.compare import Comparison
 from casstore.session.data import Checkpoint, Claim, CommitResult, Head, Lease, Node, Usage
 from casstore.session.holding import HeldSession
 from casstore.session.leases import Claiming
-from casstore.session.loading import At
-from casstore.session.nodes import Nodes
+from casstore.session.loading import At, Nodes
 from casstore.session.queue import IDLE, Queue
 from casstore.session.session import Session, SessionState
 

@@ -20,10 +20,9 @@ from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import InvalidInputError, PathStep
 from casstore.format import splitting
 from casstore.format.canonical import ROLE_LINK, decode, inspect
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import cut_node
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.node import cut_node
 from casstore.format.splitting import Encoded
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.progress import Progress

@@ -18,16 +18,16 @@ from casstore.cli.output import Printer, Styled, dim, name
 from casstore.cli.quantities import clock, count
 from casstore.cli.text import begun, clip, plain, summary
 from casstore.errors import InvalidInputError, NotFoundError
-from casstore.format.hashing import Kind
-from casstore.format.node import DecodedNode, NodeHeader
+from casstore.format.digest import Kind
+from casstore.format.graph import DecodedNode, NodeHeader
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import Entry
-from casstore.session.heads import decode_head
 from casstore.session.messages import message_in
 from casstore.session.scanning import scan
 from casstore.session.session import Session
+from casstore.session.state import decode_head
 from casstore.store import Store
 
 _SECTION: Final = "Sessions"

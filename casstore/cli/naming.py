@@ -44,8 +44,7 @@ from casstore.errors import (
     SessionDeletedError,
     SessionNotFoundError,
 )
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
+from casstore.format.digest import DIGEST_BYTES, KIND_NAMES, Digest, Kind
 from casstore.maintenance import systems
 from casstore.maintenance.systems import RecordSystem, SystemEntry
 from casstore.maintenance.systems import prefix_of as prefix_of

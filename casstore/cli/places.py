@@ -11,9 +11,8 @@ from casstore.cli.naming import Target
 from casstore.cli.text import summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
-from casstore.format.manifest import cut_components, link_target
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import cut_components, link_target
 from casstore.maintenance.removed_nodes import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
@@ -21,9 +20,8 @@ from casstore.objects.stored import Stored, open_stored, stored_field
 from casstore.session.attempts import read_again
 from casstore.session.checkpoint import read_usage
 from casstore.session.data import Node
-from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime
+from casstore.session.state import Runtime, decode_head
 from casstore.store import Store
 
 _STEP: Final = re.compile(r"""\.?([^.\[\]"]+)|\[(\d+)\]|\[?"((?:[^"\\]|\\.)*)"\]?""")

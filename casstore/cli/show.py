@@ -35,8 +35,7 @@ from casstore.cli.sessions import (
 from casstore.cli.text import brief, plain, short
 from casstore.errors import LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored

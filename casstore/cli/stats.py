@@ -11,7 +11,7 @@ from casstore.cli.command import App, command
 from casstore.cli.fields import Field, Fields, Shape, nested
 from casstore.cli.output import Printer, dim
 from casstore.cli.quantities import count, moment
-from casstore.format.hashing import KIND_NAMES
+from casstore.format.digest import KIND_NAMES
 from casstore.maintenance import space, systems
 from casstore.maintenance.contents import measure_contents, measure_sessions, moved_at
 

@@ -22,9 +22,8 @@ from casstore.session import catalogue, keys
 from casstore.session import leases as session_leases
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Attachment, Batch, Lease
-from casstore.session.heads import decode_head, head_key
 from casstore.session.scanning import scan
-from casstore.session.state import meta_key
+from casstore.session.state import decode_head, head_key, meta_key
 from casstore.store import Store
 
 _SECTION: Final = "Work"

@@ -20,7 +20,7 @@ from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, go
 from casstore.cli.quantities import clock, count, moment, size
 from casstore.cli.text import safe
 from casstore.errors import InvalidInputError, SnapshotNotFoundError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.session.data import Entry
 from casstore.session.session import Session
 from casstore.store import Store

@@ -49,11 +49,9 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.transfer.building import Arrival, appear, build, with_extra
 from casstore.session import keys, leases
 from casstore.session.catalogue import decode_meta
-from casstore.session.commit import receipt_key
 from casstore.session.data import NodeDraft, SessionMeta, Usage
-from casstore.session.heads import head_key
-from casstore.session.receipts import encode_receipt
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
+from casstore.session.turns import encode_receipt, receipt_key
 from casstore.store import Store, check_store
 
 #: The key of a session's ``meta.extra`` that records its origin in lash.

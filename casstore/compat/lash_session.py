@@ -15,12 +15,12 @@ from casstore.compat.lash_database import LashDatabase, LashHeadRow, MetaRow
 from casstore.compat.lash_nodes import LashGraph, read_nodes
 from casstore.compat.lash_queue import QueueReader, held
 from casstore.compat.sqlite_source import utc_us
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.maintenance.transfer.building import Arrival
-from casstore.session import intent
+from casstore.session import turns
 from casstore.session.attachments import COMMITTED, INTENT
 from casstore.session.data import Attachment, Checkpoint, SessionMeta, Usage
-from casstore.session.receipts import SettledReceipt
+from casstore.session.turns import SettledReceipt
 
 _HEAD_KEYS: Final = frozenset(
     (
@@ -190,7 +190,7 @@ class _Gathering:
             place = f"turn {turn!r}"
             given = self._database.number(place, "head_revision", result.get("head_revision", 0))
             receipts[turn] = SettledReceipt(
-                intent.VERSION,
+                turns.VERSION,
                 _meaning(commit_hash),
                 # In a restored file, turns may have later revisions than the head.
                 min(given, revision),

@@ -5,6 +5,7 @@ An engine supplies two look-ups into its open transaction.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,8 +30,7 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES, Digest
 
 FindRow = Callable[[str, bytes], bytes | None]
 HasObject = Callable[[bytes], bool]
@@ -229,3 +229,8 @@ def check_key(table: str, key: bytes) -> None:
         raise InvalidInputError(
             f"a row key must have 1 to {MAX_ROW_KEY_BYTES} bytes, got {len(key)}"
         )
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970 by the clock of this machine: the default clock of an engine."""
+    return time.time_ns() // 1_000_000

@@ -20,6 +20,7 @@ from casstore.engine.conditions import (
     require,
     stamped,
     validate,
+    wall_clock_ms,
 )
 from casstore.engine.faults import Examination, Examined, Fault, Progress, Structure
 from casstore.engine.protocol import (
@@ -37,7 +38,6 @@ from casstore.engine.protocol import (
     Watch,
     Write,
     WriteResult,
-    wall_clock_ms,
 )
 from casstore.engine.watches import PipeWatch
 from casstore.errors import (

@@ -12,7 +12,6 @@ with ``isinstance``. An engine that wraps another must define those methods itse
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -256,11 +255,6 @@ class Watch(Protocol):
     def close(self) -> None:
         """Close the descriptors. Closing twice is allowed; every other call then fails."""
         ...
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since 1970 by the clock of this machine: the default clock of an engine."""
-    return time.time_ns() // 1_000_000
 
 
 class Engine(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError, LimitError, NotCanonicalError
 from casstore.format import canonical
-from casstore.format.hashing import DIGEST_BYTES, Kind, plain_hash
+from casstore.format.digest import DIGEST_BYTES, Kind, plain_hash
 
 MAGIC: Final = b"casstore bundle\n"
 VERSION: Final = 3

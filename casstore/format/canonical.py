@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from casstore.errors import InvalidInputError, InvalidValueError, LimitError, NotCanonicalError
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES, Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
 # Extension type 1 holds a role byte, for items a size, and a digest. The role says what the link

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 
 from casstore.errors import StorageError
 from casstore.format import tree
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 
 PROFILE: Final = "fastcdc-2020-16k-1"
 _AVERAGE_BYTES: Final = 16_384

@@ -14,10 +14,9 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError, LimitError
 from casstore.format import canonical, expansion, node_index, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
+from casstore.format.graph import cut_components, decode_manifest, link_target, open_node
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.manifest import cut_components, decode_manifest, link_target
-from casstore.format.node import open_node
 from casstore.format.piece_size import check_piece_size
 
 # The type of a value: a list, a map, or anything else.

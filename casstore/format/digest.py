@@ -1,9 +1,147 @@
-"""The class ``Digest``: 32 bytes that print as hexadecimal digits (see ``hashing``)."""
+"""Digests: the BLAKE3-256 of an object's canonical, uncompressed bytes, and the class ``Digest``.
+
+The digest of a blob is plain BLAKE3, so ``b3sum`` of its content prints it. Every other kind is
+hashed in derive-key mode with its own context. So a blob whose bytes equal another object has a
+different digest; otherwise storing it would replace the object and lose its links.
+"""
 
 from __future__ import annotations
 
-from casstore.errors import InvalidInputError
-from casstore.format.hashing import DIGEST_BYTES, plain_hash, plain_hasher
+from collections.abc import Sequence
+from typing import Final
+
+from blake3 import blake3
+
+from casstore.errors import CorruptionError, InvalidInputError
+
+DIGEST_BYTES: Final = 32
+
+
+def plain_hasher() -> blake3:
+    """A plain BLAKE3 hasher, for data that arrives in parts."""
+    return blake3()
+
+
+def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
+    """Plain BLAKE3: the digest of a blob, and the source of all pseudo-random decisions."""
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
+
+
+class Kind:
+    """The kind of an object. The number is stored with it and selects its digest context."""
+
+    BLOB: Final = 0
+    ROPE: Final = 1
+    CHUNKS: Final = 2
+    VALUE: Final = 3
+    LIST: Final = 4
+    MAP: Final = 5
+    NODE: Final = 6
+    MANIFEST: Final = 7
+    INDEX: Final = 8
+
+
+KIND_NAMES: Final = {
+    Kind.BLOB: "blob",
+    Kind.ROPE: "rope",
+    Kind.CHUNKS: "chunks",
+    Kind.VALUE: "value",
+    Kind.LIST: "list",
+    Kind.MAP: "map",
+    Kind.NODE: "node",
+    Kind.MANIFEST: "manifest",
+    Kind.INDEX: "index",
+}
+
+# One frozen context per kind that carries links. A context is never reused for
+# another layout: a changed layout gets a new kind or a new context.
+_CONTEXTS: Final = {
+    Kind.ROPE: "casstore 2026-11 rope v1",
+    Kind.CHUNKS: "casstore 2026-11 chunks v1",
+    Kind.VALUE: "casstore 2026-11 value v1",
+    Kind.LIST: "casstore 2026-11 list v1",
+    Kind.MAP: "casstore 2026-11 map v1",
+    Kind.NODE: "casstore 2026-11 node v1",
+    Kind.MANIFEST: "casstore 2026-11 manifest v3",
+    Kind.INDEX: "casstore 2026-11 index v1",
+}
+
+# Contexts of hashes that do not name an object.
+TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
+SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
+
+#: Deriving a key costs an extra compression, which copying a hasher avoids.
+HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+# A rope carries the name of its content.
+_HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
+
+
+def name_piece(kind: int, data: bytes, _children: list[bytes]) -> bytes:
+    """Name a piece without storing it: an ``Emit`` of ``splitting``."""
+    return digest_of(kind, data)
+
+
+def digest_of(kind: int, data: bytes) -> bytes:
+    """Name an object of ``kind``.
+
+    A rope is the exception: it represents its content and carries that content's name, so the
+    result for a rope is the seal of its body (see ``tree``).
+    """
+    if kind == Kind.BLOB:
+        return plain_hash(data)
+    hasher = HASHERS[kind].copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+_TURN_HASHER: Final = blake3(derive_key_context=TURN_CONTEXT)
+
+
+def turn_hash(data: bytes) -> bytes:
+    """The hash by which a repeated turn is recognised (see ``session.intent``)."""
+    hasher = _TURN_HASHER.copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+def subject_hash(secret: bytes, subject: bytes) -> bytes:
+    """The pseudonym of a person in rows: a one-way hash, with a secret that prevents guessing."""
+    hasher = blake3(derive_key_context=SUBJECT_CONTEXT)
+    hasher.update(len(secret).to_bytes(4, "big") + secret + subject)
+    return hasher.digest()
+
+
+def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] | None]) -> None:
+    """``check_object`` for many objects; None is skipped."""
+    hashers = _HASHERS_OF_CONTENT
+    for digest, item in zip(digests, objects, strict=True):
+        if item is None:
+            continue
+        kind, data = item
+        hasher = hashers.get(kind)
+        if hasher is not None:
+            # As ``digest_of`` does; inlined because everything read comes through here.
+            hasher = hasher.copy()
+            hasher.update(data)
+            if hasher.digest() == digest:
+                continue
+        check_object(digest, kind, data)
+
+
+def check_object(digest: bytes, kind: int, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
+    if kind in _HASHERS_OF_CONTENT:
+        sound = digest_of(kind, data) == digest
+    elif kind == Kind.ROPE:
+        # Its name is that of its content; the seal proves the rope itself.
+        body = data[DIGEST_BYTES:]
+        sound = digest_of(kind, body) == data[:DIGEST_BYTES]
+    else:
+        sound = kind == Kind.BLOB and plain_hash(data) == digest
+    if not sound:
+        raise CorruptionError(
+            f"object {digest.hex()} ({KIND_NAMES.get(kind, kind)}) does not match its digest"
+        )
 
 
 class Digest(bytes):

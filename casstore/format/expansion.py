@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import ExpansionError
 from casstore.format import canonical, tree
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 
 _CONTAINERS: Final = frozenset((dict, list))
 _NUMBERS: Final = frozenset((int, bool, type(None)))

@@ -41,7 +41,7 @@ from casstore.format.canonical import (
     trusted_link,
     unpack_trusted,
 )
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 PAGE_NODES: Final = 16
 FANOUT: Final = 8

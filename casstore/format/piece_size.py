@@ -12,7 +12,7 @@ from typing import Final
 
 from casstore.errors import NotCanonicalError
 from casstore.format.canonical import CONTAINER_BYTES, cut_some, is_map_piece
-from casstore.format.hashing import KIND_NAMES, Kind
+from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.limits import (
     NODE_PAYLOAD_MAX_BYTES,
     OUTLINE_MIN_BYTES,

@@ -35,7 +35,7 @@ from casstore.format.canonical import (
     sorted_keys,
     text_bytes,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.limits import (
     CONTAINER_OUTLINE_MIN_BYTES,
     LIST_ITEM_OUTLINE_MIN_BYTES,

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.errors import NotCanonicalError
 from casstore.format import canonical
-from casstore.format.hashing import DIGEST_BYTES, Kind, digest_of, plain_hash
+from casstore.format.digest import DIGEST_BYTES, Kind, digest_of, plain_hash
 from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
 
 Entry = TypeVar("Entry")

@@ -15,16 +15,15 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, ObjectInfo, Row
 from casstore.format import tree
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import live_roots
 from casstore.maintenance.sharing import newest_first
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
-from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
+from casstore.session.state import decode_head
 from casstore.store import Store, check_store
 
 #: Sessions that one pass can measure: a bit for each, and one for all other rows.

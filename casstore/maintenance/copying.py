@@ -41,10 +41,17 @@ from casstore.objects import graph
 from casstore.session import catalogue, keys, pins
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
-from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
-from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    Runtime,
+    decode_head,
+    encode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
+from casstore.session.turns import decode_receipt
 from casstore.store import Store, check_store
 
 _PAGE: Final = 256

@@ -32,10 +32,9 @@ from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
-from casstore.session.heads import head_key
 from casstore.session.records import row_links, row_name
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
 SCHEMA: Final = "casstore.erasure/1"

@@ -35,10 +35,9 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
-from casstore.session.heads import decode_head, head_key
-from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime
+from casstore.session.state import Runtime, decode_head, head_key
+from casstore.session.turns import SettledReceipt, decode_receipt
 from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS

@@ -21,9 +21,8 @@ from casstore.session import keys
 from casstore.session.arguments import check_flag, list_of
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
-from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime
+from casstore.session.state import Runtime, decode_head
 from casstore.store import Store, check_store
 
 #: The objects that the reader of the file has: digests, each of which stands for all that it links

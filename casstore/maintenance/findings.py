@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 from casstore.engine import faults
 from casstore.engine.faults import Fault
 from casstore.errors import InvalidInputError
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES, Digest
 
 INFO: Final = "info"
 WARNING: Final = "warning"

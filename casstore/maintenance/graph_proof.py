@@ -25,9 +25,8 @@ from typing import Final
 
 from casstore.errors import BundleLimitError, CorruptionError
 from casstore.format.canonical import Link
-from casstore.format.hashing import DIGEST_BYTES, name_piece
-from casstore.format.manifest import NOTHING, Manifest
-from casstore.format.node import NodeHeader
+from casstore.format.digest import DIGEST_BYTES, name_piece
+from casstore.format.graph import NOTHING, Manifest, NodeHeader
 from casstore.format.node_index import HASH_BYTES, PAGE_NODES, RUN_NODES, SPLIT_LEVEL, Tail, id_hash
 from casstore.format.splitting import Emit
 from casstore.objects import graph as objects

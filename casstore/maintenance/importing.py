@@ -31,8 +31,7 @@ from casstore.maintenance.verification import (
 from casstore.session import keys
 from casstore.session import subjects as whom
 from casstore.session.arguments import check_flag
-from casstore.session.heads import HeadRow
-from casstore.session.state import Runtime, meta_key
+from casstore.session.state import HeadRow, Runtime, meta_key
 from casstore.store import Store, check_store
 
 _PAGE: Final = 2048

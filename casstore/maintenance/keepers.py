@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Engine, ObjectInfo, Row
 from casstore.maintenance.roots import ROOTS
 from casstore.session import keys, pins
-from casstore.session.heads import decode_head, head_key
 from casstore.session.scanning import scan
+from casstore.session.state import decode_head, head_key
 
 _FIND_BATCH: Final = 1024
 _PAGE: Final = 4096

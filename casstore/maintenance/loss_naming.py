@@ -7,10 +7,8 @@ from typing import Final, NamedTuple, Protocol
 
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CasstoreError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
-from casstore.format.manifest import cut_components, decode_manifest
-from casstore.format.node import open_node
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import cut_components, decode_manifest, open_node
 
 # The limits of a search for names; the names found within them are enough to act upon.
 _MAX_STEPS: Final = 20_000

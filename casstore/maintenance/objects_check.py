@@ -5,9 +5,8 @@ from __future__ import annotations
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import CasstoreError, CorruptionError
 from casstore.format import canonical, tree
-from casstore.format.hashing import Kind, check_object
-from casstore.format.manifest import decode_manifest, encode_manifest
-from casstore.format.node import open_node
+from casstore.format.digest import Kind, check_object
+from casstore.format.graph import decode_manifest, encode_manifest, open_node
 from casstore.format.node_index import decode_piece, encode_piece
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Final
 
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES
 from casstore.maintenance.keepers import still_stored
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store

@@ -11,7 +11,7 @@ from casstore.maintenance.findings import Where
 from casstore.maintenance.policy import decode_policy
 from casstore.maintenance.rows_check import RowsCheck
 from casstore.session import expiry, keys, marks, protection, subjects
-from casstore.session.heads import decode_head
+from casstore.session.state import decode_head
 
 _TABLE = "retention"
 

@@ -38,11 +38,10 @@ from casstore.maintenance.systems import Held, held_by
 from casstore.session import catalogue, expiry, keys, leases, protection
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
-from casstore.session.commit import receipt_key, settle_receipt
 from casstore.session.data import Protection
-from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, meta_key, tombstone_key
+from casstore.session.turns import receipt_key, settle_receipt
 from casstore.store import Store, check_store
 
 #: How old a plan may be. Marks are kept longer than that, so it can trust them.

@@ -25,9 +25,8 @@ from casstore.session import catalogue, expiry, keys, leases, pins, protection
 from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Lease, Protection
-from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, meta_key
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, meta_key
 from casstore.store import Store, check_store
 
 # How many revisions a part of a plan holds, and how many are read at once.

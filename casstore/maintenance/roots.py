@@ -21,8 +21,8 @@ from typing import Final
 
 from casstore.engine.protocol import Roots, Row
 from casstore.session import attachments, keys, pins, queue
-from casstore.session.heads import decode_head
 from casstore.session.records import row_links
+from casstore.session.state import decode_head
 
 
 def _of_head(row: Row) -> Iterator[bytes]:

@@ -17,8 +17,8 @@ from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
 from casstore.session import attachments, catalogue, keys, leases, pins, queue
-from casstore.session.heads import HeadRow, decode_head
-from casstore.session.receipts import decode_receipt
+from casstore.session.state import HeadRow, decode_head
+from casstore.session.turns import decode_receipt
 
 _PAGE: Final = 256
 # Tables whose keys start with a session's.

@@ -22,9 +22,8 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.page_scan import NEWEST, LostRows, Marked, PageScan, require_data_file
 from casstore.engine.protocol import NewObject, PutRow, Row, Write
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
-from casstore.format.manifest import decode_manifest
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import decode_manifest
 from casstore.maintenance.files import require_directory
 from casstore.maintenance.graph_proof import rebuild_node_index
 from casstore.maintenance.loss_naming import LostPiece, name_losses
@@ -41,8 +40,7 @@ from casstore.maintenance.salvaged_rows import (
 from casstore.maintenance.transfer.rows import OF_SESSIONS, OF_THE_STORE
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys
-from casstore.session.heads import decode_head, encode_head, head_key
-from casstore.session.state import meta_key, tombstone_key
+from casstore.session.state import decode_head, encode_head, head_key, meta_key, tombstone_key
 from casstore.store import Store
 
 # The most objects and bytes in one write to the new store.

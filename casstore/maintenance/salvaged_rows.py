@@ -17,10 +17,10 @@ from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import attachments, keys, pins, protection, queue, subjects
-from casstore.session.heads import HeadRow, encode_head
-from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.records import row_name
 from casstore.session.scanning import scan
+from casstore.session.state import HeadRow, encode_head
+from casstore.session.turns import SettledReceipt, decode_receipt
 
 # The most rows in one write to the new store.
 _BATCH_ROWS: Final = 2000

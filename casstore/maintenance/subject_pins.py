@@ -14,9 +14,8 @@ from casstore.engine.protocol import Condition, DeleteRow, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.session import keys, pins, subjects
 from casstore.session.attempts import Attempts
-from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, tombstone_key
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, tombstone_key
 
 
 def revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:

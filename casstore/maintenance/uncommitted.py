@@ -19,9 +19,8 @@ from casstore.session import attachments, catalogue, keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Attachment
-from casstore.session.heads import head_key
 from casstore.session.scanning import scan
-from casstore.session.state import meta_key
+from casstore.session.state import head_key, meta_key
 from casstore.store import Store, check_store
 
 

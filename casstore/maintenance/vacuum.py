@@ -33,9 +33,8 @@ from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import keys, rewriting
 from casstore.session.arguments import check_callable, check_flag, list_of
-from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime
+from casstore.session.state import Runtime, decode_head
 from casstore.store import Store, check_store
 
 _COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING, gc.Outcome.PLANNED)

@@ -25,11 +25,10 @@ from casstore.errors import (
 from casstore.format import bundle as layout
 from casstore.format import closure
 from casstore.format.closure import BlobFact, Fact, ManifestFact, NodeFact, ValueFact
-from casstore.format.digest import Digest
+from casstore.format.digest import KIND_NAMES, Digest, Kind, check_object, digest_of, plain_hash
 from casstore.format.expansion import Expansion
-from casstore.format.hashing import KIND_NAMES, Kind, check_object, digest_of, plain_hash
+from casstore.format.graph import Manifest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
-from casstore.format.manifest import Manifest
 from casstore.maintenance.bundle import BundleBlock, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
 from casstore.maintenance.progress import Progress, Step
@@ -40,7 +39,7 @@ from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 from casstore.session import checkpoint
 from casstore.session.arguments import check_count
-from casstore.session.heads import HeadRow
+from casstore.session.state import HeadRow
 
 _READ_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 1 << 20

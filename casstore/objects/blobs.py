@@ -13,8 +13,7 @@ from typing import BinaryIO, Final
 from casstore.engine.protocol import Engine, NewObject, StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, LimitError
 from casstore.format import chunking, tree
-from casstore.format.digest import BlobHasher, Digest
-from casstore.format.hashing import Kind, plain_hash
+from casstore.format.digest import BlobHasher, Digest, Kind, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 from casstore.objects.pieces import PieceReader, PieceWriter
 

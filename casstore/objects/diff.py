@@ -21,7 +21,7 @@ from casstore.format.canonical import (
     cut_items,
     cut_map,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.printing import LONGEST, shortened
 from casstore.format.splitting import Encoded

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
 from casstore.format import splitting
 from casstore.format.canonical import refuse_depth
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Emit, Encoded, EncodedEntry
 from casstore.objects import splice

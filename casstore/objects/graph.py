@@ -9,10 +9,18 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_BYTES, ROLE_LINK, ROLE_TEXT
-from casstore.format.hashing import KIND_NAMES, Kind
+from casstore.format.digest import KIND_NAMES, Kind
+from casstore.format.graph import (
+    DecodedNode,
+    Manifest,
+    NodeHeader,
+    decode_manifest,
+    encode_manifest,
+    fill_node,
+    open_node,
+    open_whole,
+)
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
-from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node, open_whole
 from casstore.format.splitting import Emit, Encoded
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored

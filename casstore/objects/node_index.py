@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 
 from casstore.errors import CorruptionError
 from casstore.format import node_index as layout
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.node_index import (
     ENTRY_BYTES,
     FANOUT,

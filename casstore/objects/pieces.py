@@ -17,8 +17,8 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.format import chunking
+from casstore.format.digest import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.expansion import part_cost
-from casstore.format.hashing import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
 

@@ -21,7 +21,7 @@ from casstore.format.canonical import (
     is_map_piece,
     links_in,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
 from casstore.format.splitting import Emit, Encoded, EncodedEntry, ListTail
 from casstore.objects.pieces import PieceReader

@@ -17,8 +17,8 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, PathNotFoundError, PathStep
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_BYTES, ROLE_TEXT
+from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.expansion import refuse_repetition
-from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.format.limits import MAX_DEPTH, MAX_REPEATED_BYTES
 from casstore.format.splitting import Encoded
 from casstore.objects.blobs import BlobReader

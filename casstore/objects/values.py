@@ -14,7 +14,7 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, LimitError, PathStep
 from casstore.format import canonical, expansion, tree
 from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_PART, ROLE_TEXT
-from casstore.format.hashing import KIND_NAMES, Kind
+from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_REPEATED_BYTES
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceReader

@@ -14,7 +14,7 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, PathNotFoundError, PathStep
 from casstore.format import canonical, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_TEXT
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import (

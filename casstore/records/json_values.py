@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from casstore.errors import ExpansionError, InvalidValueError, LimitError
 from casstore.format import splitting
-from casstore.format.hashing import name_piece
+from casstore.format.digest import name_piece
 from casstore.format.limits import MAX_DEPTH
 
 _TEXT: Final = "json"

@@ -23,8 +23,7 @@ from casstore.search.texts import Term
 from casstore.session import keys
 from casstore.session.attempts import read_again
 from casstore.session.found import Hit
-from casstore.session.heads import HeadRow, decode_head, head_key, manifest_in
-from casstore.session.state import Runtime
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, manifest_in
 from casstore.store import Store
 
 # How many sessions of one text are looked up.

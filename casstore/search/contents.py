@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from casstore.errors import LimitError
-from casstore.format.hashing import plain_hash
-from casstore.format.manifest import Manifest, cut_components, link_target
+from casstore.format.digest import plain_hash
+from casstore.format.graph import Manifest, cut_components, link_target
 from casstore.format.splitting import Encoded
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import RowKey
 from casstore.objects import graph
 from casstore.session import keys
-from casstore.session.heads import COMMIT, REWIND, HeadRow, decode_head
-from casstore.session.state import Runtime
+from casstore.session.state import COMMIT, REWIND, HeadRow, Runtime, decode_head
 
 _PAGE: Final = 256
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from casstore.errors import CasstoreError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.maintenance import systems
 from casstore.maintenance.systems import EntryText, RecordSystem, SystemEntry, prefix_of
 from casstore.search.docs import Docs

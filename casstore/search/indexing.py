@@ -21,8 +21,7 @@ from casstore.search.entries import EntryUpdater
 from casstore.search.lineage import IndexedGraph, doc_id
 from casstore.search.tables import SHORT, Database, next_id, read_meta, write_meta
 from casstore.session.attempts import read_again
-from casstore.session.heads import HeadRow, decode_head, head_key, manifest_in
-from casstore.session.state import Runtime
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, manifest_in
 from casstore.store import Store
 
 # Texts of one transaction. Other processes wait for its end.

@@ -23,13 +23,12 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.objects.pieces import PieceWriter
-from casstore.session import attachments, commit, heads, keys, leases, marks, tombstones
+from casstore.session import attachments, commit, keys, leases, marks, tombstones, turns
 from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, CommitResult, Lease, Origin
-from casstore.session.heads import HeadRow, head_key
-from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State
+from casstore.session.state import ADOPT, HeadRow, Runtime, State, head_key, put_head, written_at
+from casstore.session.turns import SettledReceipt, decode_receipt
 
 
 def adopt(
@@ -67,7 +66,7 @@ def adopt(
             RowIs(*head_key(key), state.row),
             RowIs(*head_key(other_key), theirs.row),
         ]
-        put = heads.put_head(key, head, new=False)
+        put = put_head(key, head, new=False)
         changes = commit.move_head(key, state, put, label)
         coming = _receipts(runtime, key, other, theirs, head.revision)
         new = _lacking(runtime, [*coming, *_attachments(runtime, session, other)])
@@ -79,7 +78,7 @@ def adopt(
             done = runtime.engine.write(Write(writer.objects, conditions, changes))
         except ConditionFailedError:
             continue
-        row, head = heads.written_at(head, put, done.now_ms)
+        row, head = written_at(head, put, done.now_ms)
         runtime.remember(key, theirs._replace(row=row, head=head, lease=lease_row))
         return CommitResult(
             head.revision, Digest(head.manifest), theirs.manifest.leaf_id, (), False
@@ -94,7 +93,7 @@ def _head(
         revision=state.head.revision + 1,
         manifest=theirs.head.manifest,
         hidden=hidden,
-        operation=heads.ADOPT,
+        operation=ADOPT,
         turn=None,
         rewound_to=None,
         adopted=Origin(other, theirs.head.revision, None),
@@ -110,7 +109,7 @@ def _receipts(
     coming: list[PutRow] = []
     for row in scan(runtime.engine, "receipts", other_key, keys.past(other_key)):
         receipt = decode_receipt(row.value)
-        leaf, nodes = commit.outcome(runtime, receipt)
+        leaf, nodes = turns.outcome(runtime, receipt)
         meant = receipt.session if isinstance(receipt, SettledReceipt) else None
         settled = SettledReceipt(
             receipt.version,
@@ -123,7 +122,7 @@ def _receipts(
             meant or other,
         )
         place = RowKey("receipts", key + keys.after_session(row.key))
-        coming.append(commit.put_receipt_at(place, settled))
+        coming.append(turns.put_receipt_at(place, settled))
     return coming
 
 

@@ -39,8 +39,7 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count, list_of

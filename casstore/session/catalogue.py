@@ -37,11 +37,18 @@ from casstore.session import attachments, expiry, keys, subjects
 from casstore.session.arguments import check_count, check_text
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import SessionInfo, SessionMeta
-from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
 from casstore.session.picking import picked
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    Runtime,
+    State,
+    decode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
 
 _CREATED_BYTES: Final = 8
 # How many rows of a deleted session one transaction removes.

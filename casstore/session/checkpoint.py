@@ -26,8 +26,7 @@ from casstore.errors import (
 from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
-from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.manifest import (
+from casstore.format.graph import (
     COMPONENT_ROOM,
     NOTHING,
     Manifest,
@@ -37,6 +36,7 @@ from casstore.format.manifest import (
     link_target,
     linked,
 )
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.format.splitting import Encoded
 from casstore.objects import blobs, values
 from casstore.objects import graph as objects

@@ -25,7 +25,6 @@ from casstore.errors import (
     ConditionFailedError,
     ConflictError,
     CorruptionError,
-    FormatError,
     HeadConflictError,
     InvalidInputError,
     NotFoundError,
@@ -35,32 +34,31 @@ from casstore.errors import (
     TurnConflictError,
 )
 from casstore.format.digest import Digest
-from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.graph import NOTHING, Manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
-from casstore.session import (
-    attachments,
-    checkpoint,
-    graph,
-    heads,
-    intent,
-    keys,
-    leases,
-    queue,
-)
+from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
 from casstore.session.arguments import check_count, check_kind, invalid, is_durable
 from casstore.session.attempts import Attempts
 from casstore.session.data import LAST, Commit, CommitResult, Entry, Lease
 from casstore.session.graph import EncodedNode, Grown
-from casstore.session.heads import HeadRow, head_key
-from casstore.session.receipts import (
+from casstore.session.state import (
+    COMMIT,
+    REWIND,
+    HeadRow,
+    Runtime,
+    State,
+    head_key,
+    put_head,
+    tombstone_key,
+    written_at,
+)
+from casstore.session.turns import (
     Receipt,
     SettledReceipt,
-    decode_receipt,
     encode_receipt,
 )
-from casstore.session.state import Runtime, State, tombstone_key
 
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
@@ -98,7 +96,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     key = keys.session_key(session)
     check_commit(change)
     change = with_drafts(change)
-    receipt = None if change.turn is None else receipt_key(key, change.turn)
+    receipt = None if change.turn is None else turns.receipt_key(key, change.turn)
     first = _encode(session, change)
     bind(session, change)
     encoded: _Encoded | None = first
@@ -251,7 +249,7 @@ def _encode(session: str, change: Commit) -> _Encoded:
     changes = checkpoint.encode_changes(change.components, writer) if change.components else {}
     meaning = None
     if change.turn is not None:
-        meaning = intent.intent_hash(session, change, nodes, components, changes)
+        meaning = turns.intent_hash(session, change, nodes, components, changes)
     return _Encoded(writer, nodes, components, changes, meaning)
 
 
@@ -376,7 +374,7 @@ class _Attempt:
             0,
             manifest,
             grown.hidden,
-            heads.COMMIT,
+            COMMIT,
             self._change.turn,
             None,
             origin,
@@ -393,7 +391,7 @@ class _Attempt:
         writer: PieceWriter,
     ) -> CommitResult:
         change = self._change
-        put = heads.put_head(self._key, head, new=state is None)
+        put = put_head(self._key, head, new=state is None)
         self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
@@ -407,7 +405,7 @@ class _Attempt:
         except ObjectNotFoundError as exc:
             raise checkpoint.name_missing(manifest, exc) from exc
         # The row as the engine has written it, its own time in it.
-        row, head = heads.written_at(head, put, done.now_ms)
+        row, head = written_at(head, put, done.now_ms)
         *_, nodes, leaf = grown
         self._runtime.remember(self._key, State(row, head, manifest, leaf, self.lease))
         return CommitResult(
@@ -481,12 +479,12 @@ def rewind(
         head = state.head._replace(
             revision=state.head.revision + 1,
             manifest=target.head.manifest,
-            operation=heads.REWIND,
+            operation=REWIND,
             turn=None,
             rewound_to=target.head.revision,
             adopted=None,
         )
-        put = heads.put_head(key, head, new=False)
+        put = put_head(key, head, new=False)
         try:
             done = runtime.engine.write(
                 Write(conditions=conditions, rows=move_head(key, state, put, label))
@@ -494,25 +492,20 @@ def rewind(
         except ConditionFailedError:
             continue
         # Cached for the next commit.
-        row, head = heads.written_at(head, put, done.now_ms)
+        row, head = written_at(head, put, done.now_ms)
         runtime.remember(key, target._replace(row=row, head=head, lease=rows.lease))
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )
 
 
-# --- receipts -----------------------------------------------------------------------------
-
-
-def receipt_key(key: bytes, turn: str) -> RowKey:
-    """The key of a turn's receipt."""
-    return RowKey("receipts", key + keys.part(turn, "a turn id"))
+# --- turns ---------------------------------------------------------------------------------
 
 
 def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
     count = len(grown.nodes)
     receipt = Receipt(
-        intent.VERSION,
+        turns.VERSION,
         meaning,
         head.revision,
         head.manifest,
@@ -522,30 +515,20 @@ def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> 
     return PutRow(*place, encode_receipt(receipt))
 
 
-def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> PutRow:
-    """The change that writes a receipt."""
-    return put_receipt_at(receipt_key(key, turn), receipt)
-
-
-def put_receipt_at(place: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
-    """The change that writes a receipt under a known row key."""
-    return PutRow(*place, encode_receipt(receipt))
-
-
 def _replay(
     runtime: Runtime, session: str, change: Commit, encoded: _Encoded, rows: _Rows
 ) -> CommitResult:
     """The result of the first commit of a turn; writes nothing but the release of the lease."""
     assert rows.receipt is not None
     turn = str(change.turn)
-    receipt = _decode_receipt(turn, rows.receipt)
+    receipt = turns.decode_known(turn, rows.receipt)
     meaning = encoded.intent
     if isinstance(receipt, SettledReceipt) and receipt.session is not None:
         # The turn was committed to a session that this one has adopted since.
-        meaning = intent.intent_hash(receipt.session, change, *encoded[1:4])
+        meaning = turns.intent_hash(receipt.session, change, *encoded[1:4])
     if receipt.intent != meaning:
         raise TurnConflictError(session, turn)
-    result = _result(runtime, session, turn, rows.receipt, receipt)
+    result = turns.result(runtime, session, turn, rows.receipt, receipt)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     # The first commit may have been relaxed, while this one must wait for the disk.
@@ -555,61 +538,8 @@ def _replay(
 
 def find_turn(runtime: Runtime, session: str, turn: str) -> CommitResult | None:
     """The result of a turn; see ``Session.find_turn``."""
-    place = receipt_key(keys.session_key(session), turn)
+    place = turns.receipt_key(keys.session_key(session), turn)
     row = runtime.rows(session, [place])[1]
     if row is None:
         return None
-    return _result(runtime, session, turn, row, _decode_receipt(turn, row))
-
-
-def _decode_receipt(turn: str, row: bytes) -> Receipt | SettledReceipt:
-    if row[0] != intent.VERSION:
-        raise FormatError(
-            f"the receipt of turn {turn!r} has version {row[0]}, this release reads "
-            f"{intent.VERSION}: upgrade casstore"
-        )
-    return decode_receipt(row)
-
-
-def _result(
-    runtime: Runtime, session: str, turn: str, row: bytes, receipt: Receipt | SettledReceipt
-) -> CommitResult:
-    """The result that a receipt records."""
-    try:
-        leaf, nodes = outcome(runtime, receipt)
-    except CorruptionError:
-        # If its revision was deleted meanwhile, the receipt now holds the result itself.
-        settled = runtime.rows(session, [receipt_key(keys.session_key(session), turn)])[1]
-        if settled is None or settled == row:
-            raise
-        receipt = decode_receipt(settled)
-        leaf, nodes = outcome(runtime, receipt)
-    return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
-
-
-def outcome(
-    runtime: Runtime, receipt: Receipt | SettledReceipt
-) -> tuple[str | None, tuple[str, ...]]:
-    """The leaf and the node ids of a turn, from its receipt or through the receipt's manifest."""
-    if isinstance(receipt, SettledReceipt):
-        return receipt.leaf, receipt.nodes
-    reader = runtime.reader()
-    manifest = objects.read_manifest(reader, receipt.manifest)
-    stop = receipt.first + receipt.node_count
-    if stop > manifest.nodes:
-        raise CorruptionError("the receipt of a turn counts nodes that its manifest does not have")
-    digests = runtime.index(manifest).digests(range(receipt.first, stop))
-    created = objects.read_headers(reader, digests)
-    leaf = manifest.leaf_id if receipt.leaf is None else receipt.leaf
-    return leaf, receipt.all_nodes([header.id for header in created])
-
-
-def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
-    """The settled receipt of a turn whose revision is about to be deleted; replays still work."""
-    receipt = decode_receipt(row)
-    if receipt.version != intent.VERSION:
-        raise CorruptionError("the receipt of a turn cannot be read")
-    if isinstance(receipt, SettledReceipt):
-        return row
-    leaf, nodes = outcome(runtime, receipt)
-    return encode_receipt(SettledReceipt(*receipt[:4], leaf, nodes, committed_at_ms))
+    return turns.result(runtime, session, turn, row, turns.decode_known(turn, row))

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from casstore.engine.protocol import Engine
 from casstore.errors import CasstoreError, InvalidInputError
 from casstore.format.digest import Digest
+from casstore.format.graph import NOTHING, Manifest, NodeHeader, cut_components, link_target
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.format.manifest import NOTHING, Manifest, cut_components, link_target
-from casstore.format.node import NodeHeader
 from casstore.format.printing import count, shortened
 from casstore.format.splitting import Encoded
 from casstore.objects import diff as value_diff

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.errors import CasstoreError, PathNotFoundError, UnsafeSnapshotError
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.objects.diff import Field
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import open_stored

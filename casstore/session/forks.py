@@ -23,18 +23,28 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.format.manifest import NOTHING
+from casstore.format.graph import NOTHING
 from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
-from casstore.session import graph, heads, keys, marks, subjects
+from casstore.session import graph, keys, marks, subjects
 from casstore.session.attempts import Attempts
 from casstore.session.commit import check_commit, with_drafts
 from casstore.session.data import Commit, Head, Origin
-from casstore.session.heads import HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
-from casstore.session.state import Leaf, Runtime, State, meta_key, tombstone_key
+from casstore.session.state import (
+    FORK,
+    HeadRow,
+    Leaf,
+    Runtime,
+    State,
+    head_key,
+    meta_key,
+    put_head,
+    tombstone_key,
+    written_at,
+)
 
 # How many nodes of a path are listed at once.
 _BATCH: Final = 1024
@@ -88,7 +98,7 @@ def fork(
             committed_at_ms=0,
             manifest=digest,
             hidden=hidden,
-            operation=heads.FORK,
+            operation=FORK,
             turn=None,
             rewound_to=None,
             origin=Origin(source, state.head.revision, node),
@@ -123,7 +133,7 @@ def fork(
             if exc.index == 2:
                 raise SessionDeletedError(target) from exc
             continue
-        row, head = heads.written_at(head, put, done.now_ms)
+        row, head = written_at(head, put, done.now_ms)
         made = stands._replace(row=row, head=head)
         # Cached for the first commit.
         runtime.remember(target_key, made)

@@ -3,13 +3,23 @@
 Appending never changes existing nodes. A node's parent is in the graph or in the same commit, and
 cycles are refused, so every node can name its parent by digest. A commit inserts its nodes in the
 order given, but parents before their children.
+
+A generated node id is sortable by time, and unique across sessions, forks and processes:
+
+    id = milliseconds since 1970 (48 bits) ‖ random (64 bits), in 23 digits of base 32
+
+The digits sort as the numbers do. Ids that one process generates are in order, also within a
+millisecond and if the clock goes back.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from casstore.engine.forks import Lock
 from casstore.errors import (
     CycleError,
     DuplicateNodeError,
@@ -18,11 +28,12 @@ from casstore.errors import (
     UnknownParentError,
 )
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
-from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
-from casstore.format.node import (
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import (
+    FIELD_ROOM,
+    NOTHING,
     NULL,
+    Manifest,
     NodeHeader,
     check_time,
     encode_node,
@@ -36,9 +47,35 @@ from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
-from casstore.session.node_ids import new_node_id
 from casstore.session.state import HiddenNodes, Leaf, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
+
+# Crockford's digits: no letter looks like another digit.
+_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_LENGTH: Final = 23
+_RANDOM_BITS: Final = 64
+# Added to the last id for the next one in the same millisecond. Random, so that a forked child,
+# which has a copy of the last id, does not generate the ids of its parent.
+_STEP_BITS: Final = 48
+
+_lock = Lock()
+_last = 0
+
+
+def new_node_id() -> str:
+    """An id that no other node has."""
+    global _last
+    now_ms = time.time_ns() // 1_000_000
+    number = now_ms << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+    with _lock:
+        if number <= _last:
+            number = _last + 1 + secrets.randbits(_STEP_BITS)
+        _last = number
+    return "".join([_DIGITS[number >> shift & 31] for shift in _SHIFTS])
+
+
+_SHIFTS: Final = range(5 * (_LENGTH - 1), -1, -5)
+
 
 _DRAFTS: Final = (NodeDraft, Node)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from casstore.engine.protocol import RowKey
 from casstore.errors import InvalidInputError
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 _END: Final = b"\0"
 _CUT: Final = b"\xff"

@@ -34,7 +34,7 @@ from casstore.errors import (
     LeaseLostError,
     SessionBindingError,
 )
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.session import keys
 from casstore.session.arguments import check_kind, check_ms, check_positive, check_seconds
 from casstore.session.attempts import Attempts

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from casstore.errors import LimitError
-from casstore.format.node import NodeHeader
+from casstore.format.graph import NodeHeader
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.session import messages
-from casstore.session.nodes import PATH, open_nodes, visible_leaf
+from casstore.session.loading import PATH, open_nodes, visible_leaf
 from casstore.session.state import HiddenNodes, Runtime, State
 
 

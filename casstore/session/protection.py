@@ -26,10 +26,9 @@ from casstore.session import keys, marks
 from casstore.session.arguments import check_ms
 from casstore.session.attempts import Attempts
 from casstore.session.data import Protection
-from casstore.session.heads import head_key
 from casstore.session.loading import At
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, tombstone_key
+from casstore.session.state import Runtime, head_key, tombstone_key
 
 #: The offset of the end time in the row; a time of 0 means no end.
 UNTIL: Final = 0

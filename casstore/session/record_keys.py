@@ -13,7 +13,7 @@ from typing import Final
 
 from casstore.engine.protocol import MAX_ROW_KEY_BYTES
 from casstore.errors import InvalidInputError
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, plain_hash
 from casstore.session.arguments import check_count
 
 _END: Final = b"\0"

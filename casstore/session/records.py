@@ -31,8 +31,7 @@ from casstore.engine.protocol import (
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.canonical import Link, links_in, pack_checked, unpack_checked
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.format.splitting import Emit, Encoded, ListTail, SharedParts, encode_split, list_entry
 from casstore.objects import splice, values

@@ -32,19 +32,25 @@ from casstore.errors import (
 from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
-from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
+from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.commit import receipt_key
-from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
-from casstore.session.receipts import Receipt, decode_receipt, encode_receipt
 from casstore.session.rewritten_graph import NONE, RewrittenGraph
 from casstore.session.scanning import scan
-from casstore.session.state import HiddenNodes, Runtime, State
+from casstore.session.state import (
+    HeadRow,
+    HiddenNodes,
+    Runtime,
+    State,
+    decode_head,
+    encode_head,
+    head_key,
+)
 from casstore.session.tombstones import heal_leaf
+from casstore.session.turns import Receipt, decode_receipt, encode_receipt, receipt_key
 
 _READ_BATCH: Final = 256
 

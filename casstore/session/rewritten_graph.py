@@ -17,9 +17,8 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES, Kind
-from casstore.format.manifest import Manifest
-from casstore.format.node import NodeHeader, cut_node, encode_node, open_node
+from casstore.format.digest import DIGEST_BYTES, Kind
+from casstore.format.graph import Manifest, NodeHeader, cut_node, encode_node, open_node
 from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.objects import graph as objects
 from casstore.objects.node_index import IndexBuilder, NodeIndex, common_prefix, empty_index

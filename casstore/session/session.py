@@ -50,9 +50,8 @@ from casstore.session.data import (
     SessionMeta,
     Usage,
 )
-from casstore.session.loading import At
+from casstore.session.loading import PATH, At, Nodes
 from casstore.session.loading import SessionState as SessionState
-from casstore.session.nodes import PATH, Nodes
 from casstore.session.queue import Queue
 from casstore.session.state import Runtime
 

@@ -19,7 +19,7 @@ from typing import Final
 from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
 from casstore.errors import ConditionFailedError
 from casstore.format import splitting
-from casstore.format.manifest import FIELD_ROOM, NOTHING
+from casstore.format.graph import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects import keyed
@@ -28,8 +28,7 @@ from casstore.session import keys, messages
 from casstore.session.arguments import list_of
 from casstore.session.attempts import Attempts
 from casstore.session.data import Hidden
-from casstore.session.heads import HeadRow, encode_head
-from casstore.session.state import HiddenNodes, Runtime, State
+from casstore.session.state import HeadRow, HiddenNodes, Runtime, State, encode_head
 
 _HEAL_BATCH: Final = 64
 

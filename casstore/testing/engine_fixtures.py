@@ -18,8 +18,7 @@ from casstore.engine.protocol import (
     StoredObject,
     Write,
 )
-from casstore.format.digest import Digest
-from casstore.format.hashing import KIND_NAMES, Kind, digest_of
+from casstore.format.digest import KIND_NAMES, Digest, Kind, digest_of
 
 # A digest that no object in any suite has.
 ABSENT = Digest.of_blob(b"an object that is never stored")

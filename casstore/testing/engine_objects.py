@@ -19,8 +19,7 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import InvalidInputError, ObjectNotFoundError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.testing.engine_fixtures import (
     ABSENT,
     EngineFixtures,

@@ -10,7 +10,7 @@ import pytest
 from casstore.engine.protocol import NewObject, Write
 from casstore.errors import ComponentNotFoundError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.session.data import Checkpoint, Usage
 from casstore.session.session import Session
 from casstore.store import Store

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from casstore.engine.protocol import Watch
 from casstore.errors import CasstoreError, ClosedError
 from casstore.session import keys, leases
-from casstore.session.heads import decode_head, head_key
+from casstore.session.state import decode_head, head_key
 from casstore.ui.views import catalogue
 from casstore.ui.views.viewed import Viewed
 

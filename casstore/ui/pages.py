@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from casstore.cli.quantities import clock, count, duration, moment, size
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.ui.texts import one_line, short, shown
 from casstore.ui.views.values import path_text
 from casstore.version import __version__

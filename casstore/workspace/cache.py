@@ -25,8 +25,7 @@ from casstore.engine.files import FILE_MODE, open_regular, storage_error
 from casstore.engine.forks import Lock
 from casstore.errors import CasstoreError
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, Digest, plain_hash
 from casstore.workspace.beneath import Parts
 from casstore.workspace.tree import key_of, name_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from casstore.errors import InvalidInputError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.workspace.beneath import Parts
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from casstore.errors import (
     WorkspaceNotFoundError,
 )
 from casstore.format import splitting
-from casstore.format.digest import BlobHasher, Digest
-from casstore.format.hashing import Kind, name_piece
+from casstore.format.digest import BlobHasher, Digest, Kind, name_piece
 from casstore.maintenance.progress import Progress, Step
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceWriter

@@ -19,8 +19,8 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import ExpansionError
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_PART, link_bytes
-from casstore.format.manifest import Manifest, encode_components
-from casstore.format.manifest import linked as link_to
+from casstore.format.graph import Manifest, encode_components
+from casstore.format.graph import linked as link_to
 from casstore.format.splitting import Encoded
 from casstore.maintenance import erasure, retention
 from casstore.maintenance.importing import import_session

@@ -21,7 +21,7 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.testing import ManualClock
 from casstore.testing.engine_fixtures import all_objects, all_rows
 

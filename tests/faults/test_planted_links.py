@@ -24,7 +24,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.postgres.disk_cache import DiskCache
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CasstoreError, StorageError, TargetExistsError
-from casstore.format.hashing import Kind, plain_hash
+from casstore.format.digest import Kind, plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.compact import compact

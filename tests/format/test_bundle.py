@@ -8,7 +8,7 @@ import pytest
 
 from casstore.errors import InvalidInputError, NotCanonicalError
 from casstore.format import bundle, canonical
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 
 NAME = bytes(range(32))
 

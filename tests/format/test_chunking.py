@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casstore.format import chunking, tree
-from casstore.format.hashing import Kind, check_object, digest_of, plain_hash
+from casstore.format.digest import Kind, check_object, digest_of, plain_hash
 
 PROFILE = settings(deadline=None, max_examples=25, database=None)
 

@@ -33,10 +33,17 @@ from casstore.format.closure import (
     key_number,
     links_of,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
+from casstore.format.graph import (
+    NULL,
+    Manifest,
+    NodeHeader,
+    encode_components,
+    encode_manifest,
+    encode_node,
+    linked,
+)
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
-from casstore.format.node import NULL, NodeHeader, encode_node
 from casstore.format.node_index import Bucket, IndexPage, IndexRun, Spine, Tail, encode_piece
 from casstore.format.splitting import Encoded
 

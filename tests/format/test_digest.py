@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format import tree
 from casstore.format.canonical import encode
-from casstore.format.digest import BlobHasher, Digest
-from casstore.format.hashing import (
+from casstore.format.digest import (
     DIGEST_BYTES,
     KIND_NAMES,
+    BlobHasher,
+    Digest,
     Kind,
     check_object,
     digest_of,

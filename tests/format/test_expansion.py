@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from casstore.errors import ExpansionError
 from casstore.format import expansion, splitting
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, encode, link_bytes
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.digest import Kind, digest_of
 from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.format.tree import Child, encode_branch
 

@@ -23,8 +23,7 @@ from casstore.engine.protocol import (
 )
 from casstore.format import canonical, chunking, header, limits, splitting, tree
 from casstore.format.canonical import Link, encode
-from casstore.format.digest import Digest
-from casstore.format.hashing import KIND_NAMES, Kind, digest_of, plain_hash
+from casstore.format.digest import KIND_NAMES, Digest, Kind, digest_of, plain_hash
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
 

@@ -9,8 +9,8 @@ import pytest
 
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import ROLE_LINK
-from casstore.format.hashing import Kind, digest_of
-from casstore.format.manifest import (
+from casstore.format.digest import Kind, digest_of
+from casstore.format.graph import (
     NOTHING,
     Manifest,
     cut_components,
@@ -20,7 +20,7 @@ from casstore.format.manifest import (
     link_target,
     linked,
 )
-from casstore.format.manifest import encode_field as encode_payload
+from casstore.format.graph import encode_field as encode_payload
 from casstore.format.node_index import Tail
 from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter

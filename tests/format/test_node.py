@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
 from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, Resolver, encode, link_bytes
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind, digest_of
-from casstore.format.limits import MAX_DEPTH
-from casstore.format.node import (
+from casstore.format.digest import Digest, Kind, digest_of
+from casstore.format.graph import (
     NULL,
     DecodedNode,
     NodeHeader,
@@ -25,6 +23,7 @@ from casstore.format.node import (
     open_node,
     open_whole,
 )
+from casstore.format.limits import MAX_DEPTH
 from casstore.objects.pieces import PieceWriter
 
 PARENT = bytes(range(32))

@@ -12,10 +12,17 @@ from casstore.engine.protocol import NewObject, Write
 from casstore.errors import NotCanonicalError
 from casstore.format import closure, splitting
 from casstore.format.canonical import encode, list_header, map_header
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.digest import Kind, digest_of
+from casstore.format.graph import (
+    Manifest,
+    NodeHeader,
+    encode_components,
+    encode_field,
+    encode_manifest,
+    encode_node,
+    encode_payload,
+)
 from casstore.format.limits import MAX_KEY_BYTES, PIECE_MAX_ENTRIES
-from casstore.format.manifest import Manifest, encode_components, encode_field, encode_manifest
-from casstore.format.node import NodeHeader, encode_node, encode_payload
 from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
 from casstore.format.splitting import Encoded
 from casstore.format.tree import Child, encode_branch

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from casstore.errors import InvalidValueError, LimitError
 from casstore.format import canonical, splitting, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_PART, ROLE_TEXT, Link, encode
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind, check_object, digest_of
+from casstore.format.digest import Digest, Kind, check_object, digest_of
 from casstore.format.limits import (
     CONTAINER_OUTLINE_MIN_BYTES,
     LIST_ITEM_OUTLINE_MIN_BYTES,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from casstore.errors import InvalidInputError, NotCanonicalError
 from casstore.format import tree
 from casstore.format.canonical import encode
-from casstore.format.hashing import Kind, digest_of, plain_hash
+from casstore.format.digest import Kind, digest_of, plain_hash
 from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
 from casstore.format.tree import Builder, Child, TreeBranch, decode_branch, encode_branch
 

@@ -31,10 +31,17 @@ from casstore.format import bundle as layout
 from casstore.format import canonical, splitting, tree
 from casstore.format.bundle import BundleHeader, Totals
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, link_bytes
-from casstore.format.digest import BlobHasher, Digest
-from casstore.format.hashing import Kind, digest_of, plain_hash
-from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
-from casstore.format.node import NULL, NodeHeader, encode_node, open_node
+from casstore.format.digest import BlobHasher, Digest, Kind, digest_of, plain_hash
+from casstore.format.graph import (
+    NULL,
+    Manifest,
+    NodeHeader,
+    encode_components,
+    encode_manifest,
+    encode_node,
+    linked,
+    open_node,
+)
 from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.format.splitting import Encoded
 from casstore.maintenance.bundle import BundleReader, BundleWriter

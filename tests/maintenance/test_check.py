@@ -13,14 +13,13 @@ import pytest
 from casstore.engine import faults
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.index import index_key
+from casstore.engine.lmdb.lookup import index_key
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, NewObject, PutRow, RowKey, Write
 from casstore.errors import InvalidInputError
 from casstore.format.canonical import pack_checked
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind, digest_of
-from casstore.format.manifest import Manifest
+from casstore.format.digest import Digest, Kind, digest_of
+from casstore.format.graph import Manifest
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
@@ -31,7 +30,7 @@ from casstore.objects import graph
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
-from casstore.session.heads import decode_head, encode_head
+from casstore.session.state import decode_head, encode_head
 from casstore.store import Store
 from tests.maintenance.test_check_records import ALL_CODES, FOUND_IN_RECORDS
 from tests.maintenance.wounds import (

@@ -22,7 +22,7 @@ from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
 from casstore.maintenance.transfer import objects
 from casstore.session import keys
-from casstore.session.heads import head_key
+from casstore.session.state import head_key
 from casstore.testing import ManualClock
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, Watched, message, rows_of, seen, step

@@ -24,7 +24,7 @@ from casstore.errors import (
     SessionNotFoundError,
     TargetExistsError,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.maintenance import gc, vacuum
 from casstore.maintenance.bundle import BundleReader, BundleWriter
 from casstore.maintenance.check import check

@@ -9,7 +9,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import slab as slabs
 from casstore.errors import CorruptionError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.progress import Step
 from casstore.session.data import Checkpoint

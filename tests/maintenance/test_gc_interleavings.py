@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from casstore.engine.lmdb import marking
+from casstore.engine.lmdb.batches import Transaction
 from casstore.engine.lmdb.collection import LmdbCollection
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.marking import Candidates, Marks
-from casstore.engine.lmdb.transaction import Transaction
 from casstore.engine.protocol import (
     DeleteRow,
     NewObject,
@@ -29,7 +29,7 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CorruptionError, ObjectNotFoundError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 
 
 def schedules(*steps: int) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.session import keys
-from casstore.session.heads import decode_head
+from casstore.session.state import decode_head
 from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.maintenance.wounds import (

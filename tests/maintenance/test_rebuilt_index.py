@@ -11,7 +11,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, PutRow, Write
 from casstore.errors import CorruptionError
 from casstore.format.closure import links_of
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.node_index import RUN_NODES, SPLIT_LEVEL
 from casstore.maintenance.check import check
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch, rebuild_node_index

@@ -30,7 +30,7 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.salvage import SalvageReport, salvage
 from casstore.session import attempts, keys
 from casstore.session.data import Checkpoint
-from casstore.session.heads import decode_head
+from casstore.session.state import decode_head
 from casstore.store import Store
 from tests.maintenance.sessions import Watched
 from tests.maintenance.wounds import (

@@ -30,9 +30,9 @@ from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Step
 from casstore.maintenance.vacuum import VacuumOutcome
 from casstore.session import attempts, keys
-from casstore.session.commit import receipt_key
 from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
+from casstore.session.turns import receipt_key
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import (

@@ -13,15 +13,15 @@ import lmdb
 import casstore
 from casstore.engine.lmdb.creation import DATABASES
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.index import PREFIX_BYTES
-from casstore.engine.lmdb.pages import PageFile, read_record
-from casstore.engine.lmdb.rows import (
+from casstore.engine.lmdb.lookup import (
     CHECKSUM_BYTES,
+    PREFIX_BYTES,
     SUM_KEY,
     RowSum,
     prove_row,
     row_hash,
 )
+from casstore.engine.lmdb.pages import PageFile, read_record
 from casstore.engine.protocol import TABLES
 from casstore.session.data import Attachment, Checkpoint, Commit, NodeDraft
 from casstore.store import Store

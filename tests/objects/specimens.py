@@ -18,8 +18,7 @@ from casstore.format.canonical import (
     map_header,
     scalar_bytes,
 )
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.digest import Digest, Kind, digest_of
 from casstore.format.tree import Child, encode_branch, seal_rope
 
 # --- comparing -------------------------------------------------------------------------

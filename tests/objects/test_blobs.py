@@ -16,7 +16,7 @@ import casstore
 from casstore import Digest, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import CorruptionError, InvalidInputError, LimitError
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.tree import decode_branch, open_rope
 from tests.objects.specimens import CountingEngine, all_digests, put_rope, reachable
 

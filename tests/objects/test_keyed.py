@@ -9,7 +9,7 @@ import pytest
 
 from casstore.engine.memory import MemoryEngine
 from casstore.format import splitting
-from casstore.format.manifest import FIELD_ROOM, NOTHING
+from casstore.format.graph import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Encoded
 from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter

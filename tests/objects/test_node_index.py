@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
-from casstore.format.hashing import Kind, digest_of, plain_hash
+from casstore.format.digest import Kind, digest_of, plain_hash
 from casstore.format.node_index import (
     NO_NODES,
     RUN_NODES,

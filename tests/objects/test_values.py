@@ -31,7 +31,7 @@ from casstore.format.canonical import (
     item_link_bytes,
     link_bytes,
 )
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.tree import Child, encode_branch, seal_rope
 from tests.objects.specimens import (
     CountingEngine,

@@ -13,7 +13,7 @@ from casstore import Append, Checkpoint, Commit, Digest, Link, NodeDraft, Set, S
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ExpansionError, LimitError
 from casstore.format.canonical import ROLE_PART, encode, link_bytes
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.format.tree import Child
 from casstore.objects import pieces, values

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from casstore.engine.lmdb.batches import Job, Transaction
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.protocol import TABLES, RowChange, Write, WriteResult
 from casstore.errors import CasstoreError, StorageError
 from casstore.store import Store

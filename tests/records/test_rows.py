@@ -22,8 +22,7 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.format.splitting import ListTail, root_object
 from casstore.maintenance import gc
 from casstore.session.data import Commit, NodeDraft

@@ -13,7 +13,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, RowKey
 from casstore.errors import DuplicateNodeError
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.node_index import PAGE_NODES
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store

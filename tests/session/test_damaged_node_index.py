@@ -12,7 +12,7 @@ import casstore
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import CorruptionError
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.format.node_index import (
     RUN_NODES,
     IndexPage,
@@ -29,8 +29,8 @@ from casstore.objects import graph
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Commit, NodeDraft
-from casstore.session.heads import encode_head, head_key
 from casstore.session.session import Session
+from casstore.session.state import encode_head, head_key
 from casstore.store import Store
 
 # One large run, a run of each smaller level, a page, and a tail.

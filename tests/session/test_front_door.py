@@ -28,7 +28,7 @@ from casstore.errors import (
     TurnConflictError,
 )
 from casstore.session.data import Claim
-from casstore.session.node_ids import new_node_id
+from casstore.session.graph import new_node_id
 from casstore.testing import ManualClock
 
 MINUTE_MS = 60_000

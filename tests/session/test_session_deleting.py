@@ -16,9 +16,8 @@ from casstore.maintenance import gc
 from casstore.maintenance.condemned import list_condemned
 from casstore.session import catalogue, keys
 from casstore.session.data import Commit, NodeDraft
-from casstore.session.heads import head_key
 from casstore.session.session import Session
-from casstore.session.state import meta_key
+from casstore.session.state import head_key, meta_key
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from casstore.testing.session_deletion import CALLS

@@ -26,8 +26,8 @@ from casstore import Commit, NodeDraft
 from casstore.engine.protocol import NewObject, PutRow, Write
 from casstore.format.canonical import encode
 from casstore.format.closure import links_of
-from casstore.format.hashing import Kind, digest_of
-from casstore.format.manifest import decode_manifest, encode_manifest
+from casstore.format.digest import Kind, digest_of
+from casstore.format.graph import decode_manifest, encode_manifest
 from casstore.format.node_index import NO_NODES
 from casstore.store import Store
 

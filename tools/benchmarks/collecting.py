@@ -18,8 +18,7 @@ from benchmarks.measuring import Goal, at_least, at_most, side_by_side, texts
 from benchmarks.sessions import Writer, make_turns
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import NewObject, Write
-from casstore.format.digest import Digest
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import Digest, plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.progress import Step
 from casstore.store import Store

@@ -23,7 +23,7 @@ import casstore
 from benchmarks.measuring import Goal, at_least, at_most, messages, seconds, side_by_side
 from benchmarks.sqlite_turns import SqliteTurns, Turn, create
 from benchmarks.store import used_bytes
-from casstore.engine.lmdb.group import CommitQueue, TicketBatch
+from casstore.engine.lmdb.batches import CommitQueue, TicketBatch
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, Write, WriteResult
 from casstore.session.data import Checkpoint, Commit, Lease, NodeDraft

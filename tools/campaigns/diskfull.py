@@ -31,7 +31,7 @@ from campaigns import specimen
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.protocol import NewObject, PutRow, RowKey, Write
 from casstore.errors import CasstoreError, StorageError, StorageFullError
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.digest import Kind, digest_of
 
 RLIMIT, MAP, GROUP, CREATE = "rlimit", "map", "group", "create"
 TMPFS, EXT4 = "tmpfs", "ext4"

@@ -29,10 +29,10 @@ from campaigns.replay import Verifier, Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import store_dictionary
-from casstore.engine.lmdb.index import PREFIX_BYTES, index_key
+from casstore.engine.lmdb.lookup import PREFIX_BYTES, index_key
 from casstore.engine.protocol import NewObject
 from casstore.errors import CasstoreError
-from casstore.format.hashing import Kind, digest_of, plain_hash
+from casstore.format.digest import Kind, digest_of, plain_hash
 
 MAX_GROWTH_BYTES = 64 << 20
 

@@ -22,7 +22,7 @@ from casstore.errors import CasstoreError
 from casstore.maintenance import gc
 from casstore.maintenance.salvage import salvage
 from casstore.session import keys
-from casstore.session.heads import decode_head
+from casstore.session.state import decode_head
 
 ENGINES = (0, 1)
 PAGE_BYTES = 4096

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from casstore.adapters.langgraph.item_records import ITEMS, ItemRow
 from casstore.engine.protocol import MAX_ROW_VALUE_BYTES
 from casstore.errors import InvalidInputError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.records.schema import Parent, RowTable, Schema
 from casstore.session.records import Draft, Record
 from casstore.store import Store

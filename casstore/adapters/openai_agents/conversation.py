@@ -26,7 +26,7 @@ from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
 from casstore.session.attempts import Attempts
 from casstore.session.data import Checkpoint, Commit, Node, NodeDraft, Time, Usage
-from casstore.session.nodes import Nodes
+from casstore.session.loading import Nodes
 from casstore.store import Store
 
 Result = TypeVar("Result")

@@ -59,7 +59,7 @@ from casstore.session.arguments import check_text
 from casstore.session.attempts import Attempts
 from casstore.session.data import NodeDraft, Usage
 from casstore.session.keys import session_key
-from casstore.session.nodes import Nodes
+from casstore.session.loading import Nodes
 from casstore.store import Store, check_store
 
 _SESSIONS_TABLE: Final = "agent_sessions"

@@ -28,7 +28,7 @@ from casstore.adapters.openai_agents.sqlite_names import SqliteNames
 from casstore.engine.forks import Lock
 from casstore.errors import InvalidInputError
 from casstore.records.json_values import restored
-from casstore.session.nodes import Nodes
+from casstore.session.loading import Nodes
 from casstore.store import Store
 
 if TYPE_CHECKING:

@@ -21,11 +21,17 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.index import AnyTransaction, index_key
 from casstore.engine.lmdb.log import RecoveryPoint, decode_recovery_point
+from casstore.engine.lmdb.lookup import CHECKSUM_BYTES as ROW_CHECKSUM_BYTES
+from casstore.engine.lmdb.lookup import (
+    SUM_KEY,
+    AnyTransaction,
+    RowSum,
+    index_key,
+    prove_row,
+    row_hash,
+)
 from casstore.engine.lmdb.memtable import BatchEntry, Name
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES as ROW_CHECKSUM_BYTES
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum, prove_row, row_hash
 from casstore.errors import CorruptionError
 
 if TYPE_CHECKING:

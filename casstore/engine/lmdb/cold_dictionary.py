@@ -12,9 +12,8 @@ from typing import Final
 
 from casstore.engine.compression import Compressor, Trial, train_cold
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.reader import SlabCache, SlabReader
 
 # Below this the best dictionary could hardly save its own length.
 MIN_RAW_BYTES: Final = 32 << 20

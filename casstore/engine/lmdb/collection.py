@@ -27,7 +27,7 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import read_recovery_point
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import index_key
+from casstore.engine.lmdb.lookup import index_key
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError

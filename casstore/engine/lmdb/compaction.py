@@ -38,7 +38,7 @@ from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.rows import SUM_KEY
+from casstore.engine.lmdb.lookup import SUM_KEY
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError

@@ -12,6 +12,7 @@ from typing import Final
 
 import lmdb
 
+from casstore.engine.conditions import wall_clock_ms
 from casstore.engine.files import open_regular
 from casstore.engine.lmdb.applying import LOG_KEY
 from casstore.engine.lmdb.directory import (
@@ -22,7 +23,7 @@ from casstore.engine.lmdb.directory import (
     storage_error,
 )
 from casstore.engine.lmdb.log import first_recovery_point
-from casstore.engine.protocol import TABLES, wall_clock_ms
+from casstore.engine.protocol import TABLES
 from casstore.format.header import header_rows
 
 INDEX: Final = "index"

@@ -22,7 +22,7 @@ from casstore.engine.compression import (
 )
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import CorruptionError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from casstore.engine import conditions
+from casstore.engine.conditions import wall_clock_ms
 from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import applied_lsn
-from casstore.engine.lmdb.batches import READ_BATCH, Batches
-from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.batches import READ_BATCH, Batches, CommitQueue, Job
 from casstore.engine.lmdb.dictionaries import (
     FIRST_TRIAL_BYTES,
     MIN_GAIN,
@@ -43,13 +43,17 @@ from casstore.engine.lmdb.dictionaries import (
     try_dictionary,
 )
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.group import CommitQueue
-from casstore.engine.lmdb.index import DigestIndex, is_named
+from casstore.engine.lmdb.lookup import (
+    DigestIndex,
+    is_named,
+    likely_row,
+    open_row,
+    seek_first,
+    seek_last,
+)
 from casstore.engine.lmdb.memtable import MemtableView, Unchanged, merge
-from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.reader import SlabCache, SlabReader
 from casstore.engine.lmdb.reserve import Reserve
-from casstore.engine.lmdb.rows import likely_row, open_row, seek_first, seek_last
-from casstore.engine.lmdb.transaction import Job
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.lmdb.worker import GATHER_S, Task
 from casstore.engine.protocol import (
@@ -63,7 +67,6 @@ from casstore.engine.protocol import (
     Watch,
     Write,
     WriteResult,
-    wall_clock_ms,
 )
 from casstore.errors import (
     CasstoreError,

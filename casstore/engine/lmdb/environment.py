@@ -21,7 +21,7 @@ from weakref import WeakSet
 import lmdb
 
 from casstore.engine.compression import Compressor
-from casstore.engine.forks import Descriptor
+from casstore.engine.forks import Descriptor, Gate
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.applying import apply_entries, full_slabs, read_recovery_point
 from casstore.engine.lmdb.creation import (
@@ -43,7 +43,6 @@ from casstore.engine.lmdb.directory import (
     StoreDirectory,
     storage_error,
 )
-from casstore.engine.lmdb.gate import Gate
 from casstore.engine.lmdb.log import MAX_LOG_BYTES, Position
 from casstore.engine.lmdb.memtable import BatchEntry, MemtableView
 from casstore.engine.lmdb.recent import Recent

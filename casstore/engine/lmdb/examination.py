@@ -33,18 +33,26 @@ from casstore.engine.faults import (
 )
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import PREFIX_BYTES, DigestIndex, is_named, read_key
+from casstore.engine.lmdb.lookup import (
+    PREFIX_BYTES,
+    SUM_KEY,
+    DigestIndex,
+    RowSum,
+    is_named,
+    open_row,
+    prove_row,
+    read_key,
+    seek_first,
+)
 from casstore.engine.lmdb.memtable import MemtableView, Unchanged, merge
 from casstore.engine.lmdb.pages import Lost, PageFile, read_record
-from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
+from casstore.engine.lmdb.reader import SlabCache, SlabReader
 from casstore.engine.protocol import Row
 from casstore.errors import BusyError, CasstoreError, CorruptionError
-from casstore.format.hashing import check_object
+from casstore.format.digest import check_object
 from casstore.format.header import CREATED_KEY, require_header
 
 MARK_KEY: Final = b"checked"

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from casstore.engine.files import flush_file, storage_error, write_at
 from casstore.engine.forks import Descriptor
 from casstore.errors import CorruptionError, StorageError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 
 LOG_FILE: Final = "redo.log"
 ID_BYTES: Final = 8

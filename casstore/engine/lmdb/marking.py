@@ -24,10 +24,9 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import PREFIX_BYTES, find_id, is_named
+from casstore.engine.lmdb.lookup import PREFIX_BYTES, find_id, is_named, likely_row, open_row
 from casstore.engine.lmdb.memtable import MemtableView, Unchanged
 from casstore.engine.lmdb.notes import Txn
-from casstore.engine.lmdb.rows import likely_row, open_row
 from casstore.engine.lmdb.slab import SlabDirectory
 from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError

@@ -18,7 +18,7 @@ from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
 from casstore.engine.lmdb.tidying import count_pages
 from casstore.engine.protocol import DamagedSlab, EngineSpace, SlabSpace, TableSpace
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES
 
 # Rows and slabs read in one transaction, so that none is open long.
 _BATCH_ROWS: Final = 4096

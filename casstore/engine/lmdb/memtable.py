@@ -27,7 +27,7 @@ from casstore.engine.lmdb.log import Position, RecoveryPoint
 from casstore.engine.protocol import TABLES, NewObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES
 
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + slabs.ID_BYTES

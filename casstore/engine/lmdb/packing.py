@@ -27,15 +27,14 @@ import lmdb
 
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import is_named
-from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.lookup import is_named
+from casstore.engine.lmdb.reader import SlabCache, SlabReader
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.lmdb.tidying import tidy
 from casstore.engine.protocol import DamagedSlab, PackReport
 from casstore.errors import CorruptionError, StorageFullError
-from casstore.format.hashing import check_object
+from casstore.format.digest import check_object
 
 # A slab of this size is left as it is, unless part of it is dead: joined with another, it would
 # be too large.

@@ -56,7 +56,7 @@ from casstore.errors import CorruptionError, StorageError
 if TYPE_CHECKING:
     from casstore.engine.lmdb.batches import Answers, WriteBatch
     from casstore.engine.lmdb.environment import Environment
-    from casstore.engine.lmdb.index import AnyTransaction
+    from casstore.engine.lmdb.lookup import AnyTransaction
 
 #: A larger batch goes straight into the tables: LMDB flushes it as quickly.
 MAX_LOGGED_BYTES: Final = 1 << 20

@@ -17,8 +17,15 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import DigestIndex, index_key, is_named
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
+from casstore.engine.lmdb.lookup import (
+    SUM_KEY,
+    DigestIndex,
+    RowSum,
+    index_key,
+    is_named,
+    open_row,
+    prove_row,
+)
 from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
 

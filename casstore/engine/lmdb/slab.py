@@ -30,7 +30,7 @@ from casstore.engine.compression import CODEC_ZSTD as CODEC_ZSTD
 from casstore.engine.compression import compress_alone, inflate_alone
 from casstore.engine.protocol import MAX_OBJECT_BYTES, NewObject
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 LAYOUT: Final = 1
 PACKED_LAYOUT: Final = 2

@@ -9,15 +9,13 @@ from typing import Final
 
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import AnyTransaction, find_id
+from casstore.engine.lmdb.lookup import SUM_KEY, AnyTransaction, RowSum, find_id, open_row, row_hash
 from casstore.engine.lmdb.memtable import MemtableView
-from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
+from casstore.engine.lmdb.reader import SlabCache, SlabReader
 from casstore.errors import CorruptionError
-from casstore.format.hashing import check_object
+from casstore.format.digest import check_object
 
 # Slabs read in one transaction, so that none is open long.
 _BATCH: Final = 64

@@ -44,7 +44,7 @@ from casstore.engine.lmdb.log import FIRST_LOG_BYTES, LOG_FILE
 from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
-from casstore.format.hashing import KIND_NAMES, Kind, check_object
+from casstore.format.digest import KIND_NAMES, Kind, check_object
 
 #: The smallest limit: an empty shelf takes a quarter of a megabyte.
 MIN_LIMIT_BYTES: Final = 4 << 20

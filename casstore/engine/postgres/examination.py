@@ -27,7 +27,7 @@ from casstore.engine.postgres.connections import Connections
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import Row, StoredObject
 from casstore.errors import CorruptionError, ReadOnlyError
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.digest import DIGEST_BYTES
 
 _OBJECTS_A_BATCH: Final = 512
 # How many compressed bytes one answer of the server may contain.

@@ -17,8 +17,8 @@ from casstore.engine.protocol import NewObject, PutRow, RowIs
 from casstore.errors import InvalidInputError, SessionExistsError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
-from casstore.format.hashing import Kind, plain_hash
-from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.digest import Kind, plain_hash
+from casstore.format.graph import NOTHING, Manifest
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import settle, write
 from casstore.objects import graph as objects
@@ -29,14 +29,12 @@ from casstore.session import (
     catalogue,
     checkpoint,
     graph,
-    heads,
     keys,
     leases,
     marks,
     pins,
     queue,
 )
-from casstore.session.commit import put_receipt
 from casstore.session.data import (
     Attachment,
     Batch,
@@ -47,9 +45,16 @@ from casstore.session.data import (
     SessionMeta,
     Usage,
 )
-from casstore.session.heads import HeadRow, head_key
-from casstore.session.receipts import SettledReceipt, encode_receipt
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import (
+    COMMIT,
+    HeadRow,
+    Runtime,
+    encode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
+from casstore.session.turns import SettledReceipt, encode_receipt, put_receipt
 
 _LARGEST: Final = (1 << 63) - 1
 # The owner of the lease that was granted last in the other system.
@@ -208,14 +213,14 @@ class _Builder:
             committed_at_ms=given.committed_at_ms,
             manifest=digest,
             hidden=hidden,
-            operation=heads.COMMIT,
+            operation=COMMIT,
             turn=given.turn,
             rewound_to=None,
             origin=None,
             adopted=None,
             long_id=session if keys.is_cut(session) else None,
         )
-        self._rows.append(PutRow(*head_key(self._key), heads.encode_head(row)))
+        self._rows.append(PutRow(*head_key(self._key), encode_head(row)))
         return digest
 
     def _hidden(self, manifest: Manifest, nodes: Sequence[str]) -> bytes | None:

@@ -32,8 +32,14 @@ from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import keys, marks, queue, subjects
 from casstore.session.attempts import Attempts
-from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
-from casstore.session.state import meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    decode_head,
+    encode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
 
 Observed = TypeVar("Observed")
 Result = TypeVar("Result")

@@ -23,16 +23,14 @@ from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import Engine, PutRow
 from casstore.errors import ForeignBundleError, InvalidInputError
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES
-from casstore.session import attachments, catalogue, heads, keys
+from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.session import attachments, catalogue, keys
 from casstore.session.attachments import COMMITTED, Attachments
-from casstore.session.commit import put_label, put_receipt
+from casstore.session.commit import put_label
 from casstore.session.data import Attachment, Entry, Origin, SessionMeta
-from casstore.session.heads import HeadRow, decode_head
-from casstore.session.receipts import Receipt, decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, meta_key
+from casstore.session.state import OPERATIONS, HeadRow, Runtime, State, decode_head, meta_key
+from casstore.session.turns import Receipt, decode_receipt, put_receipt
 
 #: Tables that are keyed by session and carried session by session.
 OF_SESSIONS: Final = (
@@ -365,7 +363,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _operation(value: Any) -> str:
-    if type(value) is not str or value not in heads.OPERATIONS:
+    if type(value) is not str or value not in OPERATIONS:
         raise InvalidInputError(f"an unknown operation, {value!r:.40}")
     return value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, Meaning

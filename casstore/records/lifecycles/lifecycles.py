@@ -23,7 +23,7 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.records.lifecycles.annotation import (
     IDENTITY,
     PROCESS,

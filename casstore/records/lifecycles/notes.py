@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
 from casstore.errors import RecordHeldError, RecordSealedError
-from casstore.format.hashing import plain_hash
+from casstore.format.digest import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
 from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
@@ -26,9 +26,8 @@ from casstore.records.lifecycles.tables import (
 from casstore.records.schema import RowPlace
 from casstore.session import keys
 from casstore.session import subjects as session_subjects
-from casstore.session.heads import head_key
 from casstore.session.records import Record
-from casstore.session.state import meta_key, tombstone_key
+from casstore.session.state import head_key, meta_key, tombstone_key
 
 #: Deletes the rows of a record that is neither sealed nor held, and its note.
 Drop = Callable[[LifecycleChange, LifecycleTables, Ref, Record, Note | None], None]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from casstore.errors import InvalidInputError, SubjectSecretError
-from casstore.format.hashing import subject_hash
+from casstore.format.digest import subject_hash
 from casstore.records.lifecycles.tables import (
     SUBJECTS_SETTING,
     LifecycleChange,

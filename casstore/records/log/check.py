@@ -10,7 +10,7 @@ from typing import Final
 
 from casstore.engine.protocol import RowKey
 from casstore.errors import CorruptionError, NotALogError
-from casstore.format.manifest import NOTHING
+from casstore.format.graph import NOTHING
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where

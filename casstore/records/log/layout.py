@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.records.log.data import Fold, LogSession, RoundUsage, Tokens, UsageTotals
 from casstore.records.schema import Index, Parent, Schema
-from casstore.session.heads import HeadRow
+from casstore.session.state import HeadRow
 
 
 class LogSessionRow(NamedTuple):

@@ -10,7 +10,7 @@ from casstore.records.log.data import Message
 from casstore.records.log.messages import check_number, message_of
 from casstore.records.log.tables import At, LogTables
 from casstore.session.attempts import read_again
-from casstore.session.nodes import PATH, Nodes, open_nodes, visible_leaf
+from casstore.session.loading import PATH, Nodes, open_nodes, visible_leaf
 from casstore.session.state import State
 
 

@@ -20,9 +20,8 @@ from casstore.records.log.layout import SCHEMAS
 from casstore.records.log.tables import LogTables
 from casstore.records.schema import tables_of
 from casstore.session import keys
-from casstore.session.heads import decode_head, head_key
 from casstore.session.records import Draft, Table
-from casstore.session.state import tombstone_key
+from casstore.session.state import decode_head, head_key, tombstone_key
 from casstore.store import Store
 
 _PAGE: Final = 256

@@ -39,9 +39,8 @@ from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Checkpoint, Commit, SessionMeta
-from casstore.session.heads import decode_head, head_key
 from casstore.session.records import Draft, Record
-from casstore.session.state import meta_key, tombstone_key
+from casstore.session.state import decode_head, head_key, meta_key, tombstone_key
 
 _ID_BYTES: Final = 12
 _PREFIX: Final = "sess_"

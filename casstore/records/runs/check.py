@@ -17,8 +17,8 @@ from casstore.records.runs.working import protected_revision, protector
 from casstore.records.schema import RowTable
 from casstore.records.schema_check import RowCheck, judges
 from casstore.session import keys
-from casstore.session.heads import decode_head
 from casstore.session.records import Record, Table
+from casstore.session.state import decode_head
 from casstore.store import Store
 
 RUN_MIRROR_WRONG: Final = "run_mirror_wrong"

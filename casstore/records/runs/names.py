@@ -7,8 +7,7 @@ from typing import Any, Final
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import InvalidInputError
 from casstore.format import splitting
-from casstore.format.digest import Digest
-from casstore.format.hashing import name_piece
+from casstore.format.digest import Digest, name_piece
 from casstore.records.schema import MAX_NUMBER
 from casstore.session import keys
 

@@ -12,7 +12,7 @@ from casstore.maintenance.check import last_check
 from casstore.maintenance.contents import measure_own
 from casstore.session import catalogue, keys
 from casstore.session.data import Origin
-from casstore.session.heads import decode_head
+from casstore.session.state import decode_head
 from casstore.ui.texts import one_line
 from casstore.ui.views.viewed import MAX_ROWS, Viewed
 

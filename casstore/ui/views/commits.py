@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from casstore.errors import CasstoreError
-from casstore.format.manifest import Manifest
+from casstore.format.graph import Manifest
 from casstore.format.splitting import Encoded
 from casstore.objects.node_index import common_prefix
 from casstore.session.checkpoint import read_usage

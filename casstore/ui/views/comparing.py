@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 from casstore.cli import naming
 from casstore.cli.payloads import Block
 from casstore.errors import InvalidInputError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.objects import graph
 from casstore.session.compare import NodeRef
 from casstore.ui.views import values

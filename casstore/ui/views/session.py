@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from casstore.cli.payloads import as_json, without_bytes
 from casstore.errors import CasstoreError, ExpansionError, LimitError, NotFoundError, PathStep
+from casstore.format.graph import Manifest, cut_components, link_target
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.format.manifest import Manifest, cut_components, link_target
 from casstore.objects import diff as value_diff
 from casstore.objects import graph
 from casstore.objects.diff import Change, Field
@@ -20,8 +20,8 @@ from casstore.session.attempts import read_again
 from casstore.session.checkpoint import read_usage
 from casstore.session.component_formats import Detail, describe_fields
 from casstore.session.data import Attachment, Batch, Entry, Lease, Origin, SessionMeta, Usage
-from casstore.session.heads import decode_head, head_key
 from casstore.session.history import labels_of
+from casstore.session.state import decode_head, head_key
 from casstore.ui.texts import one_line
 from casstore.ui.views import values
 from casstore.ui.views.catalogue import Known, forks_of

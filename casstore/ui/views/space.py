@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Collecting, Measuring
 from casstore.errors import CasstoreError
-from casstore.format.hashing import KIND_NAMES, Kind
+from casstore.format.digest import KIND_NAMES, Kind
 from casstore.maintenance import gc, retention
 from casstore.maintenance import space as spaces
 from casstore.maintenance.check import LastCheck, check, last_check, result_of

@@ -13,15 +13,14 @@ from casstore.cli.payloads import ParsedPayload, read_message
 from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
-from casstore.format.digest import Digest
-from casstore.format.hashing import KIND_NAMES, Kind
+from casstore.format.digest import KIND_NAMES, Digest, Kind
 from casstore.maintenance.keepers import Keeper, find_keepers
 from casstore.maintenance.removed_nodes import remembered
 from casstore.maintenance.sharing import newest_first
 from casstore.objects import graph
 from casstore.objects.stored import Stored, open_stored
-from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
+from casstore.session.state import decode_head
 from casstore.ui.views import values
 from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time

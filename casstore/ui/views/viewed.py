@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.errors import CorruptionError, NotFoundError, SessionNotFoundError
-from casstore.format.manifest import Manifest, decode_manifest
+from casstore.format.graph import Manifest, decode_manifest
 from casstore.objects import graph
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceReader

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb.batches import WriteBatch
+from casstore.engine.lmdb.batches import Job, Ticket, Transaction, WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.group import Ticket
-from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import (
     DeleteRow,
@@ -26,8 +24,7 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CasstoreError, ConditionFailedError, ObjectNotFoundError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.store import Store
 from casstore.testing.engine_fixtures import (
     all_objects,

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb import batches, environment, group, log, recent, transaction
-from casstore.engine.lmdb.batches import WriteBatch
+from casstore.engine.lmdb import batches, environment, log, recent
+from casstore.engine.lmdb.batches import MAX_BATCH, CommitQueue, TicketBatch, WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.group import MAX_BATCH, CommitQueue, TicketBatch
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CasstoreError, ConditionFailedError
 from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
@@ -201,7 +200,7 @@ class CountingLead:
 
 def test_only_the_next_leader_takes_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that blocks on the lead is answered by the batch before, and wakes a batch later."""
-    monkeypatch.setattr(group, "_RECHECK_S", TIMEOUT_S)
+    monkeypatch.setattr(batches, "_RECHECK_S", TIMEOUT_S)
 
     def run(batch: IntBatch) -> None:
         # As a flush does, this lets the other threads run.
@@ -283,7 +282,7 @@ def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs
 def interrupt_the_leader(step: int, followers: int) -> bool:
     """Interrupt a leader at a place of the queue's code; False if there is no such place."""
     ran: list[int] = []
-    interrupt = Interrupt(step, group)
+    interrupt = Interrupt(step, batches)
 
     def run(batch: IntBatch) -> None:
         ran.extend(works(batch))
@@ -315,7 +314,7 @@ def test_a_leader_interrupted_anywhere_leaves_no_other_writer_waiting(followers:
 
 
 def interrupt_a_follower(step: int) -> bool:
-    interrupt = Interrupt(step, group)
+    interrupt = Interrupt(step, batches)
     held, threads = Held(), Threads()
     queue: CommitQueue[int, int] = CommitQueue(held)
     answers: dict[int, Any] = {}
@@ -477,7 +476,7 @@ def interrupt_a_commit(engine: LmdbEngine, step: int, again: int | None) -> bool
     """
     run = engine._batches.run
     entered, go = threading.Event(), threading.Event()
-    interrupt = Interrupt(step, group, batches, transaction, recent, log, environment, again=again)
+    interrupt = Interrupt(step, batches, recent, log, environment, again=again)
 
     def held(batch: Any) -> None:
         if not entered.is_set():

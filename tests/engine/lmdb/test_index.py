@@ -10,11 +10,10 @@ import casstore
 from casstore import Checkpoint, Commit, NodeDraft
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
+from casstore.engine.lmdb.lookup import PREFIX_BYTES, index_key, read_key
 from casstore.engine.protocol import NewObject, Write
 from casstore.errors import CorruptionError
-from casstore.format.digest import Digest
-from casstore.format.hashing import Kind
+from casstore.format.digest import Digest, Kind
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.maintenance.compact import compact

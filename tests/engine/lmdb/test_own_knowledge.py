@@ -14,10 +14,8 @@ import pytest
 import casstore
 from casstore import Commit, NodeDraft
 from casstore.engine.lmdb import recent
-from casstore.engine.lmdb.batches import WriteBatch
+from casstore.engine.lmdb.batches import Job, Ticket, WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.group import Ticket
-from casstore.engine.lmdb.transaction import Job
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,

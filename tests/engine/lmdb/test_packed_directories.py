@@ -14,8 +14,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import NewObject
 from casstore.errors import CorruptionError
-from casstore.format.digest import Digest
-from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.format.digest import DIGEST_BYTES, Digest, plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.check import check as check_store
 from casstore.store import Store

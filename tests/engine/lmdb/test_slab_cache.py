@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.reader import SlabCache
 from casstore.engine.protocol import NewObject, Write
-from casstore.format.hashing import Kind, digest_of
+from casstore.format.digest import Kind, digest_of
 
 
 def decoded(first_id: int, *contents: bytes) -> slabs.Slab:

@@ -19,7 +19,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.postgres.disk_cache import MIN_LIMIT_BYTES, DiskCache
 from casstore.engine.protocol import StoredObject, Write
 from casstore.errors import StorageError
-from casstore.format.hashing import Kind
+from casstore.format.digest import Kind
 from casstore.testing.engine_fixtures import new_blob, new_object
 
 STORE, EPOCH = 7, 1

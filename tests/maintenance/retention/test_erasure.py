@@ -20,8 +20,8 @@ from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
 from casstore.session import catalogue, keys, queue
 from casstore.session.data import Commit, NodeDraft
-from casstore.session.heads import decode_head
 from casstore.session.records import Draft, Table, row_links
+from casstore.session.state import decode_head
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written

@@ -26,7 +26,7 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.format.canonical import Link
-from casstore.format.hashing import subject_hash
+from casstore.format.digest import subject_hash
 from casstore.maintenance import backup, compact, erasure, gc
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.erasure import LifecycleErasure

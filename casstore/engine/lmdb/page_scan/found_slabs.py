@@ -15,7 +15,7 @@ from casstore.engine.lmdb.pages import LeafEntry, PageFile
 from casstore.engine.lmdb.slab import Slab, SlabDirectory
 from casstore.engine.protocol import NewObject, StoredObject
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES, check_object
+from casstore.format.digest import DIGEST_BYTES, check_object
 
 _ID_BYTES: Final = 8
 _NUMBER_BYTES: Final = 4

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import open_dictionary
-from casstore.engine.lmdb.index import PREFIX_BYTES
+from casstore.engine.lmdb.lookup import PREFIX_BYTES
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlab, FoundSlabs
 from casstore.engine.lmdb.page_scan.reachable import index_rows
 from casstore.engine.lmdb.page_scan.trees import STRAY

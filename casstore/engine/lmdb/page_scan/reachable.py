@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.index import PREFIX_BYTES, read_key
+from casstore.engine.lmdb.lookup import PREFIX_BYTES, read_key
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
 from casstore.engine.lmdb.pages import PageFile
 from casstore.errors import CorruptionError

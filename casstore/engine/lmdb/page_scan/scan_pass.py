@@ -13,6 +13,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.applying import LOG_KEY
 from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
 from casstore.engine.lmdb.log import RecoveryPoint, Survivor, decode_recovery_point
+from casstore.engine.lmdb.lookup import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_row
 from casstore.engine.lmdb.memtable import decode_entry
 from casstore.engine.lmdb.page_scan.found_rows import FoundRows
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
@@ -27,7 +28,6 @@ from casstore.engine.lmdb.pages import (
     PageFile,
     read_record,
 )
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_row
 from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError
 
