@@ -62,6 +62,7 @@ RUN_NODES: Final = tuple(PAGE_NODES * FANOUT**level for level in range(TOP_LEVEL
 RUN_PAGES: Final = tuple(FANOUT**level for level in range(TOP_LEVEL + 1))
 
 _NIL: Final = b"\xc0"
+_SHORT_LISTS: Final = [list_header(count) for count in range(PAGE_NODES + 1)]
 _LINK: Final = link_bytes(ROLE_LINK, b"")
 _PAGE_HEAD: Final = list_header(3) + bytes((_PAGE_TAG,))
 _SPINE_HEAD: Final = list_header(3 + TOP_LEVEL) + bytes((_SPINE_TAG,))
@@ -146,8 +147,10 @@ def bucket_of(hashed: bytes) -> int:
 
 def _links(digests: tuple[bytes, ...] | list[bytes]) -> bytes:
     if not digests:
-        return list_header(0)
-    return list_header(len(digests)) + _LINK + _LINK.join(digests)
+        return _SHORT_LISTS[0]
+    count = len(digests)
+    head = _SHORT_LISTS[count] if count <= PAGE_NODES else list_header(count)
+    return head + _LINK + _LINK.join(digests)
 
 
 def encode_tail(tail: Tail) -> tuple[bytes, list[bytes]]:

@@ -15,13 +15,12 @@ from casstore.format.graph import (
     Manifest,
     NodeHeader,
     decode_manifest,
-    encode_manifest,
     fill_node,
     open_node,
     open_whole,
 )
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.format.splitting import Emit, Encoded
+from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
@@ -186,11 +185,6 @@ def read_manifest(reader: PieceReader, digest: bytes, *, named: bool = False) ->
             raise InvalidInputError(f"{digest.hex()} is a {name}, not a manifest")
         raise CorruptionError(f"{digest.hex()} is referred to as a manifest, but is a {name}")
     return decode_manifest(digest, item.data)
-
-
-def write_manifest(manifest: Manifest, emit: Emit) -> bytes:
-    """Store a manifest; returns its digest."""
-    return emit(Kind.MANIFEST, *encode_manifest(manifest))
 
 
 def load_encoded(

@@ -70,7 +70,8 @@ class IndexCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: dict[bytes, tuple[Piece, int]] = {}
-        self._recent: dict[bytes, _Recent] = {}
+        #: The joined hashes of spines, by the digest of the spine.
+        self.recent: dict[bytes, _Recent] = {}
         self._lock = threading.Lock()
 
     def get(self, digest: bytes) -> Piece | None:
@@ -89,16 +90,12 @@ class IndexCache:
                 oldest = next(iter(self._kept))
                 self._bytes -= self._kept.pop(oldest)[1]
 
-    def get_recent(self, spine: bytes) -> _Recent | None:
-        """The joined hashes that ``put_recent`` cached for a spine."""
-        return self._recent.get(spine)
-
     def put_recent(self, spine: bytes, recent: _Recent) -> None:
         """Cache the joined hashes of a spine."""
         with self._lock:
-            self._recent[spine] = recent
-            while len(self._recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > self._max_bytes:
-                self._recent.pop(next(iter(self._recent)))
+            self.recent[spine] = recent
+            while len(self.recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > self._max_bytes:
+                self.recent.pop(next(iter(self.recent)))
 
 
 class NodeIndex:
@@ -297,7 +294,9 @@ class NodeIndex:
             if one in tail:
                 own += [tail_at + at for at in _hits(tail, one, HASH_BYTES)]
         if self.tail.spine is not None:
-            first, recent = self._recent()
+            first, recent = self._cache.recent.get(self.tail.spine) or self._join_recent(
+                self.tail.spine
+            )
             for own, one in zip(found, hashed, strict=True):
                 if one in recent:
                     own += [first + at for at in _hits(recent, one, HASH_BYTES)]
@@ -305,21 +304,18 @@ class NodeIndex:
                 self._search_large(hashed, found)
         return found
 
-    def _recent(self) -> _Recent:
-        """The hashes of the nodes in pages and small runs."""
-        assert self.tail.spine is not None
-        known = self._cache.get_recent(self.tail.spine)
-        if known is None:
-            spine = self.spine
-            first = sum([len(spine.runs[lvl]) * RUN_NODES[lvl] for lvl in _LARGE])
-            small = [
-                run.hashes
-                for level in range(SPLIT_LEVEL - 1, 0, -1)
-                for run in self._runs(spine.runs[level], level)
-            ]
-            known = _Recent(first, b"".join((*small, spine.hashes)))
-            self._cache.put_recent(self.tail.spine, known)
-        return known
+    def _join_recent(self, name: bytes) -> _Recent:
+        """Join the hashes of the nodes in pages and small runs, and cache them."""
+        spine = self.spine
+        first = sum([len(spine.runs[lvl]) * RUN_NODES[lvl] for lvl in _LARGE])
+        small = [
+            run.hashes
+            for level in range(SPLIT_LEVEL - 1, 0, -1)
+            for run in self._runs(spine.runs[level], level)
+        ]
+        joined = _Recent(first, b"".join((*small, spine.hashes)))
+        self._cache.put_recent(name, joined)
+        return joined
 
     def _search_large(self, hashed: Sequence[bytes], found: list[list[int]]) -> None:
         """Search the buckets of large runs."""

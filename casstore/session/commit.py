@@ -34,9 +34,8 @@ from casstore.errors import (
     TurnConflictError,
 )
 from casstore.format.digest import Digest
-from casstore.format.graph import NOTHING, Manifest
+from casstore.format.graph import NOTHING, Manifest, write_manifest
 from casstore.format.splitting import Encoded
-from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
 from casstore.session.arguments import check_count, check_kind, invalid, is_durable
@@ -98,9 +97,11 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     change = with_drafts(change)
     receipt = None if change.turn is None else turns.receipt_key(key, change.turn)
     first = _encode(session, change)
-    bind(session, change)
+    if change.session is not None or change.lease is not None or change.completes:
+        bind(session, change)
     encoded: _Encoded | None = first
-    known = runtime.recall(key)
+    # The head may have moved since.
+    known = runtime.states.get(key)
     if known is not None and not (
         change.completes
         or change.attachments
@@ -169,7 +170,8 @@ def _try_at_once(
 
 def check_commit(change: Commit) -> None:
     """Check the fields of a commit that can be checked without the session."""
-    check_kind(change, "commit", Commit)
+    if type(change) is not Commit:
+        check_kind(change, "commit", Commit)
     append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, also, *_ = (
         change
     )
@@ -177,7 +179,8 @@ def check_commit(change: Commit) -> None:
         replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
-    is_durable(change.durability)
+    if change.durability is not None:
+        is_durable(change.durability)
     if also is not None:
         _check_also(also)
     if append and replace is not None:
@@ -315,14 +318,35 @@ class _Attempt:
             ledger,
             components,
         )
-        digest = objects.write_manifest(manifest, writer.emit)
+        digest = write_manifest(manifest, writer.emit)
         if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
             # Edits, and changes of a long map, are applied one by one: drop the pieces that only
             # an intermediate result has.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
-        head = self._next_head(state, grown, digest)
+        if state is None:
+            revision, created_at_ms, origin = 1, 0, None
+            long_id = self._session if keys.is_cut(self._session) else None
+        else:
+            revision, created_at_ms, *_, origin, _, long_id = state.head
+            revision += 1
+        head = HeadRow(
+            revision,
+            created_at_ms,
+            0,
+            digest,
+            grown.hidden,
+            COMMIT,
+            change.turn,
+            None,
+            origin,
+            None,
+            long_id,
+        )
         if meaning is not None and self._receipt is not None:
-            self._changes.append(_put_receipt(self._receipt, meaning, head, grown))
+            count = len(grown.nodes)
+            first = grown.node_count - count
+            receipt = Receipt(turns.VERSION, meaning, revision, digest, first, count)
+            self._changes.append(PutRow(*self._receipt, encode_receipt(receipt)))
         return self._write(state, head, manifest, grown, writer)
 
     # --- checking, in the documented order --------------------------------------------------
@@ -364,24 +388,6 @@ class _Attempt:
         """Is the failed condition from ``also``? Then a retry would fail, too."""
         return failed.index >= len(self._conditions)
 
-    def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
-        revision, created_at_ms, origin = 0, 0, None
-        if state is not None:
-            revision, created_at_ms, *_, origin, _, _ = state.head
-        return HeadRow(
-            revision + 1,
-            created_at_ms,
-            0,
-            manifest,
-            grown.hidden,
-            COMMIT,
-            self._change.turn,
-            None,
-            origin,
-            None,
-            self._session if keys.is_cut(self._session) else None,
-        )
-
     def _write(
         self,
         state: State | None,
@@ -395,8 +401,9 @@ class _Attempt:
         self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
+        durable = None if change.durability is None else is_durable(change.durability)
         write: Write = CheckedWrite(
-            writer.objects, self._conditions, self._changes, durable=is_durable(change.durability)
+            writer.objects, self._conditions, self._changes, durable=durable
         )
         if change.also is not None:
             write = _together(write, change.also)
@@ -500,19 +507,6 @@ def rewind(
 
 
 # --- turns ---------------------------------------------------------------------------------
-
-
-def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
-    count = len(grown.nodes)
-    receipt = Receipt(
-        turns.VERSION,
-        meaning,
-        head.revision,
-        head.manifest,
-        grown.node_count - count,
-        count,
-    )
-    return PutRow(*place, encode_receipt(receipt))
 
 
 def _replay(

@@ -23,7 +23,7 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.format.graph import NOTHING
+from casstore.format.graph import NOTHING, write_manifest
 from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
@@ -88,7 +88,7 @@ def fork(
             inherits = stands._replace(head=state.head._replace(hidden=hidden))
             stands, hidden = _grown(runtime, inherits, change, writer)
         if stands.manifest is not state.manifest:
-            digest = objects.write_manifest(stands.manifest, writer.emit)
+            digest = write_manifest(stands.manifest, writer.emit)
             if stands.manifest.tips.outlined:
                 # A long map is changed step by step; drop the pieces of intermediate results.
                 writer.keep_reachable(digest)

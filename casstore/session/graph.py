@@ -228,7 +228,13 @@ class _Growth:
             return known
         manifest = self._manifest
         if node_id == manifest.leaf_id and manifest.leaf is not None:
-            known = self._leaf(node_id, manifest.leaf)
+            state = self._state
+            if state is not None and state.leaf is not None:
+                known = _Known(state.leaf.header, manifest.leaf, state.leaf.position)
+            else:
+                [header] = objects.read_headers(self._runtime.reader(), [manifest.leaf])
+                position = self._index.position_of(node_id, manifest.leaf)
+                known = _Known(header, manifest.leaf, position)
         else:
             place = self._index.find([node_id])[0]
             if place is None:
@@ -239,13 +245,6 @@ class _Growth:
             return None
         self._known[node_id] = known
         return known
-
-    def _leaf(self, node_id: str, digest: bytes) -> _Known:
-        state = self._state
-        if state is not None and state.leaf is not None:
-            return _Known(state.leaf.header, digest, state.leaf.position)
-        [header] = objects.read_headers(self._runtime.reader(), [digest])
-        return _Known(header, digest, self._index.position_of(node_id, digest))
 
     def _current_leaf(self) -> str | None:
         """The leaf as a reader sees it: if it is hidden, the latest visible message."""
@@ -344,29 +343,26 @@ class _Growth:
         leaf = None if leaf_id is None else self._find(leaf_id)
         if leaf is None and leaf_id is not None:
             raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
+        node_index = manifest.node_index
+        if created:
+            known = self._known
+            distances = [
+                0 if header.parent_id is None else position - known[header.parent_id].position
+                for header, _, position in created
+            ]
+            node_index = self._index.extended(
+                b"".join(self._hashes), distances, self.digests, self._writer.emit
+            )
         return Grown(
             leaf_id,
             None if leaf is None else leaf.digest,
             manifest.nodes + len(created),
             manifest.next_seq + len(created),
             self._tips(leaf_id),
-            self._extended(),
+            node_index,
             None if state is None else state.head.hidden,
             tuple([header.id for header, _, _ in created]),
             None if leaf is None else Leaf(leaf.header, leaf.position),
-        )
-
-    def _extended(self) -> Tail:
-        """The node index with the nodes that were created."""
-        if not self._created:
-            return self._manifest.node_index
-        known = self._known
-        distances = [
-            0 if header.parent_id is None else position - known[header.parent_id].position
-            for header, _, position in self._created
-        ]
-        return self._index.extended(
-            b"".join(self._hashes), distances, self.digests, self._writer.emit
         )
 
     def _tips(self, leaf_id: str | None) -> Encoded:

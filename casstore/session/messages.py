@@ -32,6 +32,9 @@ def is_user_message(payload: Any) -> bool:
     message = message_in(payload)
     if message is None or message["role"] != "user":
         return False
+    if type(message.get("content")) is str and "parts" not in message:
+        # The common case: plain text.
+        return True
     parts = _parts(message)
     return not parts or not all(_is_result(part) for part in parts)
 

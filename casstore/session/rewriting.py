@@ -32,7 +32,7 @@ from casstore.errors import (
 from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
-from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest
+from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest, write_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
@@ -182,7 +182,7 @@ class _Work:
             receipt: _Exchange | None = None
             if self._graph.follow(old):
                 new = self._manifest(State(row, head, old))
-                manifest = objects.write_manifest(new, self._graph.writer.emit)
+                manifest = write_manifest(new, self._graph.writer.emit)
                 after = after._replace(manifest=manifest)
                 found = receipts.get(head.revision)
                 if found is not None:

@@ -205,7 +205,8 @@ class Runtime:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._states: OrderedDict[bytes, State] = OrderedDict()
+        #: The last known states of heads, by session key; a head may have moved since.
+        self.states: OrderedDict[bytes, State] = OrderedDict()
         self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
         self.index_cache = IndexCache()
         self._lock = threading.Lock()
@@ -237,18 +238,14 @@ class Runtime:
     def remember(self, key: bytes, state: State) -> None:
         """Cache the state of a session's head."""
         with self._lock:
-            self._states[key] = state
-            self._states.move_to_end(key)
-            while len(self._states) > _KEPT_STATES:
-                self._states.popitem(last=False)
-
-    def recall(self, key: bytes) -> State | None:
-        """The cached state of a session's head; the head may have moved since."""
-        return self._states.get(key)
+            self.states[key] = state
+            self.states.move_to_end(key)
+            while len(self.states) > _KEPT_STATES:
+                self.states.popitem(last=False)
 
     def state_of(self, key: bytes, row: bytes) -> State:
         """The state of a head row, from the cache or decoded."""
-        known = self._states.get(key)
+        known = self.states.get(key)
         if known is not None and known.row == row:
             return known
         state = self.decode(row)
@@ -279,7 +276,8 @@ class Runtime:
 
     def index(self, manifest: Manifest) -> NodeIndex:
         """The nodes of a manifest's graph."""
-        return NodeIndex(self.reader(), self.index_cache, manifest.node_index, manifest.nodes)
+        reader = PieceReader(self.engine)
+        return NodeIndex(reader, self.index_cache, manifest.node_index, manifest.nodes)
 
     # --- reading states -----------------------------------------------------------------
 

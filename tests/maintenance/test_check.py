@@ -19,14 +19,13 @@ from casstore.engine.protocol import DeleteRow, NewObject, PutRow, RowKey, Write
 from casstore.errors import InvalidInputError
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Digest, Kind, digest_of
-from casstore.format.graph import Manifest
+from casstore.format.graph import Manifest, write_manifest
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.check import LEVELS, CheckReport, check, last_check, rebuild, record
 from casstore.maintenance.compact import compact
 from casstore.maintenance.progress import Step
-from casstore.objects import graph
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
@@ -287,7 +286,7 @@ def rewrite_manifest(path: Path, change: Callable[[Manifest], Manifest]) -> None
     with open_store(path) as store:
         state = store._runtime.get("s1")
         writer = PieceWriter()
-        digest = graph.write_manifest(change(state.manifest), writer.emit)
+        digest = write_manifest(change(state.manifest), writer.emit)
         row = encode_head(state.head._replace(manifest=digest))
         store.engine.write(
             Write(writer.objects, rows=[PutRow("heads", keys.session_key("s1"), row)])

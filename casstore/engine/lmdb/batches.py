@@ -128,7 +128,15 @@ class CommitQueue(Generic[Work, Result]):
                 self._follow(ticket, ticket.wake)
             if ticket.batch.answers is None:
                 with self._lead:
-                    self._lead_until_answered(ticket)
+                    while ticket.batch.answers is None:
+                        with self._lock:
+                            unfinished = [
+                                each
+                                for each in self._waiting
+                                if each.batch.answers is None and not each.abandoned
+                            ]
+                            batch = TicketBatch(unfinished[:MAX_BATCH])
+                        self._run(batch)
                 self._pass_on()
         except BaseException:
             # No call before the assignment: a second interrupt could come with it.
@@ -147,17 +155,6 @@ class CommitQueue(Generic[Work, Result]):
         while not wake.acquire(timeout=_RECHECK_S):
             if ticket.batch.answers is not None or not self._lead.locked():
                 return
-
-    def _lead_until_answered(self, ticket: Ticket[Work, Result]) -> None:
-        while ticket.batch.answers is None:
-            with self._lock:
-                unfinished = [
-                    each
-                    for each in self._waiting
-                    if each.batch.answers is None and not each.abandoned
-                ]
-                batch = TicketBatch(unfinished[:MAX_BATCH])
-            self._run(batch)
 
     def _pass_on(self) -> None:
         """Wake the writer that leads next, then those that were answered."""
@@ -285,8 +282,8 @@ class Transaction:
         if digest in ids:
             return ids[digest]
         memtable = self._memtable
-        found: int | Unchanged | None = UNCHANGED
-        if digest in memtable.ids or digest in memtable.deleted:
+        found: int | Unchanged | None = memtable.ids.get(digest, UNCHANGED)
+        if digest in memtable.deleted:
             found = memtable.newest_id(digest)
         if isinstance(found, Unchanged):
             found = memtable.applied_ids.get(digest)

@@ -268,7 +268,8 @@ class RedoLog:
         ``end`` is the position after the last record, ``oldest`` the offset of the first record
         that is not applied yet; None: all are applied.
         """
-        length = _padded(_RECORD_BYTES + body_bytes)
+        length = _RECORD_BYTES + body_bytes
+        length += -length % _ALIGNMENT
         offset = end.offset
         if oldest is None:
             offset = oldest = _FIRST_OFFSET
@@ -319,8 +320,9 @@ class RedoLog:
         unsealed = _RECORD.pack(*fields, b"")[:-CHECKSUM_BYTES]
         checksum = plain_hash(unsealed + body)[:CHECKSUM_BYTES]
         length = _RECORD_BYTES + len(body)
-        padded = _padded(length)
-        parts = (unsealed, checksum, body, _PADDING[padded - length])
+        padding = _PADDING[-length % _ALIGNMENT]
+        padded = length + len(padding)
+        parts = (unsealed, checksum, body, padding)
         number = self._handle.fileno()
         # The flag flushes the bytes of this call, and none before them.
         at_once = _WRITE_AND_FLUSH if flush and flushed_lsn >= end.lsn else 0
@@ -412,7 +414,8 @@ class RedoLog:
         body = os.pread(self._handle.fileno(), body_bytes, offset + _RECORD_BYTES)
         if len(body) != body_bytes or not _is_proven(header, body):
             return None
-        behind = offset + _padded(_RECORD_BYTES + body_bytes)
+        behind = offset + _RECORD_BYTES + body_bytes
+        behind += -behind % _ALIGNMENT
         return LogRecord(offset, Position(lsn, behind, checksum), body)
 
     def require_end(self, end: Position) -> None:
@@ -476,7 +479,3 @@ def surviving_records(path: str) -> list[Survivor] | None:
     except OSError as exc:
         raise storage_error(f"cannot read {path}", exc) from exc
     return sorted(_scan(content), key=lambda record: record.position.lsn)
-
-
-def _padded(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -199,7 +199,7 @@ class Recent:
         if (
             log is not None
             and self.memtable.state.in_use
-            and log.published_lsn > self.memtable.last.lsn
+            and log.numbers()[0] > self.memtable.last.lsn
             and self._is_live(log)
         ):
             self.catch_up()

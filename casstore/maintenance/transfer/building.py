@@ -18,10 +18,9 @@ from casstore.errors import InvalidInputError, SessionExistsError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Kind, plain_hash
-from casstore.format.graph import NOTHING, Manifest
+from casstore.format.graph import NOTHING, Manifest, write_manifest
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import settle, write
-from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import (
@@ -201,7 +200,7 @@ class _Builder:
             tips=grown.tips,
             node_index=grown.node_index,
         )
-        digest = objects.write_manifest(manifest, writer.emit)
+        digest = write_manifest(manifest, writer.emit)
         hidden = self._hidden(manifest, grown.nodes)
         # A long map of tips is built in steps, and each step leaves pieces that nothing links to.
         writer.keep_reachable(digest, *([] if hidden is None else [hidden]))

@@ -105,7 +105,7 @@ class LogTables:
         """
         if lease is not None and not isinstance(lease, Lease):
             raise InvalidInputError(f"lease must be a Lease or None, got {lease!r}")
-        known = self.runtime.recall(keys.session_key(session)) if from_memory else None
+        known = self.runtime.states.get(keys.session_key(session)) if from_memory else None
         attempts = Attempts(f"session {session!r}")
         while True:
             attempts.begin()
