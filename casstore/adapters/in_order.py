@@ -35,9 +35,9 @@ class QueuedCall(Generic[Result]):
         self._done = True
 
     def finish(self) -> Result:
-        """Return the result of the call.
+        """Return the result of the call, after running the queued calls up to this one, in order.
 
-        Unless another thread is doing so, run the queued calls in order, up to this one.
+        If another thread is running queued calls, waits for it first.
         """
         self._line.advance(self)
         if self._error is not None:
@@ -70,7 +70,7 @@ class InOrder:
         return place
 
     def advance(self, until: QueuedCall[Any]) -> None:
-        """Run the queued calls up to this one."""
+        """Run the calls that are still queued up to this one; one thread at a time does so."""
         with self._running:
             while not until.done:
                 with self._changing:

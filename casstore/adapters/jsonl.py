@@ -120,7 +120,8 @@ def import_jsonl(
         session = name or survey.session or (file.stem if file is not None else None)
         if session is None:
             raise InvalidInputError("the transcript names no session; pass a name for it")
-        # A line may follow any line before it, so a dry run writes as well, in memory.
+        # The parent of a line may be any line before it, so a dry run writes too: to an overlay in
+        # memory.
         target = Store(OverlayEngine(store.engine)) if dry_run else store
         part = _Entries(target, session, lines, survey)
         transcript = _Transcript("a stream" if file is None else str(file), survey.size_bytes)
@@ -150,7 +151,7 @@ class _Line(NamedTuple):
 
 
 class _Lines:
-    """The lines of a source that are not empty, as often as they are read."""
+    """The lines of a source that are not empty; they can be read more than once."""
 
     def __init__(self, stream: BinaryIO, max_line_bytes: int, skip_bad: bool) -> None:
         self._stream = stream
@@ -320,7 +321,10 @@ def _text(value: Any) -> str | None:
 
 
 def _open_session(store: Store, own: str, survey: _Survey) -> tuple[Session, bool]:
-    """The session to write to, and whether it is new; SessionExistsError if it is another one."""
+    """Find or create the session to write to; also returns whether it is new.
+
+    SessionExistsError if a session with this id was not imported from the same format.
+    """
     session, is_new = store.session(own), False
     mark = {_MARK: survey.format, "header": storable(survey.header)}
     try:
@@ -470,7 +474,7 @@ class _Batch(Unit):
             return
 
     def _is_unknown(self) -> bool:
-        """Whether the session has none of these ids, and each is there once."""
+        """Whether the session has none of these entries' ids, and no two entries have the same."""
         ids = {entry.draft.id for entry in self._entries}
         return (
             len(ids) == len(self._entries)
@@ -481,8 +485,8 @@ class _Batch(Unit):
     def _resolve(self) -> None:
         """Find the entries that the session lacks, and give each a parent that exists.
 
-        An entry whose id another line has gets a longer id, by its content: the same id whenever
-        the transcript is read.
+        If another line has the id of an entry, the entry gets a longer id, made from its content,
+        so that it is the same in every import.
         """
         new: dict[str, _Entry] = {}
         names: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """The store for asyncio: the same operations, awaited.
 
 Each call runs in a thread of the store's own pool, so the event loop never waits for
-a disk, and calls awaited together share a flush (group commit). Waiting for a session
-to move takes no thread.
+a disk, and calls awaited together share a flush (group commit). Waiting for a session's
+next commit takes no thread.
 
     async with casstore.aio.open("store") as store:
         await store.session("agent").append({"role": "user", "text": "hello"})

@@ -34,7 +34,7 @@ Made = TypeVar("Made", bound=_Closable)
 
 
 def close_unused(making: Future[Made]) -> None:
-    """Close what a call has opened and no caller waits for: a callback for a finished call."""
+    """Callback of a finished call: close what it opened, for which no caller waits any more."""
     if not making.cancelled() and making.exception() is None:
         making.result().close()
 
@@ -49,9 +49,10 @@ class ChangeWaiters:
         self._by_loop: dict[asyncio.AbstractEventLoop, LoopWaiters] = {}
 
     async def until(self, look: Look[Found], timeout_s: float | None) -> Found | None:
-        """What ``look`` returns, now or later; None if ``timeout_s`` pass without it.
+        """Call ``look`` now and after each change, until its result is not None; return that.
 
-        ``look`` runs in a thread, as in ``session.waiting``; waiting takes none.
+        None after ``timeout_s``. ``look`` runs in a thread, as in ``session.waiting``; waiting
+        takes none.
         """
         if timeout_s is not None and timeout_s <= 0:
             return await asyncio.wrap_future(self._submit(look))
@@ -63,7 +64,7 @@ class ChangeWaiters:
         try:
             return await own.until(look, timeout_s)
         finally:
-            # No task joins in between: it would run on this loop.
+            # No task can begin to wait between these lines: it would run on this loop.
             if own.is_idle:
                 with self._lock:
                     self._by_loop.pop(loop, None)
@@ -95,7 +96,7 @@ class LoopWaiters:
         self._engine = engine
         self._waiting: set[asyncio.Event] = set()
         self._making: Future[Watch] | None = None
-        #: The descriptor that the loop looks at.
+        #: The descriptor of the watch, while the loop waits for it to become readable.
         self._reading: int | None = None
 
     @property
@@ -154,7 +155,8 @@ class LoopWaiters:
             # Before any task looks: a later change makes the descriptor readable again.
             watch.drain()
         except CasstoreError:
-            # The engine is closed, and the descriptor stays readable. Looking raises ClosedError.
+            # The engine is closed, and the descriptor would stay readable. The next look of each
+            # task raises ClosedError.
             self._stop_reading()
         self.wake()
 

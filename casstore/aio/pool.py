@@ -25,7 +25,7 @@ from casstore.store import Store
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-# As many writers as one batch of a group commit takes well; readers hardly block.
+# The most calls that run at once: this many writers fill a batch of the group commit well.
 _THREADS: Final = 32
 # How many items an async iterator fetches in each call to a thread.
 PAGE: Final = 64
@@ -50,7 +50,8 @@ class _Opening:
 class StorePool:
     """A store and the threads that run calls on it, for any number of event loops.
 
-    ``open`` opens the store. With ``on_demand``, the first call does, and ``close`` is final.
+    ``open`` opens the store. With ``on_demand``, the first call opens it, and a pool that was
+    closed cannot be opened again.
     """
 
     def __init__(self, opener: Callable[[], Store], *, on_demand: bool = False) -> None:
@@ -117,7 +118,10 @@ class StorePool:
         return self._opened()
 
     def _join(self) -> _Opening | None:
-        """The opening under way, begun if necessary; None if the store is open."""
+        """Join the opening under way, or begin one; None if the store is open.
+
+        The caller waits for it, and then calls ``_finish`` or ``_leave``.
+        """
         with self._lock:
             self._check()
             if self._store is not None:
@@ -129,7 +133,7 @@ class StorePool:
             return self._opening
 
     def _leave(self, opening: _Opening) -> None:
-        """Wait no longer for an opening, which failed or whose caller was cancelled."""
+        """End the wait of one caller for an opening; the last caller gives the opening up."""
         with self._lock:
             opening.waiting -= 1
             is_last = opening.waiting == 0 and self._opening is opening
@@ -154,10 +158,11 @@ class StorePool:
     async def close(self) -> None:
         """Close the store in a thread, after the calls under way.
 
-        A task that waits for a change of the store gets ClosedError. A cancelled close goes on.
+        A task that waits for a change of the store gets ClosedError. Cancelling this call does
+        not stop the close.
         """
         shut = self._detach()
-        # One call, and shielded: nothing else refers to the store any more.
+        # Shielded: after ``_detach``, only ``shut`` can still close the store.
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, shut))
 
     def close_blocking(self) -> None:
@@ -175,7 +180,7 @@ class StorePool:
         if opening is not None:
             opening.give_up()
         if changes is not None:
-            # The engine may stay open, because other stores of this process share it.
+            # Other stores of this process may share the engine; closing this one wakes no task.
             changes.wake()
 
         def shut() -> None:
@@ -193,7 +198,7 @@ class StorePool:
         """The store; ClosedError if it is not open, unless it is opened on demand."""
         store = self._store
         if store is not None and not self._is_inherited:
-            # A store that is closed from here on raises ClosedError itself.
+            # If another thread closes it from here on, the store itself raises ClosedError.
             return store
         return self.open_blocking() if self._on_demand else self._opened()
 
@@ -208,7 +213,7 @@ class StorePool:
         return changes
 
     def submit(self, call: Callable[[], Result], /) -> Future[Result]:
-        """Begin a call in a thread; ClosedError if the store is not open."""
+        """Begin a call in a thread; ClosedError if the store is not open, even on demand."""
         with self._lock:
             self._check()
             if self._store is None:
@@ -224,7 +229,7 @@ class StorePool:
         *args: Parameters.args,
         **options: Parameters.kwargs,
     ) -> Result:
-        """What a call returns that runs in a thread; ClosedError if the store is not open."""
+        """Run a call in a thread and return its result; ClosedError if the store is not open."""
         if self._on_demand:
             await self.open()
         return await asyncio.wrap_future(self.submit(partial(call, *args, **options)))
@@ -252,7 +257,7 @@ class StorePool:
                 "this store was opened before this process was forked; open it again here"
             )
         if self._is_finished:
-            raise ClosedError("this was closed, and its store with it")
+            raise ClosedError("this object was closed, and its store with it; make a new one")
 
 
 def _not_open() -> ClosedError:

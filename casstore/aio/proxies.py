@@ -47,7 +47,7 @@ class StoreClient:
     """Base of a class with synchronous and awaited methods on one store.
 
     The awaited methods run the synchronous ones in threads: ``aput = awaited(put)``. The first
-    call opens the store, unless it is borrowed. Copies of a client share it.
+    call opens the store, unless the caller passed an open one. Copies of a client share the store.
     """
 
     _pool: StorePool
@@ -58,7 +58,7 @@ class StoreClient:
         return self
 
     def close(self) -> None:
-        """Close the store after the calls under way; a borrowed store stays open."""
+        """Close the store after the calls under way; one that the caller opened stays open."""
         self._pool.close_blocking()
 
     def __enter__(self) -> Self:

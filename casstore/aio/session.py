@@ -41,7 +41,7 @@ class AsyncNodes(Proxy[Nodes]):
 
     def __getitem__(self, at: slice) -> AsyncNodes:
         if not isinstance(at, slice):
-            raise TypeError("a single node is read: await nodes.at(index)")
+            raise TypeError("AsyncNodes takes only slices; for one node, await nodes.at(index)")
         return AsyncNodes(self._pool, self.sync[at])
 
     def __aiter__(self) -> AsyncIterator[Node]:
@@ -52,7 +52,7 @@ class AsyncNodes(Proxy[Nodes]):
         return await self._pool.run(lambda: self.sync[index])
 
     async def load(self) -> list[Node]:
-        """All nodes."""
+        """Read all nodes."""
         return await self._pool.run(lambda: list(self.sync))
 
     pages = iterated(Nodes.pages, page=1)
@@ -292,7 +292,7 @@ class AsyncHeldSession(AsyncSession):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # At once: the call in a thread may be cancelled before it begins.
+        # Not in the call below, which may be cancelled before a thread begins it.
         self._held._stop_renewing()
         with suppress(*([] if exc is None else [CasstoreError])):
             await self._pool.run(self._held._end)

@@ -98,7 +98,7 @@ class AsyncBlob(Proxy[io.BufferedReader]):
         return await self._pool.run(self.sync.read, size)
 
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset."""
+        """Move to an offset; returns it, counted from the beginning."""
         return await self._pool.run(self.sync.seek, offset, whence)
 
 

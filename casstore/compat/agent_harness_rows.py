@@ -45,7 +45,7 @@ _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
 
 # --- rows of the database -------------------------------------------------------------------------
 
-# Each field is named as its column. ``number`` is the position of the row among its neighbours.
+# Each field is named as its column; ``number`` is the position of the row in its thread or run.
 
 
 class _ThreadRow(NamedTuple):
@@ -307,7 +307,7 @@ class RuntimeRows:
     def _event(self, row: _EventRow) -> Event:
         what = f"event {row.sequence!r} of run {row.run_id!r}"
         if type(row.sequence) is not int or row.sequence < 0:
-            raise self._damaged(what, "has no number")
+            raise self._damaged(what, "has an invalid sequence")
         value, time = self._json(row.event, what), self._time(row.created_at, what)
         return Event(row.thread_id, row.run_id, row.sequence, value, time)
 
@@ -321,9 +321,9 @@ class RuntimeRows:
         preview = self._json(row.input_preview, what)
         events = self._json(row.event_refs, what)
         if type(allowed) is not list or not all(type(one) is str for one in allowed):
-            raise self._damaged(what, f"allows {allowed!r}")
+            raise self._damaged(what, f"has invalid allowed_decisions {allowed!r}")
         if type(events) is not list:
-            raise self._damaged(what, f"has invalid events {events!r}")
+            raise self._damaged(what, f"has invalid event_refs {events!r}")
         if status == PENDING and row.resolved_at is not None:
             raise self._damaged(what, "is both pending and resolved")
         decision = _DECISIONS.get(status, status)
@@ -360,11 +360,12 @@ class RuntimeRows:
         value = self._object(row.intent, what, needed, {"checkpointRef"})
         checkpoint, attempts, kind = value.get("checkpointRef"), value["attempts"], value["kind"]
         if type(attempts) is not int or attempts < 0 or type(kind) is not str:
-            raise self._damaged(what, f"is of kind {kind!r}, after {attempts!r} attempts")
+            raise self._damaged(what, f"has invalid kind {kind!r} or attempts {attempts!r}")
         if checkpoint is not None and type(checkpoint) is not str:
-            raise self._damaged(what, f"has checkpoint {checkpoint!r}")
+            raise self._damaged(what, f"has invalid checkpointRef {checkpoint!r}")
         for value_given in (kind, checkpoint, attempts):
-            # These columns cannot hold a text of JSON, as a payload can.
+            # ``storable`` returns a dict for what can only be stored as a text of JSON, which a
+            # payload may be, and these fields may not.
             if type(storable(value_given)) is dict:
                 raise self._damaged(what, f"holds {value_given!r:.80}, which cannot be stored")
         return RecoveryIntent(
@@ -382,7 +383,9 @@ class RuntimeRows:
     ) -> Mapping[str, Any]:
         value = self._json(text, what, whole=True)
         if type(value) is not dict or not needed <= value.keys() <= needed | allowed:
-            raise self._damaged(what, f"does not hold {', '.join(sorted(needed))}, or more")
+            raise self._damaged(
+                what, f"is not a map with the keys {', '.join(sorted(needed))}, or has unknown keys"
+            )
         return value
 
     # --- artifacts --------------------------------------------------------------------------------
@@ -428,24 +431,24 @@ class RuntimeRows:
                     raise InvalidInputError(f"{name!r} is not a directory name")
             check_path(path)
         except InvalidInputError as exc:
-            raise self._damaged(what, f"leads out of its directory: {exc}") from exc
+            raise self._damaged(what, f"has a path outside its directory: {exc}") from exc
         try:
             home = self._root.resolve(strict=True) / "threads" / thread / "runs" / run
             file = (home / path).resolve(strict=True)
         except (OSError, RuntimeError) as exc:
             raise NotFoundError(
-                f"{what} has no file: {exc}; name the directory of threads/ with artifacts, or "
-                "delete the row"
+                f"{what} has no file: {exc}; pass the directory that holds threads/ as artifacts, "
+                "or delete the row"
             ) from exc
-        # Nothing on the way may be a link that leads elsewhere.
+        # ``resolve`` has followed symbolic links; none may lead out of the run's directory.
         if not file.is_relative_to(home) or not file.is_file():
-            raise self._damaged(what, f"leads to {file}, which is not a file in its directory")
+            raise self._damaged(what, f"has the path {file}, which is not a file in its directory")
         return file
 
     # --- values ---------------------------------------------------------------------------------
 
     def _json(self, text: Any, what: str, *, whole: bool = False) -> Any:
-        """A JSON value in its stored form, or None."""
+        """The value of a JSON text in its stored form, or None; with ``whole``, as decoded."""
         if text is None:
             return None
         try:

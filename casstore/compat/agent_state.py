@@ -3,7 +3,7 @@
     from casstore.compat.agent_state import AgentSession, UserStore
 
 Both store their data in the store at ``DB_PATH``; they may share one, because user data has its own
-tables. Differences to the originals: an empty list of keys promotes nothing, the newest checkpoint
+tables. Differences to the originals: an empty list of keys saves nothing, the newest checkpoint
 is the one created last, restoring an unknown session raises an error, a value that would change in
 storage is refused, and any thread may call.
 """
@@ -60,7 +60,7 @@ def _opened(path: Path) -> Store:
 
 
 class AgentSession(_OnStore):
-    """Working state of one session in memory, and checkpoints promoted from it.
+    """Working state of one session, in memory, and checkpoints of chosen keys of it, stored.
 
     >>> work = AgentSession("s1", user_id="anna", store=store)
     >>> work.set_working("subtask", "report")
@@ -132,7 +132,7 @@ class AgentSession(_OnStore):
                 opened.close()
 
     def close(self) -> None:
-        """Delete the working state; checkpoints stay."""
+        """Delete the working state; checkpoints stay. Closes the store, unless it was passed."""
         self._session.close()
         self._release()
 
@@ -163,7 +163,7 @@ class UserStore(_OnStore):
         return self._life.users.erase(user_id).deleted
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store, unless it was passed."""
         self._release()
 
 

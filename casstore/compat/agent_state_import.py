@@ -71,8 +71,8 @@ def import_morrow(
 
     ``keys`` and ``secret`` as for ``Lifecycles``: with keys, user data is stored encrypted.
     ForeignSourceError if the file has neither table; ConflictError if the store holds a row with
-    other content, or has added checkpoints to a session since. Notes count values in columns that
-    this release does not know.
+    other content, or if a session got a checkpoint of another origin before all of its own were
+    imported. Notes count values in columns that this release does not know.
     """
     check_store(store)
     life = Lifecycles(store, keys=keys, secret=secret)
@@ -158,7 +158,7 @@ class _Checkpoints(_Rows[NewCheckpoint]):
         where = f"checkpoint {found}"
         value = self.value(payload, where)
         if type(value) is not dict:
-            raise CorruptionError(f"{self._source.path}: {where} is not a map")
+            raise CorruptionError(f"{self._source.path}: the payload of {where} is not a map")
         owner = self.text(session, f"the session of {where}")
         try:
             session_keys.id_bytes(owner, "a session id")
@@ -209,8 +209,8 @@ class _Checkpoints(_Rows[NewCheckpoint]):
         for newest in tables.checkpoints.scan(session, reverse=True, page=1):
             if tables.imported.find(info_of(newest).id) is None:
                 raise ConflictError(
-                    f"session {session!r} got a checkpoint in the store before all of it was "
-                    "imported; import into another store"
+                    f"session {session!r} got another checkpoint in the store before all of its "
+                    "checkpoints were imported; import into another store"
                 )
             return
 

@@ -110,7 +110,7 @@ class Notes:
         self._examples: dict[str, list[str]] = {}
 
     def add(self, what: str, example: str | None = None, number: int = 1) -> None:
-        """Count ``number`` more rows."""
+        """Count ``number`` more rows under the note ``what``."""
         self._numbers[what] += number
         examples = self._examples.setdefault(what, [])
         if example is not None and len(examples) < _MAX_EXAMPLES:
@@ -136,7 +136,7 @@ def combined(
     reports: Sequence[ImportReport],
     notes: Sequence[ImportNote],
 ) -> ImportReport:
-    """One report of several imports in a row, as of the files of a directory."""
+    """One report of several imports in a row, such as those of all files in a directory."""
     all_notes = Notes()
     all_notes.extend(notes)
     for report in reports:
@@ -191,7 +191,7 @@ Wrote = Callable[[int], None]
 class Unit(ABC):
     """The rows that one step of an import moves."""
 
-    #: How much of its part's count this unit is.
+    #: What this unit adds to the ``count`` of its part, usually its number of rows.
     size: int = 1
 
     @abstractmethod
@@ -214,7 +214,7 @@ class Unit(ABC):
 class Part(ABC):
     """Units of one kind, in the order in which they are written."""
 
-    #: The unit that its progress counts: "messages", "checkpoints" …
+    #: What ``count`` and the progress count: "messages", "checkpoints" …
     name: str
 
     @abstractmethod
@@ -255,7 +255,7 @@ class RowPart(Part, Generic[Row]):
         """Write rows of the page that was looked at last, in one transaction."""
 
     def session_of(self, page: Sequence[Row]) -> str | None:
-        """The session that a page completes, if it does."""
+        """The id of the session that is complete with this page; None if no session is."""
         return None
 
     def units(self) -> Iterator[Unit]:
@@ -352,8 +352,8 @@ def run(
     """Import all parts in the order given, then read every unit back and compare it.
 
     Raising from ``progress`` stops the import between two writes; the next call continues.
-    ``overlay`` says that ``store`` keeps its writes in memory: then a dry run writes to it, for
-    parts whose units depend on the units before.
+    ``overlay`` says that ``store`` keeps its writes in memory. A dry run then writes to it, because
+    units may depend on earlier ones.
     """
     check_flag(dry_run, "dry_run")
     before = used_bytes(store)
@@ -420,7 +420,7 @@ class _Run:
             done += unit.size
 
     def verify(self, part: Part) -> None:
-        """Read every unit back."""
+        """Read every unit back; ConflictError if the store lacks a row of it."""
         total, done = part.count(), 0
         for unit in part.units():
             if _lacks(unit.compare()):

@@ -1,8 +1,9 @@
 """Imports LangBot's runner state into scoped state: values with their times, contexts and keys.
 
 The table is called ``runner_state``, formerly ``agent_runner_state``. Older rows have scope keys
-joined by colons; they get the key that their columns make, under which the host looks for them. If
-a newer row has the same place, the host has used that one since, and the older row is left out.
+joined by colons; they get the newer key, computed from their columns, under which LangBot's host
+looks for them. If a newer row has that key already, the host has used that row since, and the
+older one is left out.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _fates(rows: _Rows, progress: Progress | None) -> Counter[str | None]:
 
 
 def _table(source: SqliteSource) -> str:
-    """The table that holds the state."""
+    """The table of the two that has rows; ConflictError if both have."""
     there = [table for table in _TABLES if table in source.tables]
     if not there:
         raise ForeignSourceError(f"{source.path} has no table {' or '.join(_TABLES)}")
@@ -164,7 +165,8 @@ class _Rows:
     def _is_superseded(self, row: _Row, key: str) -> bool:
         """Whether the host finds another row in place of this one."""
         name = ALIASES.get(row.state_key, row.state_key)
-        # All places that map to one: the newer key before the older, the name before its aliases.
+        # The places where the host looks for this value, in its order: the newer scope key before
+        # the older, the name before its aliases. It uses the first row that it finds.
         names = [name, *[alias for alias, meant in ALIASES.items() if meant == name]]
         places = [(one, other) for one in (key, _joined(row)) for other in names]
         better = places[: places.index((row.scope_key, row.state_key))]
@@ -173,15 +175,18 @@ class _Rows:
 
 
 def _key(rows: _Rows, row: _Row) -> str:
-    """The scope key that the row's columns make, which must be the row's own."""
+    """The scope key computed from a row's columns.
+
+    InvalidInputError if the row's own key is neither this one nor its older form.
+    """
     try:
         made = scope_key(checked(row.context), row.scope) if row.scope in SCOPES else None
     except InvalidInputError as exc:
         raise _broken(rows, row, str(exc)) from exc
     if made is None:
-        raise _broken(rows, row, f"its columns make no scope {row.scope!r}")
+        raise _broken(rows, row, f"its columns do not identify a scope {row.scope!r}")
     if row.scope_key not in (made, _joined(row)):
-        raise _broken(rows, row, "its scope_key is not what its columns make")
+        raise _broken(rows, row, "its scope_key does not match its other columns")
     return made
 
 

@@ -119,7 +119,7 @@ class PersistentStateStore:
     async def state_list(
         self, scope_key: str, prefix: str | None = None, limit: int = 100
     ) -> tuple[list[str], bool]:
-        """At most a hundred keys in order, and whether there are more."""
+        """At most ``limit`` keys in order, never more than 100, and whether there are more."""
 
         def list_keys() -> tuple[list[str], bool]:
             scope = self._known(scope_key)
@@ -130,7 +130,7 @@ class PersistentStateStore:
 
         return await asyncio.to_thread(list_keys)
 
-    # --- by where it belongs, as rows of the original are found by their columns ----------------
+    # --- by runner, binding, bot or workspace, which are columns of LangBot's table -------------
 
     async def list_state(
         self,
@@ -201,7 +201,7 @@ class PersistentStateStore:
     # --- scopes -------------------------------------------------------------------------------
 
     def _known(self, key: str) -> Scope | None:
-        """A scope that has values or was reset; its row identifies its conversation."""
+        """The scope with this key; None if it never had a value and was never reset."""
         record = next(iter(self._tables.scopes.scan(key, page=1)), None)
         if record is None:
             return None

@@ -2,7 +2,7 @@
 
 A blob is stored as it is, or in an envelope of MessagePack: a descriptor, the compression (``None``
 or ``Zlib``), and the content as bytes or as an array of numbers. Its name is the SHA-256 of the
-content in hex, which the reader verifies; it bounds the size before it inflates. A missing or
+content in hex. The reader verifies it, and limits the size before it inflates. A missing or
 damaged blob raises DamagedSourceError with its name, or is left out and noted. The execution
 state, an array of numbers in lash, becomes bytes; other components stay as they are.
 """
@@ -225,7 +225,7 @@ class CheckpointReader:
         else:
             content = self._state_of(frame)
         if kept is not plain:
-            # Stored as its text, which cannot hold another key.
+            # The stored form is a dict with the frame's JSON text, to which no key may be added.
             kept = {"frame": kept}
         return kept if content is None else {**kept, _SNAPSHOT: content}
 

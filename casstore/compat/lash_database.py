@@ -136,7 +136,7 @@ class BatchRow(NamedTuple):
 
 
 class InputRow(NamedTuple):
-    """An input for a turn, also of any types."""
+    """A row of the inputs for turns; its values may be of any type, too."""
 
     id: Any
     source_key: Any
@@ -167,7 +167,7 @@ class LashDatabase:
                     f"{self.version} has"
                 )
 
-    # --- one of each ----------------------------------------------------------------------------
+    # --- rows of which a database has one -------------------------------------------------------
 
     def head(self) -> LashHeadRow | None:
         """The head; None if nothing was committed."""
@@ -203,7 +203,7 @@ class LashDatabase:
             )
         return None
 
-    # --- many -----------------------------------------------------------------------------------
+    # --- rows of which it has many --------------------------------------------------------------
 
     def count(self, table: str) -> int:
         """How many rows a table has; 0 if the version has no such table."""
@@ -393,15 +393,15 @@ class LashDatabase:
         return DamagedSourceError(str(self.source.path), place, reason)
 
     def text(self, place: str, column: str, value: Any) -> str:
-        """Check that a value is a text."""
+        """The value, which must be a text; else DamagedSourceError."""
         if type(value) is not str:
             raise self.damaged(place, f"{column} is {type(value).__name__}, not a text")
         return value
 
     def number(self, place: str, column: str, value: Any) -> int:
-        """Check that a value is an integer from 0 on."""
+        """The value, which must be an integer of 0 or more; else DamagedSourceError."""
         if type(value) is not int or value < 0:
-            raise self.damaged(place, f"{column} is {value!r:.40}, not a number from 0 on")
+            raise self.damaged(place, f"{column} is {value!r:.40}, not an integer of 0 or more")
         return value
 
     def json(self, place: str, text: Any) -> Any:

@@ -89,7 +89,8 @@ def import_lash(
     files = _files(place)
     if name is not None and len(files) != 1:
         raise InvalidInputError(
-            f"name {name!r} is for one database, and {place} holds {len(files)}; name one of them"
+            f"name {name!r} is for one database, and {place} holds {len(files)}; import them one "
+            "by one"
         )
     reports: list[ImportReport] = []
     notes = Notes()
@@ -222,8 +223,8 @@ class _Session(Unit):
             # Another process may have imported it at the same time.
             if not self._is_stored():
                 raise ConflictError(
-                    f"the store holds a part of session {self._session!r}; import it under another "
-                    "name"
+                    f"the store holds other rows of session {self._session!r}; import it under "
+                    "another name"
                 ) from exc
         self._written = True
 
@@ -306,7 +307,8 @@ def _verify_revision(store: Store, arrival: Arrival, *, fresh: bool) -> None:
                 found = found._replace(parent=draft.parent)
             if draft is None or not _same(found, draft):
                 raise _differs(arrival, f"node {node.id!r}")
-    # Nodes that are not shown are hidden. Since the import more may have been hidden.
+    # ``wanted`` now has the nodes that the session does not show. Right after the import these must
+    # be the hidden ones; later, more may have been hidden.
     if fresh and wanted.keys() != set(arrival.hidden):
         raise _differs(arrival, f"node {min(wanted.keys() ^ set(arrival.hidden))!r}")
     checkpoint = session.checkpoint(at, hydrate=True)
@@ -361,7 +363,7 @@ def _verify_rows(store: Store, arrival: Arrival) -> None:
 
 
 def _same(found: Any, wanted: Any) -> bool:
-    """Whether two values are equal; to Python 1, 1.0 and True are."""
+    """Whether two values are equal and of equal types: 1, 1.0 and True are three values."""
     return encode(_plain(found)) == encode(_plain(wanted))
 
 

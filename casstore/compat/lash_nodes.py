@@ -100,7 +100,7 @@ def _payload(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_parents(drafts: list[NodeDraft], notes: Notes) -> list[NodeDraft]:
-    """The nodes, without parents that do not exist."""
+    """The nodes; those whose parent does not exist become roots."""
     there = {draft.id for draft in drafts}
     before: set[str] = set()
     placed: list[NodeDraft] = []

@@ -103,7 +103,7 @@ class QueueReader:
         self._notes.add(_FREED, str(row.id))
 
     def _merge_key(self, place: str, text: Any) -> str | None:
-        """The key that batches must share to be joined; None: it is never joined."""
+        """The key that batches must share to be joined; None: the batch is never joined."""
         policy = self._database.json(place, text)
         if policy == "never":
             return None
@@ -124,7 +124,7 @@ class QueueReader:
         }
         name, source_key = database.text(place, "input_id", row.id), row.source_key
         if source_key is not None:
-            # Batches have source keys of their own, which may be equal.
+            # With a prefix, because a batch may have the same source key.
             source_key = "input:" + database.text(place, "source_key", source_key)
         return Batch(
             id=name,

@@ -1,7 +1,8 @@
 """Converts a session database of lash into an ``Arrival``; writes nothing.
 
-A committed turn gets a receipt that no commit can match: lash hashes commits in its own way, so a
-repeated turn cannot be compared. It raises ``TurnConflictError`` and is never done twice.
+A committed turn gets a receipt, the row that records the result of a turn, that no commit matches:
+lash hashes commits in its own way, so a repeated commit cannot be compared with the imported one.
+Repeating the turn raises ``TurnConflictError``, so it is never done twice.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class _Gathering:
         return usage, [[*each, number] for each, number in written.items()]
 
     def _receipts(self, revision: int) -> tuple[dict[str, SettledReceipt], str | None, int]:
-        """The receipts, the turn that made the head, and the time of the last one."""
+        """The receipts, the turn that made the head, and the time of the latest turn."""
         receipts: dict[str, SettledReceipt] = {}
         made, last_ms = None, 0
         for turn, commit_hash, result, at_ms in self._database.turns(self._own):
@@ -287,7 +288,7 @@ def _unread(place: str, fields: dict[str, Any], known: frozenset[str]) -> list[I
 
 
 def _meaning(commit_hash: str) -> bytes:
-    """The intent hash of a receipt for lash's hash of a commit: no commit has it."""
+    """A hash in place of the hash of a commit's content in its receipt: no commit has this one."""
     return plain_hash(b"a turn committed by lash\0" + commit_hash.encode("utf-8", "surrogatepass"))
 
 

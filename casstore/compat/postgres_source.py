@@ -28,7 +28,9 @@ from casstore.engine.postgres.connections import is_away
 def shown(url: str) -> str:
     """A server's URL without user and password, for messages."""
     if not is_address(url):
-        raise InvalidInputError(f"{url!r:.80} is not the URL of a database: {PREFIXES[0]}…")
+        raise InvalidInputError(
+            f"{url!r:.80} is not the URL of a PostgreSQL database, such as {PREFIXES[0]}…"
+        )
     return f"{PREFIXES[0]}{split(url).where}"
 
 
@@ -51,7 +53,7 @@ class PostgresSource:
             )
         except (psycopg.ProgrammingError, UnicodeError) as exc:
             reason = Address(url).without_secrets(str(exc).strip())
-            # Not from exc: its message may hold the password.
+            # From None, because the message of exc may hold the password.
             raise InvalidInputError(f"{self.name}: {reason}") from None
         except psycopg.Error as exc:
             raise self._refusal(exc) from exc
@@ -73,7 +75,7 @@ class PostgresSource:
             raise self._refusal(exc) from exc
 
     def columns(self, table: str) -> frozenset[str]:
-        """The columns of a table; none if there is no such table where the role looks for it."""
+        """The columns of a table; none if the connection's search path has no such table."""
         query = (
             b"SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) "
             b"AND attnum > 0 AND NOT attisdropped"

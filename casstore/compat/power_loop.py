@@ -3,9 +3,10 @@
     from casstore.compat.power_loop import SessionStore
     loop = StatefulAgentLoop(llm=llm, store=SessionStore.open("sessions"))
 
-It differs where the original lost data: a call is one transaction, safe from any process; a note
-stays at the position where its fold began; pending calls keep all their data; usage is recorded for
-each send; writes to an unknown session raise an error. The id of a closed session is never reused.
+A fold (power-loop: compaction) replaces messages by a note. The API differs where the original lost
+data: a call is one transaction, safe from any process; a note stays at the position where its fold
+began; pending calls keep all their data; usage is recorded for each send; writes to an unknown
+session raise an error. The id of a closed session is never reused.
 """
 
 from __future__ import annotations
@@ -355,8 +356,8 @@ class SessionStore:
                 after_tokens=after_tokens,
                 round=round_index,
                 meta=encode_meta(note_meta) if note_meta else None,
-                # The loop keeps the first system message, note or not; reloading must give the
-                # same.
+                # power-loop keeps the first system message in memory even if it is a note; a
+                # session loaded from the store must have it, too.
                 keep_notes=True,
             )
         return fold.number, fold.note
@@ -439,7 +440,7 @@ class SessionStore:
         }
 
     def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str] | None) -> Any:
-        """``pending`` with the data of the calls that were stored before."""
+        """``pending``, with the data that the store has of its calls if it gives only their ids."""
         before = (self._pending(session_id) or {}).get("tool_calls")
         if ids and "tool_calls" not in pending and type(before) is list:
             left = [one for one in before if isinstance(one, dict) and str(one.get("id")) in ids]
@@ -520,9 +521,9 @@ def _message_row(session_id: str, found: Message) -> MessageRow:
 # --- values -------------------------------------------------------------------------------------
 #
 # power-loop stores Python's JSON. A log holds no integer above 64 bits, no NaN, no key that is not
-# a text, and no unlimited depth: such a value is stored as its text (``json_values``). The
-# arguments of a call and the entries of a note's meta are stored one by one, because the log reads
-# and adds others.
+# a text, and no unlimited depth: such a value is stored as its text (``json_values``). The fields
+# of a call and the entries of a note's meta are converted one by one, because the log itself reads
+# some of these fields, and adds entries.
 
 
 def kept(value: Any) -> Any:

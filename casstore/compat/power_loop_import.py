@@ -1,8 +1,8 @@
 """Imports a database of power-loop 0.2.0: every session with its messages, folds and usage.
 
-Numbers, ids and times stay. The import repairs what power-loop lost, as far as its rows allow: a
-note is placed where its fold began, pending calls get their data back from the message that makes
-them, and a session whose parent is gone becomes a root.
+Numbers, ids and times stay. The import repairs what power-loop lost, as far as its rows allow: the
+note that replaces folded (compacted) messages is placed where these began, pending calls get their
+data back from the message that makes them, and a session whose parent is gone becomes a root.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class _Sessions(RowPart[_SessionRow]):
         tables, session = self._tables, wanted.session
         record = tables.sessions.find(session)
         if record is None:
-            # Also checked when it is stored; here so that dry runs find it.
+            # ``store`` checks this again; here, because a dry run does not call it.
             Intake(tables, session).require_none_behind(self._last(session))
             return [Presence.MISSING]
         row = tables.sessions.decode(record)
@@ -472,7 +472,7 @@ def _folds(
 
 
 def _with_pending(source: SqliteSource, session: str, state: LogState, pending: Any) -> LogState:
-    """Add the pending calls to the message that makes them; unchanged if no message does."""
+    """``state`` with its pending calls: as calls of the message that makes them, else as given."""
     if not pending:
         return state
     if type(pending) is not dict:

@@ -68,7 +68,7 @@ def read_session(
     """The nodes of a session's path from position ``start``; a negative one counts from the end."""
     found = _known(store, session)
     count, each = _rows(limit), _size(characters)
-    # One revision for all that is read.
+    # Resolved once, so that everything below is read from the same revision.
     revision = found.entry(at)
     nodes = found.nodes(at=revision, payloads=False)
     first = max(0, len(nodes) + start) if start < 0 else start
@@ -113,7 +113,7 @@ def read_state(
     offset: int,
     characters: int,
 ) -> Document:
-    """The names of a session's components with their beginnings, or a part of one."""
+    """All components of a session, shortened, or a part of the one named ``component``."""
     found = _known(store, session)
     revision = found.entry(at)
     components = dict(_components(store, found, revision))
@@ -137,7 +137,7 @@ def read_state(
 
 
 def list_revisions(store: Store, session: str, before: int | None, limit: int) -> Document:
-    """Revisions of a session, newest first, below ``before``."""
+    """Revisions of a session with numbers below ``before``, newest first."""
     count = _rows(limit)
     found = list(_known(store, session).history(before=before, limit=count + 1))
     return {
@@ -173,7 +173,7 @@ def compare_sessions(
     hidden = [_hidden(store, session) for session in {old[0], new[0]}]
 
     def shown(nodes: Sequence[Any]) -> tuple[list[Document], int, int]:
-        """Nodes of this page, how many entries fit into it, and how many nodes there are."""
+        """The nodes of this page, how many of its entries fit the answer, the number of all."""
         kept = [node for node in nodes if not any(node.digest in each for each in hidden)]
         part = [(node.id, node.parent, node.digest) for node in kept[start : start + count]]
         made = _bounded_nodes(store, part, each, None)
@@ -201,7 +201,7 @@ def compare_sessions(
 
 
 def search_sessions(store: Store, words: str, sessions: Sequence[str], limit: int) -> Document:
-    """The texts with all words, best first, each with the place to read on."""
+    """The texts with all words, best first, each with its session and node or component."""
     hits = store.search(words, sessions=list(sessions) or None, limit=_rows(limit))
     return {"hits": [_hit(hit) for hit in hits]}
 
@@ -220,11 +220,11 @@ def _hit(hit: Hit) -> Document:
     }
 
 
-# --- what they share --------------------------------------------------------------------
+# --- shared by the tools ----------------------------------------------------------------
 
 
 def _known(store: Store, session: str) -> Session:
-    """A session that exists, with something committed to it."""
+    """A session that has a revision; SessionNotFoundError if it has none."""
     found = store.session(session)
     if found.head() is None:
         raise SessionNotFoundError(session)
@@ -263,7 +263,10 @@ def _bounded_nodes(
     characters: int,
     first: int | None,
 ) -> list[Document]:
-    """Nodes with the beginnings of their payloads, until the answer is full; at least one."""
+    """Nodes with payloads cut to ``characters``, until the answer is full; at least one.
+
+    ``first`` is the position of the first node, None to leave positions out.
+    """
     found: list[Document] = []
     left = MAX_CHARACTERS
     stored = graph.stored_nodes(PieceReader(store.engine), [digest for _, _, digest in nodes])

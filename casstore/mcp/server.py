@@ -48,7 +48,7 @@ def make_server(store: Store, *, write: bool = False) -> MCPServer[Any]:
 
 
 def describe_tools(store: Store, *, write: bool = False) -> dict[str, str]:
-    """The tools that a server offers, and the first line of what each says about itself."""
+    """The tools that a server offers, each with the first line of its description."""
     tools = asyncio.run(make_server(store, write=write).list_tools())
     return {tool.name: (tool.description or "").partition("\n")[0] for tool in tools}
 
@@ -98,7 +98,7 @@ def _offer_reading(server: MCPServer[Any], store: Store) -> None:
         """Read the nodes of a session, from the root to the leaf; by default the last 20.
 
         at: a revision number or a label; the newest revision if absent. start: the position of the
-        first node; negative: counted from the end. characters: the most of each payload.
+        first node; negative: counted from the end. characters: the most shown of each payload.
         """
         return reading.read_session(store, session, at, start, limit, characters)
 
@@ -163,8 +163,8 @@ def _offer_reading(server: MCPServer[Any], store: Store) -> None:
         """Find the texts in which all words occur, best first, in messages and state.
 
         words: "two words" in double quotes must follow each other; wor* finds words that begin so.
-        sessions: only texts of these. Without --write the index is used as it is: the newest
-        texts may be missing until casstore search or a writer updates it.
+        sessions: only texts of these. Without --write the index is not updated: the newest texts
+        may be missing until casstore search or a writer updates it.
         """
         return reading.search_sessions(store, words, sessions or (), limit)
 

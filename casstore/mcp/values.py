@@ -16,7 +16,7 @@ from casstore.format.canonical import Link
 from casstore.objects import stored
 from casstore.objects.stored import BytesBeginning, Stored
 
-#: The most characters of one answer, about.
+#: About how many characters an answer may have at most.
 MAX_CHARACTERS: Final = 50_000
 # The JSON around a value: quotes or brackets, and a comma.
 _AROUND: Final = 3
@@ -44,7 +44,9 @@ def begin(value: Stored | None, characters: int) -> Bounded:
 
 
 def page(value: Stored | None, offset: int, characters: int) -> Bounded:
-    """A value from a character of a text, or from an entry of a list or map, on."""
+    """The part of a value that begins at ``offset``: a character of a text, or an entry of a list
+    or map.
+    """
     if value is None:
         return Bounded(None, False, _AROUND)
     entry_count = value.entry_count()
@@ -93,7 +95,7 @@ def _page_of_text(value: Stored, offset: int, characters: int) -> Bounded:
 
 
 class _Builder:
-    """Builds a plain value until its characters are used up."""
+    """Builds a plain value from a stored one, until ``characters`` are used up."""
 
     def __init__(self, characters: int) -> None:
         self.left = characters

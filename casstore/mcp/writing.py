@@ -19,7 +19,7 @@ def fork_session(
 
 
 def label_revision(store: Store, session: str, label: str, at: At) -> Document:
-    """Name a revision."""
+    """Give a revision a label; if the label exists, it moves to this revision."""
     entry = store.session(session).label(label, at)
     return {"session": session, "revision": entry.revision, "label": label}
 

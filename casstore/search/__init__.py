@@ -2,8 +2,9 @@
 
 ``Store.search`` and ``Session.search`` come here through the entry point ``search``. The index is
 derived: a file in the store's directory (``sqlite``) or tables in its schema on a server
-(``postgres``). It belongs to contents, not to sessions, so forks share it (``lineage``). A search
-brings it up to date (``indexing``), and proves each hit with the present heads (``answering``).
+(``postgres``). It has each text once, not once for each session, so forks share what is indexed
+(``lineage``). A search first brings the index up to date (``indexing``), and then checks each hit
+against the current heads of the sessions (``answering``).
 """
 
 from __future__ import annotations

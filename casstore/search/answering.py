@@ -1,6 +1,6 @@
 """Answers a search: matches in the index become hits that can be read in the store now.
 
-The index only says where a text may be. Each hit is proven with the present head rows: a session
+The index only says where a text may be. Each hit is proven with the current head rows: a session
 that was deleted has none, a node that is not in the head's graph or is hidden there is left out,
 and the text itself is read from the store and must contain the words. So an index that is out of
 date, damaged or of another store leads to missing hits, and never to wrong ones.
@@ -26,9 +26,9 @@ from casstore.session.found import Hit
 from casstore.session.state import HeadRow, Runtime, decode_head, head_key, manifest_in
 from casstore.store import Store
 
-# How many sessions of one text are looked up.
+# How many sessions that may have one text are looked up at most.
 _MAX_SESSIONS: Final = 1024
-# Runs of nodes in one query: SQLite allows 32,766 values.
+# The most ranges of ids in one query: each takes two of the 32,766 values that SQLite allows.
 _MAX_SPANS: Final = 15_000
 _FIRST_PAGE: Final = 64
 _PAGE_GROWTH: Final = 4
@@ -64,7 +64,7 @@ class _Reached(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A proven hit without its snippet, and its text; of a node, its digest instead."""
+    """A proven hit without its snippet, and its text: for a node, the digest to read it with."""
 
     hit: Hit
     text: str
@@ -84,12 +84,12 @@ class SearchAnswer:
         # Head rows as this search has read them, None for sessions that have none.
         self._rows: dict[bytes, tuple[bytes, HeadRow] | None] = {}
         self._indexes: dict[bytes, NodeIndex] = {}
-        # Contents that are hits already: nodes of two segments may be equal.
+        # The digests of the hits so far: docs of two segments may be of the same node.
         self._seen: set[bytes] = set()
 
     def hits(self) -> list[Hit]:
         """The hits, best first."""
-        # If the heads move meanwhile, gc may remove what the old ones name.
+        # If a session is committed to meanwhile, gc may remove what its old head refers to.
         return read_again(self._attempt)
 
     def _attempt(self) -> list[Hit]:
@@ -145,7 +145,7 @@ class SearchAnswer:
                 )
             }
             for doc, score in matches:
-                # A doc that was removed; its words are in the index until it is rebuilt.
+                # A removed doc has no row, but its words stay in the index until a rebuild.
                 if doc in docs:
                     yield docs[doc], score
             if len(matches) < page:
@@ -154,7 +154,7 @@ class SearchAnswer:
             page = min(_MAX_PAGE, page * _PAGE_GROWTH)
 
     def _condition(self) -> tuple[str, list[Any]]:
-        """What the ids of matches must fulfil, as SQL with its values."""
+        """The condition on the ids of matches that the request sets, as SQL with its values."""
         request = self._request
         parts: list[str] = []
         values: list[Any] = []
@@ -185,7 +185,7 @@ class SearchAnswer:
             values += request.sessions
             parts.append(f"({' OR '.join(ways)})")
         if request.since_ms is not None:
-            # A component is as old as the head that has it, which is looked up later.
+            # Docs of components have no time: that of the head is checked when a hit is proven.
             parts.append(
                 "EXISTS (SELECT 1 FROM {s}docs d WHERE d.id = {id} "
                 "AND (d.at_ms IS NULL OR d.at_ms >= ?))"
@@ -194,7 +194,7 @@ class SearchAnswer:
         return " AND ".join(parts), values
 
     def _spans(self, sessions: Sequence[bytes]) -> list[tuple[int, int]]:
-        """The ids of all nodes of these sessions; shared ones once."""
+        """Ranges of ids: the docs of all nodes of these sessions, shared ones once."""
         longest: dict[int, tuple[int, int]] = {}
         for key in sessions:
             rows = self._db.rows(
@@ -208,8 +208,8 @@ class SearchAnswer:
                         longest[low] = low, high
         if len(longest) > _MAX_SPANS:
             raise InvalidInputError(
-                f"sessions must share more or be fewer: {len(sessions)} of them have "
-                f"{len(longest)} separate runs of nodes, and a search takes {_MAX_SPANS}"
+                f"the {len(sessions)} sessions to search in have {len(longest)} separate runs of "
+                f"nodes, more than the {_MAX_SPANS} of one search; name fewer sessions"
             )
         return list(longest.values())
 
@@ -297,7 +297,7 @@ class SearchAnswer:
     def _hit(
         self, kind: str, score: float, reached: list[_Reached], count: int, at_ms: int | None
     ) -> Hit:
-        """A hit in sessions, still without what was found in them."""
+        """A hit in sessions, still without its node or component, and its snippet."""
         oldest = reached[0]
         names = tuple([one.name for one in reached])
         place = oldest.name, oldest.head.revision
@@ -306,7 +306,7 @@ class SearchAnswer:
     # --- sessions -----------------------------------------------------------------------
 
     def _sessions(self, docs: Sequence[_Doc]) -> list[list[bytes]]:
-        """The sessions that may have each of these texts, by their keys."""
+        """For each of these docs, the keys of the sessions that may have its text."""
         places = [lineage.doc_place(doc.id) for doc in docs if doc.id >= NODES]
         reached = self._node_sessions(places) if places else {}
         return [
@@ -323,7 +323,8 @@ class SearchAnswer:
     ) -> dict[tuple[int, int], list[bytes]]:
         """The sessions that reach nodes, as far as the index knows, by segment and position."""
         found: dict[tuple[int, int], list[bytes]] = {}
-        # At once for all of them; a later run of nodes, which is rarer, one by one.
+        # One query for the sessions whose graphs end in these segments. Graphs that end in a
+        # later segment are rarer, and take one query for each place, below.
         rows = self._db.rows(
             "SELECT v.column1, v.column2, s.key "
             f"FROM (VALUES {', '.join(['(?, ?)'] * len(places))}) AS v "
@@ -348,7 +349,7 @@ class SearchAnswer:
         return found
 
     def _later_sessions(self, segment: int, position: int, limit: int) -> list[bytes]:
-        """Sessions in runs of nodes that continue a run behind a position."""
+        """Sessions whose graphs end in a segment that continues this one after ``position``."""
         rows = self._db.rows(
             "WITH RECURSIVE later (segment) AS ("
             "SELECT id FROM {s}segments WHERE parent = ? AND start > ? UNION ALL "

@@ -15,7 +15,7 @@ from casstore.objects.stored import Stored, open_stored
 from casstore.objects.values import BLOB_KINDS, read_value
 from casstore.search.texts import MAX_CHARACTERS, text_of
 
-# How much is loaded at once. A larger value is read up to the length that is indexed.
+# The largest values that are loaded whole. Of a larger one, only the indexed beginning is read.
 _WHOLE_BYTES: Final = 32 << 20
 _BATCH: Final = 256
 

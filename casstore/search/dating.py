@@ -15,7 +15,7 @@ _PAGE: Final = 256
 
 
 class Times(NamedTuple):
-    """The times of nodes: from each position on, up to the next one."""
+    """Commit times: ``times_ms[i]`` is that of the nodes from ``positions[i]`` to the next one."""
 
     positions: list[int]
     times_ms: list[int]
@@ -47,7 +47,10 @@ def commit_times(runtime: Runtime, key: bytes, head: HeadRow, nodes: int, start:
 
 
 def _earlier(runtime: Runtime, key: bytes, head: HeadRow) -> Iterator[HeadRow]:
-    """The revisions that a revision is based on, newest first; a rewound one, on its target."""
+    """The revisions that ``head`` is based on, newest first.
+
+    A revision made by a rewind is based on the one that it went back to.
+    """
     row = head
     while True:
         if row.operation == REWIND and row.rewound_to is not None:

@@ -1,4 +1,7 @@
-"""Adds texts to an index, each once, and removes those that nothing refers to any more."""
+"""Adds docs and their texts to an index, each text once, and removes unreferenced docs.
+
+A doc is the index's row for one text; ``tables`` has the details.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from casstore.search.tables import Database, next_id, read_meta, write_meta
 #: The kinds of docs; those of record systems have the names of their systems.
 NODE: Final = "node"
 COMPONENT: Final = "component"
-# How many characters are gathered before they are handed to the database.
+# How many characters of texts are gathered in memory before they are written to the database.
 _GATHERED: Final = 16 << 20
 
 
 class Docs:
-    """The docs of one update."""
+    """Adds and removes docs, for one ``Updater``."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -36,7 +39,7 @@ class Docs:
     def put(
         self, digest: bytes, kind: str, text: Callable[[], str], at_ms: int | None = None
     ) -> int:
-        """The doc of a content that is not a node; it is added if it is new."""
+        """The id of the doc of a component or entry; added, with ``text()``, if there is none."""
         rows = self._db.rows(
             "SELECT id FROM {s}docs WHERE digest = ? AND kind = ? AND id < 4294967296",
             (digest, kind),
@@ -61,7 +64,7 @@ class Docs:
         self.loosen("SELECT id FROM {s}docs WHERE id < 4294967296")
 
     def trim(self) -> None:
-        """Remove the loosened docs that nothing refers to."""
+        """Remove the marked docs that no component and no entry refers to."""
         for doc in sorted(self._loose):
             self.removed += self._db.run(
                 "DELETE FROM {s}docs WHERE id = ? "
@@ -72,7 +75,7 @@ class Docs:
         self._loose.clear()
 
     def flush(self) -> None:
-        """Hand everything to the database; call it at the end of each transaction."""
+        """Write the gathered texts and the counters; call this at the end of each transaction."""
         self._write()
         for name, count in (("added", self.added - self._counted), ("removed", self.removed)):
             if count:
@@ -81,7 +84,7 @@ class Docs:
         self._counted, self.removed = self.added, 0
 
     def _write(self) -> None:
-        # FTS5 writes a segment whenever an id is lower than the one before.
+        # In order: FTS5 writes a new segment of its own whenever an id is lower than the last.
         self._texts.sort()
         self._db.add_texts(self._texts)
         self._texts, self._characters = [], 0

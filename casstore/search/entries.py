@@ -1,7 +1,8 @@
-"""The entries of record systems: brings their texts up to date, and proves hits in them.
+"""The entries of record systems, such as threads: indexes their texts, and proves hits in them.
 
 A text of an entry is indexed under its hash, so a text of many threads is indexed once. An entry is
-read again when its time, its size or its title has changed. A hit is proven by reading the entry.
+indexed again when its time, its size or its title has changed. A hit is proven by reading the
+entry: it must still have the text.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from casstore.search.texts import text_of
 from casstore.session.found import Hit
 from casstore.store import Store
 
-# How many entries that have one text are looked at, and how many a search keeps in memory.
+# _MAX_PLACES: how many entries with one text a search tries at most. _KEPT: the texts of how many
+# entries it keeps in memory.
 _MAX_PLACES: Final = 16
 _KEPT: Final = 8
 
 
 def kinds(store: Store) -> dict[str, str]:
-    """The kinds of the texts of each record system in a store, by its names."""
+    """The kind of each record system's texts, by the system's name and by the kind itself."""
     found = systems.held_by(store).systems
     return {name: prefix_of(one) for one in found for name in (one.name, prefix_of(one))}
 
 
 class EntryUpdater:
-    """The entries of one update."""
+    """Indexes the entries of record systems, for one ``Updater``."""
 
     def __init__(self, store: Store, db: Database, docs: Docs) -> None:
         self._store = store
@@ -41,12 +43,12 @@ class EntryUpdater:
         self._left = 0
 
     def scan(self, budget: int) -> bool:
-        """Bring all systems up to date; False if that takes more than ``budget`` texts."""
+        """Index what changed in all systems; False if ``budget`` texts were not enough."""
         known = [row[0] for row in self._db.rows("SELECT DISTINCT system FROM {s}entries")]
         return self._update({*known, *systems.names(self._store.engine)}, budget)
 
     def change(self, records: Sequence[bytes], budget: int) -> bool:
-        """The same for the systems of these rows."""
+        """As ``scan``, only for the systems that own these record rows."""
         named = {systems.name_of(key) for key in records}
         return self._update({name for name in named if name is not None}, budget)
 
@@ -106,7 +108,7 @@ class EntryUpdater:
 
 
 def _signature(entry: SystemEntry) -> bytes:
-    """What an entry looks like; it changes whenever the entry does."""
+    """A hash of what changes whenever the entry does: its time, size and title."""
     said = f"{entry.changed_at_ms} {entry.size_bytes} {entry.title}"
     return plain_hash(said.encode(errors="surrogatepass"), 16)
 
@@ -121,7 +123,7 @@ class EntryFinder:
         self._texts: dict[tuple[str, str], dict[str, EntryText]] = {}
 
     def prove(self, doc: int, digest: bytes, score: float) -> tuple[Hit, str] | None:
-        """The hit of a doc and its text; None if no entry has the text now."""
+        """The hit for a doc, and the doc's text; None if no entry has the text now."""
         rows = self._db.rows(
             "SELECT e.system, e.entry, p.position FROM {s}places p "
             f"JOIN {{s}}entries e ON e.id = p.entry WHERE p.doc = ? LIMIT {_MAX_PLACES}",

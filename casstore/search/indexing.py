@@ -24,13 +24,14 @@ from casstore.session.attempts import read_again
 from casstore.session.state import HeadRow, Runtime, decode_head, head_key, manifest_in
 from casstore.store import Store
 
-# Texts of one transaction. Other processes wait for its end.
+# The most texts of one transaction. Other processes that update the index wait for its end.
 _BUDGET: Final = 20_000
 _PAGE: Final = 1024
 # Comparing this many rows that have not changed counts like one text.
 _ROWS_A_TEXT: Final = 16
 _READ: Final = 256
-# An index with more removed texts than others is rebuilt: their words are still in it.
+# An index with more removed texts than this, and fewer others, is rebuilt: the words of removed
+# texts are still in it.
 _LEAST_GARBAGE: Final = 10_000
 
 #: Called with the number of texts indexed so far.
@@ -62,7 +63,7 @@ class Updater:
         self._loose: set[int] = set()
 
     def run(self) -> int:
-        """Bring everything up to date; returns how many texts were added."""
+        """Bring the whole index up to date; returns how many texts were added."""
         db = self._db
         if self._is_mostly_garbage():
             with db.writing():
@@ -102,7 +103,7 @@ class Updater:
         db = self._db
         begun = read_meta(db, "begun")
         if begun is None:
-            # First: what changes from now on is seen by the next update.
+            # Before anything is indexed, so that the next update sees all later changes.
             begun = self._version() or b""
             current = read_meta(db, "current")
             engine = self._engine
@@ -174,7 +175,7 @@ class Updater:
     # --- one session --------------------------------------------------------------------
 
     def _session(self, key: bytes) -> bool:
-        """Bring one session up to date; False if the transaction has enough texts before."""
+        """Bring one session up to date; False if the transaction's budget is used up before."""
         return read_again(lambda: self._attempt(key))
 
     def _attempt(self, key: bytes) -> bool:
@@ -215,7 +216,9 @@ class Updater:
     def _add_nodes(
         self, key: bytes, row: bytes, index: NodeIndex, located: IndexedGraph
     ) -> IndexedGraph:
-        """Index the nodes behind ``located``, as many as one transaction may have."""
+        """Index the nodes after those indexed already (``located``), up to the budget of this
+        transaction; returns what is indexed then.
+        """
         start = located.nodes
         stop = min(index.count, start + max(0, self._left))
         if start == stop:
@@ -257,7 +260,10 @@ class Updater:
         return _State(*rows[0]) if rows else None
 
     def _put_state(self, old: _State | None, manifest: bytes, located: IndexedGraph) -> int:
-        """The state of a new manifest: the session's own, or a new one if others have the same."""
+        """The id of the state of a new manifest.
+
+        It is the old state of the session, changed, unless other sessions are in that one too.
+        """
         db = self._db
         segment, nodes = located.segment.id, located.nodes
         if old is not None and self._users(old.id) == 1:
@@ -291,7 +297,7 @@ class Updater:
             self._release(old)
 
     def _remove(self, key: bytes) -> None:
-        """Forget a session that has no head any more."""
+        """Remove a session that has no head any more from the index."""
         old = self._state_of(key)
         self._db.run("DELETE FROM {s}sessions WHERE key = ?", (key,))
         if old is not None:

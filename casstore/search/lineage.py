@@ -1,9 +1,13 @@
-"""Finds the segments of a graph's nodes, so that graphs share what is equal in them.
+"""Finds which nodes of a graph are indexed already, and in which segments.
 
-A graph is compared with what is indexed at single positions: if the nodes at one position are
-equal, so are those before it, because a node links to its parent and has its number in it. A graph
-in which only an earlier branch was rewritten is the exception; texts of that branch are then
-missing from the index. They are never shown in place of others: an answer compares digests again.
+A segment is a run of nodes at consecutive positions, which continues a parent segment. Graphs with
+equal first nodes share the segments of these nodes.
+
+A binary search compares the graph with the index at a few positions: each node has its number in
+it and links to its parent, so if the nodes at one position are equal, those before them are equal
+too. This fails only for graphs that differ in an earlier branch alone: the texts of that branch are
+then missing from the index. A search never shows the other graph's texts in their place, because it
+compares the digests of its hits.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _COLUMNS = "id, parent, start, stop, closed"
 
 
 def doc_id(segment: int, position: int) -> int:
-    """The id of the doc of a node."""
+    """The id of the doc of the node at ``position``, which is in ``segment``."""
     return segment << 32 | position
 
 
@@ -48,7 +52,7 @@ def find_segment(db: Database, segment: int) -> Segment | None:
 
 
 def ancestry(db: Database, segment: int) -> list[Segment]:
-    """A segment and those that it continues, the first one first."""
+    """A segment and its ancestors, the segments that it continues; the oldest first."""
     found: list[Segment] = []
     while segment and (one := find_segment(db, segment)) is not None:
         found.append(one)
@@ -57,7 +61,7 @@ def ancestry(db: Database, segment: int) -> list[Segment]:
 
 
 def spans(db: Database, segment: int, nodes: int) -> Iterator[Span]:
-    """The ids of the docs of a graph's first ``nodes`` nodes."""
+    """Ranges of ids: the docs of the first ``nodes`` nodes of a graph that ends in ``segment``."""
     stop = nodes
     for one in reversed(ancestry(db, segment)):
         if stop > one.start:
@@ -73,7 +77,7 @@ class IndexedGraph(NamedTuple):
 
 
 def locate(db: Database, index: NodeIndex, near: int | None) -> IndexedGraph:
-    """Where a graph is; ``near`` is the segment that its session was in."""
+    """How much of a graph is indexed; ``near`` is the segment where its session's graph ended."""
     chain = [] if near is None else ancestry(db, near)
     nodes = _common(db, index, chain)
     while chain and chain[-1].start >= nodes:
@@ -82,14 +86,15 @@ def locate(db: Database, index: NodeIndex, near: int | None) -> IndexedGraph:
     while nodes < index.count and (child := _continued(db, index, segment, nodes)) is not None:
         common = _common(db, index, [child])
         if common == nodes:
-            # Its docs are missing: the file was damaged, and this part is indexed again.
+            # The docs of ``child`` are missing, because the file was damaged: the caller indexes
+            # these nodes again.
             break
         segment, nodes = child, common
     return IndexedGraph(segment, nodes)
 
 
 def _continued(db: Database, index: NodeIndex, segment: Segment, nodes: int) -> Segment | None:
-    """The segment that continues another one with the node at this position."""
+    """A child of ``segment`` that begins, at position ``nodes``, with the graph's node there."""
     rows = db.rows(
         f"SELECT {_COLUMNS} FROM {{s}}segments "
         "WHERE parent = ? AND start = ? AND first = ? ORDER BY id LIMIT 1",
@@ -99,7 +104,10 @@ def _continued(db: Database, index: NodeIndex, segment: Segment, nodes: int) -> 
 
 
 def _common(db: Database, index: NodeIndex, chain: list[Segment]) -> int:
-    """How many first nodes of a graph are those of these segments, the first one given."""
+    """How many of a graph's first nodes are indexed, in these segments.
+
+    The nodes before the first segment must be known to be equal.
+    """
     if not chain:
         return 0
     low, high = chain[0].start, min(chain[-1].stop, index.count)
@@ -117,7 +125,10 @@ def _common(db: Database, index: NodeIndex, chain: list[Segment]) -> int:
 
 
 def extended(db: Database, located: IndexedGraph, first: bytes) -> Segment:
-    """The segment to which nodes behind ``located`` are added: the same, or a new one."""
+    """The segment for the nodes after ``located``: the same one, or a new one that continues it.
+
+    ``first`` is the digest of the first of these nodes.
+    """
     segment, nodes = located
     if not segment.closed and nodes == segment.stop:
         return segment
@@ -131,7 +142,10 @@ def extended(db: Database, located: IndexedGraph, first: bytes) -> Segment:
 
 
 def trim(db: Database, loose: set[int]) -> int:
-    """Remove the nodes that no state needs any more from these segments; how many."""
+    """Remove the docs of nodes that no state needs from the segments ``loose``; returns how many.
+
+    Parents of segments that this empties are trimmed, too.
+    """
     removed = 0
     while loose:
         segment = find_segment(db, loose.pop())
@@ -154,6 +168,7 @@ def trim(db: Database, loose: set[int]) -> int:
             if segment.parent:
                 loose.add(segment.parent)
         elif stop < segment.stop:
-            # Its words stay in the texts until the index is rebuilt: no other text may get the ids.
+            # The words of the removed docs stay in ``texts`` until the index is rebuilt, so their
+            # ids must not be used again: the segment is closed.
             db.run("UPDATE {s}segments SET stop = ?, closed = 1 WHERE id = ?", (stop, segment.id))
     return removed

@@ -41,14 +41,19 @@ def with_index(store: Store, work: Callable[[Database], Result]) -> Result:
         directory, readonly = _directory(store.engine)
         assert directory is not None, "only a file is damaged in this way"
         if readonly:
-            raise StorageError(f"{exc}; run `casstore search --rebuild`") from exc
+            raise StorageError(
+                f"{exc}; the store is open read-only, so it is not rebuilt: "
+                "run `casstore search --rebuild`"
+            ) from exc
         sqlite.remove(directory)
         warnings.warn(f"the search index is rebuilt: {exc}", RuntimeWarning, stacklevel=4)
     try:
         with _opened(store.engine) as db:
             return work(_required(store, db))
     except DamagedIndexError as exc:
-        raise StorageError(f"{exc}; it was rebuilt just now, so check the disk") from exc
+        raise StorageError(
+            f"{exc}; the index is damaged again after a rebuild: check the disk"
+        ) from exc
 
 
 def _required(store: Store, db: Database | None) -> Database:
@@ -123,10 +128,13 @@ def _close_all(idle: list[SqliteIndex]) -> None:
 
 
 def remove(store: Store) -> None:
-    """Delete the index; it is built again by the next search. ReadOnlyError as for a write."""
+    """Delete the index; the next search builds it again.
+
+    ReadOnlyError if the store is open read-only.
+    """
     directory, readonly = _directory(store.engine)
     if readonly:
-        raise ReadOnlyError("the store is open read-only")
+        raise ReadOnlyError("cannot delete the search index: the store is open read-only")
     if directory is not None:
         sqlite.remove(directory)
         return

@@ -16,7 +16,7 @@ from casstore.errors import ReadOnlyError
 from casstore.search.tables import NAMES, TABLES, VERSION, read_meta, write_meta
 from casstore.search.texts import BEGIN, END, Snippet, Term, unmarked
 
-# A tsvector may have a mebibyte.
+# How many characters of a text are indexed: a tsvector may take at most one MiB.
 _MAX_CHARACTERS: Final = 150_000
 _FORBIDDEN: Final = "42501"
 _FORMS: Final = {
@@ -65,7 +65,10 @@ _FOLDED: Final = _Folding()
 
 
 def fold(text: str) -> str:
-    """A text of the same length with only what counts in it: words, and spaces between them."""
+    """The indexed beginning of a text, with accents removed and separators as spaces.
+
+    Each character becomes one character, so that positions in both are the same.
+    """
     return text[:_MAX_CHARACTERS].translate(_FOLDED)
 
 

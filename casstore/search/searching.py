@@ -48,13 +48,13 @@ def search(
     for kind in wanted or ():
         check_text(kind, "a kind")
     if wanted is not None and not {NODE, COMPONENT}.issuperset(wanted):
-        # Only now: finding the record systems of a store loads their code.
+        # Not for the two kinds above: finding the record systems of a store loads their code.
         known = {NODE: NODE, COMPONENT: COMPONENT, **entries.kinds(store)}
         require_kinds(wanted, list(known))
         wanted = [known[kind] for kind in wanted]
     named = None if sessions is None else list_of(sessions, "sessions")
     if named is not None and len(named) > _MAX_NAMED:
-        raise InvalidInputError(f"sessions must name at most {_MAX_NAMED}, got {len(named)}")
+        raise InvalidInputError(f"sessions must have at most {_MAX_NAMED} ids, got {len(named)}")
     within = None if named is None else [keys.session_key(one) for one in dict.fromkeys(named)]
     if wanted == [] or within == []:
         return []
@@ -92,7 +92,8 @@ class SearchIndexReport(NamedTuple):
 def update(store: Store, *, progress: Progress | None = None) -> SearchIndexReport:
     """Bring the index up to date, so that the next search need not; see ``Store.search``.
 
-    It may be interrupted at any time: the next update or search continues where it stopped.
+    It may be interrupted at any time: the next update or search continues where it stopped. For a
+    store that is open read-only, it only reports the state of the index.
 
     >>> update(store).texts_added, update(store).texts_added
     (3, 0)

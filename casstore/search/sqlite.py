@@ -40,7 +40,7 @@ _FORMS: Final = {
     "rowless": " WITHOUT ROWID",
 }
 _BUSY: Final = ("locked", "busy")
-# Operational errors that mean that the tables are not what they should be.
+# Parts of the messages of operational errors which mean that the file is damaged.
 _DAMAGE: Final = ("no such", "vtable", "malformed")
 
 
@@ -164,10 +164,10 @@ class SqliteIndex:
                 if not tables:
                     self.create()
         if read_meta(self, "version") != VERSION:
-            raise DamagedIndexError("it is of another version of casstore")
+            raise DamagedIndexError(f"{self.path} is of another version of casstore")
 
     def is_in_place(self) -> bool:
-        """True if it may be used: the file was not replaced, and the process is the same."""
+        """True if the file at the path was not replaced, and this process opened it."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except OSError:
@@ -186,7 +186,7 @@ def _match(terms: Sequence[Term]) -> str:
 
 
 def in_memory() -> SqliteIndex:
-    """An index that goes with this process."""
+    """An index in the memory of this process."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     index = SqliteIndex(connection, readonly=False)
     index.create()
@@ -218,7 +218,7 @@ def opened(directory: str, *, readonly: bool) -> SqliteIndex | None:
         )
         index = SqliteIndex(connection, readonly=readonly, path=path, made=made)
         try:
-            # Until here another user of the directory could have put a link in its place.
+            # Between ``_prepare`` and ``connect``, another process could have put a link here.
             if not index.is_in_place():
                 raise StorageError(f"{path} was replaced while it was opened; try again")
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

@@ -9,13 +9,14 @@
     sessions   which state each session is in
     entries    entries of record systems, with what they looked like when they were indexed
     places     the texts of an entry, by position
-    meta       how far the index has come
+    meta       the version of the index, the version of the rows that it was updated to, counters
 
 A node's doc has the id ``segment << 32 | position``: nodes that follow each other have consecutive
 ids, and sessions that share nodes share a segment. A thousand forks of a session are a thousand
 rows of ``sessions`` and nothing else. Other docs have ids below 2**32.
 
-``{s}`` is what comes before the name of a table, ``{blob}`` the type of bytes.
+In a statement, ``{s}`` is the prefix of the names of tables and ``{i}`` that of indexes, ``{blob}``
+is the type of bytes, ``{key}`` that of an id, and ``{rowless}`` an option of SQLite.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from casstore.search.texts import Snippet, Term
 
 #: An index of another version is rebuilt.
 VERSION: Final = b"1"
-#: Ids from here on are nodes.
+#: Ids from here on are those of nodes' docs.
 NODES: Final = 1 << 32
-#: So much of a node's digest is in its doc. It is compared, and never looked up.
+#: How many bytes of a node's digest its doc has. They are compared; no query searches for them.
 SHORT: Final = 16
-#: Matches are searched in these ids: (lowest, highest).
+#: A range of ids of docs: (lowest, highest).
 Span = tuple[int, int]
 
 TABLES: Final = (
@@ -87,7 +88,7 @@ NAMES: Final = (
 class Database(Protocol):
     """The index of one store, open for one call. Statements have ``{s}`` and ``?`` in them."""
 
-    #: True if it can only be read: it is not brought up to date.
+    #: True if the store is open read-only: a search then does not update the index.
     readonly: bool
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -115,7 +116,7 @@ class Database(Protocol):
     ) -> list[tuple[int, float]]:
         """Ids and scores of the docs with all terms, best first, then newest first.
 
-        ``where`` is a condition on ``id``; "": none.
+        ``where`` is an SQL condition on ``{id}``, or "" for none.
         """
         ...
 
@@ -124,7 +125,7 @@ class Database(Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """The space that the index takes."""
+        """The size of the index."""
         ...
 
     def clear(self) -> None:
@@ -158,5 +159,5 @@ def next_id(db: Database, table: str) -> int:
 
 
 def listed(count: int) -> str:
-    """So many placeholders, for ``IN``."""
+    """``count`` placeholders, for ``IN (…)``."""
     return ", ".join("?" * count)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import InvalidInputError
 from casstore.session.arguments import check_text
 
-#: How much of one text is indexed. What follows is not found.
+#: How many characters of a text are indexed. A search does not find the words after them.
 MAX_CHARACTERS: Final = 1_000_000
 _MAX_QUERY: Final = 4096
 _MAX_TERMS: Final = 64
@@ -21,7 +21,7 @@ _LABELS: Final = frozenset(("role", "type"))
 _TERM: Final = re.compile(r'"([^"]*)"?|([^\s"]+)')
 _SPACE: Final = re.compile(r"\s+")
 
-#: They enclose a match in what an engine returns as a snippet; a text itself has none of them.
+#: A database encloses each match in a snippet with them. ``text_of`` removes them from texts.
 BEGIN: Final = "\x02"
 END: Final = "\x03"
 _CONTROLS: Final = str.maketrans({BEGIN: " ", END: " ", "\0": " "})
@@ -53,7 +53,7 @@ def _cleaned(text: str) -> str:
 
 
 class Term(NamedTuple):
-    """Words that must follow each other; with ``prefix``, the last is the beginning of one."""
+    """Words that must follow each other; ``prefix``: the last one may be the start of a word."""
 
     words: str
     prefix: bool
@@ -74,7 +74,8 @@ def parse(query: str) -> list[Term]:
             terms.append(Term(words, prefix))
     if not terms or len(terms) > _MAX_TERMS:
         raise InvalidInputError(
-            f"words must be 1 to {_MAX_TERMS} words with a letter or digit, got {query!r:.60}"
+            f"words must have 1 to {_MAX_TERMS} words or phrases that contain a letter or digit, "
+            f"got {query!r:.60}"
         )
     return terms
 
@@ -115,7 +116,7 @@ def marked(snippet: Snippet, begin: str, end: str) -> str:
 
 
 def require_kinds(kinds: Sequence[str] | None, known: Sequence[str]) -> None:
-    """Refuse a kind that nothing in the store can have."""
+    """InvalidInputError if one of ``kinds`` is not in ``known``."""
     for kind in kinds or ():
         if kind not in known:
-            raise InvalidInputError(f"kinds must be of {', '.join(known)}; got {kind!r:.60}")
+            raise InvalidInputError(f"kinds may name {', '.join(known)}; got {kind!r:.60}")

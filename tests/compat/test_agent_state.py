@@ -342,7 +342,7 @@ def test_what_the_store_has_otherwise_ends_the_import(store: Store, tmp_path: Pa
     # A session that went on would have its older checkpoints taken for newer ones.
     AgentSession("s1", store=store).checkpoint("own")
     more = [*CHECKPOINTS, ("id-9", "s1", "late", "{}", 5.0)]
-    with nothing_written(store), pytest.raises(ConflictError, match="before all of it was"):
+    with nothing_written(store), pytest.raises(ConflictError, match="all of its checkpoints"):
         import_morrow(store, database(tmp_path / "d.db", more, None))
 
 

@@ -131,7 +131,7 @@ def test_the_time_of_a_node_is_that_of_its_commit_also_after_a_rewind(
     ("options", "message"),
     [
         ({"kinds": "node"}, "kinds must be a list"),
-        ({"kinds": ["nodes"]}, "kinds must be of node, component; got 'nodes'"),
+        ({"kinds": ["nodes"]}, "kinds may name node, component; got 'nodes'"),
         ({"sessions": "s"}, "sessions must be a list"),
         ({"sessions": [""]}, "a session id must"),
         ({"since": "yesterday"}, "since must be a whole number"),

@@ -50,7 +50,7 @@ _HEAD_FIELDS: Final = {
 _FIELD_OF: Final = {letter: name for name, letter in _HEAD_FIELDS.items()}
 # Inlining a body shorter than this costs less than a link to it.
 _BODY_LEAST_BYTES: Final = 96
-# Heads and short bodies are stored in the row, as two lists of a map.
+# Heads and short bodies are stored in the row, in lists in a map, which are two levels.
 _MAX_DEPTH: Final = MAX_DEPTH - 2
 
 
@@ -77,12 +77,12 @@ def entry_id(entry: dict[str, Any]) -> Any:
 def head_id(head: Any) -> Any:
     """As ``entry_id``, for a stored head."""
     found = head.get("u") if type(head) is dict else None
-    # In a list: a field with this name that is not a str, so it cannot identify the entry.
+    # A list wraps a field of this name that is not a str, so it cannot identify the entry.
     return found if type(found) in (str, bytes) else None
 
 
 def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packed:
-    """Store the bodies of entries; their heads, and links to the bodies."""
+    """Add the bodies of entries to a write; returns the heads, and the bodies or links to them."""
     packed = Packed([], [])
     before: dict[str, Any] = {}
     for entry in entries:
@@ -148,7 +148,9 @@ def _join(head: dict[str, Any], session: str, before: dict[str, Any]) -> dict[st
     for letter, value in head.items():
         name = _FIELD_OF.get(letter)
         if name is None:
-            raise CorruptionError("an entry of a transcript has a field of a newer kind")
+            raise CorruptionError(
+                f"an entry of a transcript has the field {letter!r:.20}, unknown to this release"
+            )
         if name == _FORKED:
             entry[name] = _join_origin(value, before.get(_FORKED))
         elif value is True:
@@ -159,7 +161,7 @@ def _join(head: dict[str, Any], session: str, before: dict[str, Any]) -> dict[st
 
 
 def _split_origin(value: Any, before: Any) -> Any:
-    """A pair of session and message; any other value is wrapped in a list."""
+    """The stored form of ``forkedFrom``: session and message; any other value in a list of one."""
     if type(value) is not dict or set(value) != set(_FORKED_FIELDS):
         return [value]
     session, message = (value[name] for name in _FORKED_FIELDS)

@@ -25,7 +25,8 @@ from casstore.store import Store
 
 Result = TypeVar("Result")
 
-# Writes to one transcript stay in order; writes to different transcripts share a flush.
+# The number of queues. The writes to one transcript use the same queue and stay in order; those in
+# different queues can share a flush.
 _LINES: Final = 64
 
 
@@ -43,7 +44,7 @@ class ExpiredSession(NamedTuple):
 
     project_key: str
     session_id: str
-    #: Of its transcripts, those of subagents included.
+    #: The number of entries in its transcripts, those of subagents included.
     entries: int
     mtime_ms: int
 

@@ -2,7 +2,7 @@
 
     claude.transcripts   project, session, subpath        rows, entries, time, summary
     claude.entries       project, session, subpath, row   heads, bodies
-    claude.times         which times are taken (``records.unique_times``)
+    claude.times         the times that writes have used (``records.unique_times``)
 
 The subpath of a session's own transcript is empty. The transcript's row is a condition of every
 write that adds rows, so row numbers are unique and the summary covers all entries. No two writes
@@ -51,7 +51,7 @@ class TranscriptKey(NamedTuple):
 
     @property
     def key(self) -> SessionKey:
-        """As the SDK names it."""
+        """The key in the form of the SDK."""
         key: SessionKey = {"project_key": self.project, "session_id": self.session}
         if self.subpath:
             key["subpath"] = self.subpath
@@ -62,7 +62,9 @@ def place_of(key: SessionKey) -> TranscriptKey:
     """The transcript that a key of the SDK names."""
     subpath = key.get("subpath")
     if subpath == "":
-        raise InvalidInputError("a subpath is not empty; leave it out for the session's own")
+        raise InvalidInputError(
+            "subpath must not be empty; leave it out for the session's own transcript"
+        )
     return TranscriptKey(key["project_key"], key["session_id"], subpath or "")
 
 
@@ -75,7 +77,7 @@ class Transcript(NamedTuple):
     rows: int
     entries: int
     mtime_ms: int
-    #: In stored form; None: it is of a subagent.
+    #: The SDK's summary in stored form; None for the transcript of a subagent.
     stored_summary: Any = None
     record: Record | None = None
 
@@ -142,7 +144,9 @@ class Transcripts:
                 return self._entries(found, rows)
             again = self.find(place)
             if again is not None and again.birth == found.birth:
-                raise CorruptionError(f"the transcript of session {place.session!r} has gaps")
+                raise CorruptionError(
+                    f"the transcript of session {place.session!r} lacks rows; check the store"
+                )
             # The transcript was deleted while it was read.
 
     def of_project(self, project: str) -> Iterator[Transcript]:
@@ -233,9 +237,10 @@ class Transcripts:
     def delete(
         self, place: TranscriptKey, *, unless: Callable[[list[Transcript]], bool] | None = None
     ) -> int:
-        """Delete a transcript, with its subagents' if it is a session's own; returns how many.
+        """Delete a transcript; returns how many were deleted.
 
-        Nothing is deleted if ``unless`` returns True for the transcripts at the time of the write.
+        With the transcript of a session itself, those of its subagents are deleted. Nothing is
+        deleted if ``unless`` returns True for the transcripts at the time of the write.
         """
         attempts = Attempts(f"session {place.session!r}")
         while True:
@@ -259,7 +264,7 @@ class Transcripts:
     # --- ids ------------------------------------------------------------------------------
 
     def _ids(self, found: Transcript) -> _Known:
-        """The ids of a transcript's entries; reads only what was not known, and no bodies."""
+        """The ids of a transcript's entries; reads only the rows that are not cached, no bodies."""
         with self._lock:
             known = self._known.get(found.place)
         if known is None or known.birth != found.birth or known.rows > found.rows:

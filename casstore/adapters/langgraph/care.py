@@ -81,7 +81,7 @@ def _copy(threads: Threads, source: str, target: str, draft: Draft) -> None:
         for task, own in writes.items():
             threads.writes.put(draft, TaskRow.of(place._replace(thread=target), task, own))
     if copied:
-        # The copy has no writer yet whose path a step could leave.
+        # Without heads, the first step that continues from any copied checkpoint is no branch.
         for head in threads.heads.scan(target):
             draft.delete(threads.heads, head.key)
 
@@ -107,7 +107,8 @@ def _keep_latest(threads: Threads, thread: str, namespace: str) -> None:
             gone = list(rows)
             _remove(threads, draft, gone, [latest])
             known = {row.place.checkpoint for row in gone}
-            # A task may have written after its checkpoint was deleted; no reader finds that.
+            # Also delete writes that a task stored after its checkpoint was deleted: no reader
+            # finds them.
             for record in threads.writes.scan(thread, namespace, before=latest.place.checkpoint):
                 if record.key[2] not in known:
                     draft.delete(threads.writes, record.key)
@@ -142,7 +143,7 @@ def _delete_runs(threads: Threads, thread: str, namespace: str, runs: set[str]) 
         gone = [row for row in rows if row.run in runs]
         if gone:
             _remove(threads, draft, gone, [row for row in rows if row.run not in runs])
-            # A writer that continues from an earlier checkpoint after this does so on purpose.
+            # Without a head, a step that then continues from an earlier checkpoint is no branch.
             draft.delete(threads.heads, (thread, namespace))
 
     retry(f"thread {thread!r}", attempt, threads)

@@ -91,7 +91,7 @@ class _Drafted(RowPart[Row]):
     def draft_writes(
         self, place: CheckpointKey, writes: Sequence[PendingRow], folded: Sequence[PendingRow] = ()
     ) -> bool:
-        """Draft the writes that the store lacks; False if it lacks none.
+        """Add the writes that the store lacks to the draft; False if it lacks none.
 
         ConflictError if the store has a write that the source has not: the thread continued here.
         """
@@ -138,7 +138,8 @@ class _Checkpoints(_Drafted[FoundCheckpoint]):
 
     def __init__(self, source: SaverSource, store: Store) -> None:
         super().__init__(source, store)
-        # The channels of the previous checkpoint, as read and as stored: most are equal.
+        # The channels of the previous checkpoint, as read and as stored: most are equal in the
+        # next, and are not encoded again.
         self._before: dict[str, tuple[Any, Any]] = {}
         self._group: tuple[str, str] = ("", "")
 
@@ -227,7 +228,7 @@ def _is_same(
         and layout.unpack_seen(stored.value) == (fields.get("versions_seen") or {})
         and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
         and source.same(layout.other_fields(fields), stored.value["more"])
-        # Metadata is JSON, and its encoding compares as equal where NaN does not.
+        # Compared by encoding, because metadata may hold NaN, which is not equal to itself.
         and pack_raw(source.decode(stored.value["meta"])) == pack_raw(dict(checkpoint.metadata))
     )
 

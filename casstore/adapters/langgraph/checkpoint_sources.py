@@ -219,7 +219,10 @@ class SaverSource(ABC):
 
     def lost(self, place: CheckpointKey) -> ConflictError:
         """The error for a checkpoint that was deleted during the import."""
-        return ConflictError(f"{self.name} lost checkpoint {place.checkpoint} while it was read")
+        return ConflictError(
+            f"checkpoint {place.checkpoint} was deleted from {self.name} during the import; "
+            "import again"
+        )
 
 
 @contextmanager
@@ -262,7 +265,7 @@ class _SqliteSaver(SaverSource):
         columns = source.columns("writes")
         if not {"checkpoints", "writes"} <= source.tables or "idx" not in columns:
             raise ForeignSourceError(f"{source.path} is not a database of LangGraph's SqliteSaver")
-        # Older databases lack the column.
+        # Databases of an older LangGraph lack the column task_path.
         writes = _SQLITE_WRITES.format(path="task_path" if "task_path" in columns else "''")
         queries = Queries(_SQLITE_KEYS, writes, _SQLITE_EARLY)
         super().__init__(source.name, source.ask, queries, serde)
@@ -319,7 +322,7 @@ _SENDS: Final = b"""
     SELECT type, blob FROM checkpoint_writes
     WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s AND channel = %s
     ORDER BY %PATH%, task_id, idx"""
-# All that the saver kept: those of the previous checkpoint, which it deleted.
+# Of any checkpoint: the sends are of the previous one, whose row ShallowPostgresSaver has deleted.
 _SHALLOW_SENDS: Final = _SENDS.replace(b"AND checkpoint_id = %s ", b"AND %s::text IS NOT NULL ")
 # Writes without a checkpoint belong to a deleted one, and no task waits for them.
 _SHALLOW_EARLY: Final = b"SELECT NULL WHERE false"
@@ -346,7 +349,7 @@ class _PostgresSaver(SaverSource):
 
     A checkpoint is a JSON document; values that are not plain are in another table, by channel and
     version. The next tasks of an older LangGraph are among the writes of the parent.
-    ShallowPostgresSaver keeps the latest checkpoint of a thread alone: the id is in the document,
+    ShallowPostgresSaver keeps only the latest checkpoint of a thread: the id is in the document,
     and a channel has one value.
     """
 
@@ -362,7 +365,7 @@ class _PostgresSaver(SaverSource):
                 f"{source.name} has no tables of LangGraph's PostgresSaver on the search path of "
                 "this role; options=-csearch_path%3DNAME in the URL names another schema"
             )
-        # Older tables lack the column.
+        # Tables of an older LangGraph lack the column task_path.
         path = b"task_path" if "task_path" in found["checkpoint_writes"] else b"''"
         queries = Queries(
             _KEYS if has_ids else _SHALLOW_KEYS,
@@ -406,7 +409,10 @@ class _PostgresSaver(SaverSource):
         return FoundCheckpoint(place, parent, fields, meta, self.writes(place), size)
 
     def _add_tasks(self, place: CheckpointKey, fields: dict[str, Any]) -> None:
-        """Add the next tasks to the channel where today's LangGraph looks for them."""
+        """Add the next tasks to the channel where today's LangGraph looks for them.
+
+        They are among the writes of the checkpoint at ``place``.
+        """
         values = (*place, TASKS)
         sends = [
             self.load(place, tag, payload) for tag, payload in self._ask(self._sql.sends, values)

@@ -78,7 +78,7 @@ class Embeddings(RowPart[_Kept]):
             return [Presence.MISSING] * len(page)
         found = self._tables.vectors.find_many([vectors_key(*each.item[:2]) for each in page])
         rows = map(self._tables.vectors.decode_found, found)
-        # Vectors that were made here since are of the same embedder.
+        # Not compared by content: all vectors of this generation are of the same embedder.
         return presence(
             row is not None
             and (row.generation, row.updated_us) == (described.generation, each.item.updated_us)

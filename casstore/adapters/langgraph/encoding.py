@@ -46,14 +46,14 @@ _MAX_INT: Final = (1 << 64) - 1
 _OWN_DUMPS: Final = (JsonPlusSerializer.dumps_typed, StrictSerializer.dumps_typed)
 _OWN_LOADS: Final = (JsonPlusSerializer.loads_typed, StrictSerializer.loads_typed)
 
-#: Types that are split up, or that the serialiser does not encode as an object.
+#: Types that are split into parts, or that the serialiser does not encode as an extension.
 PLAIN_TYPES: Final = frozenset(
     (type(None), bool, str, int, float, list, tuple, dict, bytes, bytearray, _DeltaSnapshot)
 )
 
 
 def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
-    """The stored form of a value, split into its parts."""
+    """The stored form of a value; lists and dicts are split, up to ``room`` levels deep."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -122,7 +122,7 @@ def decode(stored: Any, load: Load) -> Any:
         return _DeltaSnapshot(decode(stored[_SNAPSHOT], load))
     flat = stored.get(_DICT)
     if len(stored) != 1 or type(flat) is not list or len(flat) % 2:
-        raise CorruptionError("a stored channel has none of the forms it may have")
+        raise CorruptionError("a stored value of LangGraph's state has an unknown form")
     built: dict[str, Any] = {}
     for at in range(0, len(flat), 2):
         if type(flat[at]) is not str:

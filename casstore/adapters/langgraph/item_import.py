@@ -130,7 +130,7 @@ class _Items(RowPart[FoundItem]):
             later = _later(theirs, ours, self._store.engine.now_ms() * MS_US)
             if later is not None:
                 return Presence.EQUAL if later is ours else Presence.OUTDATED
-            difference = "end"
+            difference = "expiry"
         if not self._replace:
             raise ItemConflictError(item.namespace, item.key, difference)
         return Presence.OUTDATED

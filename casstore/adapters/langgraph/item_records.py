@@ -2,7 +2,7 @@
 
     lgm.items   namespace, key     value, created, updated, minutes to live, expiry, fields to index
     lgm.recent  namespace, updated, key   index: the items of a namespace by time
-    lgm.times   the times in use (``records.unique_times``)
+    lgm.times   the times that writes have used (``records.unique_times``)
 
 Each label of a namespace is followed by a dot, so the items below a namespace are a range of keys.
 Times are microseconds since 1970.
@@ -27,7 +27,7 @@ DOT: Final = "."
 #: Microseconds in a millisecond.
 MS_US: Final = 1000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Which times are taken (``records.unique_times``).
+#: The table of the times that writes have used (``records.unique_times``).
 TIMES_TABLE: Final = "lgm.times"
 _MINUTE_MS: Final = 60_000
 _PAGE: Final = 256

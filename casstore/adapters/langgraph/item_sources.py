@@ -59,8 +59,8 @@ class ItemQueries(NamedTuple):
     count: Any
     #: None if there is no such table.
     count_vectors: Any
-    #: The embeddings from the position of an item to that of another: prefix, key, path, vector,
-    #: and whether it was made for the item as it is.
+    #: The embeddings of the items from one position to another: prefix, key, path, vector, and
+    #: whether the vector was made since the item was last put.
     vectors: Any
     #: The rows after one, in order, up to a number of rows and about a number of bytes. Their
     #: first columns are the position that the next page starts after.
@@ -241,7 +241,7 @@ class _SqliteStore(ItemSource):
         names = [each.decode(self._encoding, "backslashreplace") for each in (prefix, key)]
         with naming(*names):
             if (prefix_kind, key_kind) != (_TEXT, _TEXT):
-                raise ValueError("its name is not a text")
+                raise ValueError("its namespace or key is not a text")
             return found_item(
                 prefix.decode(self._encoding),
                 key.decode(self._encoding),

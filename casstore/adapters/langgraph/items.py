@@ -96,9 +96,9 @@ Changed = TypeVar("Changed")
 class CasstoreStore(StoreClient, BaseStore):
     """A LangGraph store: namespaces, filters, semantic search, time to live. Sync and async in one.
 
-    A batch is one write, all or nothing; what it reads is from before it. ``index`` configures
-    semantic search as for LangGraph's stores, and needs numpy. Without it, ``search`` ignores its
-    ``query``, and ``put`` its ``index``.
+    The puts of a batch are one write, all or nothing; its other operations run before that write.
+    ``index`` configures semantic search as for LangGraph's stores, and needs numpy. Without it,
+    ``search`` ignores its ``query``, and ``put`` its ``index``.
 
     >>> memory = CasstoreStore(store)
     >>> memory.put(("users", "ada"), "colour", {"likes": "blue"})
@@ -334,9 +334,9 @@ class CasstoreStore(StoreClient, BaseStore):
     def _change_unchanged(
         self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
     ) -> int:
-        """Change items that no other writer has changed, in one write if possible; how many.
+        """Change items that no other writer has changed, in one write if possible.
 
-        The others were put or read meanwhile, which restarted their time to live.
+        Returns how many. The others were put or read meanwhile, which restarted their time to live.
         """
         draft = Draft(self._pool.store)
         for item in items:
@@ -362,7 +362,10 @@ class CasstoreStore(StoreClient, BaseStore):
             return self._namespaces(op)
         if isinstance(op, PutOp):
             return None
-        raise InvalidInputError(f"no operation of a store: {type(op).__name__}")
+        raise InvalidInputError(
+            "an operation must be a GetOp, SearchOp, PutOp or ListNamespacesOp, got "
+            f"{type(op).__name__}"
+        )
 
     def _get_all(self, ops: Sequence[GetOp]) -> list[Item | None]:
         """The items of gets, in one call of the engine."""
@@ -493,7 +496,7 @@ class CasstoreStore(StoreClient, BaseStore):
             size = min(2 * size, _SWEEP_BATCH)
 
     def _vector_server(self, index: VectorIndex, *, install: bool = False) -> VectorSearch | None:
-        """The search of the engine, if it has one and compares as the index does."""
+        """The engine's own vector search; None if it has none, or none for the index's distance."""
         engine = self._pool.store.engine
         if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
             return None
@@ -588,7 +591,10 @@ class CasstoreStore(StoreClient, BaseStore):
             return
 
     def _described(self, draft: Draft, index: VectorIndex, found: IndexRow | None) -> IndexRow:
-        """The description of the index that a write adds vectors to, as its condition."""
+        """The stored description of the vector index, as a condition of a write.
+
+        If there is none, the write stores it. VectorIndexChangedError if it is of another index.
+        """
         index.require(found)
         table = VectorTables(self._pool.store).index
         draft.expect(table, (INDEX_KEY,), None if found is None else found.record)
@@ -646,7 +652,7 @@ class CasstoreStore(StoreClient, BaseStore):
         return done
 
     def _begin_reindex(self, rebuild: bool, batch: int) -> tuple[VectorIndex, str]:
-        """Make the description that of this index; returns the index and its generation."""
+        """Store the description of this index; returns the index and its generation."""
         check_flag(rebuild, "rebuild")
         check_count(batch, "batch", least=1)
         if self._index is None:
@@ -693,7 +699,7 @@ class _Work:
             validate_op_namespace(op)
         # Of two writes to one key in a batch, the last counts.
         self.puts = {(op.namespace, op.key): op for op in self.ops if isinstance(op, PutOp)}
-        #: By text.
+        #: The vectors of documents, and of queries, by text.
         self.documents: Embedded = {}
         self.queries: Embedded = {}
         self._texts: dict[tuple[tuple[str, ...], str], list[str]] = {}

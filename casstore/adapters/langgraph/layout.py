@@ -140,7 +140,7 @@ def _version_number(version: str) -> int | None:
 
 
 def unpack_version(stored: Any) -> Any:
-    """The version of a stored one."""
+    """The version that ``pack_version`` has encoded."""
     if type(stored) is int:
         return version_text(stored)
     if type(stored) is list and len(stored) == 1 and type(stored[0]) in (str, int, float):
@@ -151,7 +151,7 @@ def unpack_version(stored: Any) -> Any:
 def pack_channel(
     name: str, version: Any, emit: Emit, value: tuple[Any, Encoded] | None = None
 ) -> Channel:
-    """A channel to be stored, with this version as stored, and the stored form of its value."""
+    """A channel to be stored: its version in stored form, and the stored form of its value."""
     entries = [list_entry(encode_split(each, _CHANNEL_ROOM - 1, emit)) for each in (name, version)]
     if value is None:
         return Channel(version, False, None, None, pack_list(entries, emit))
@@ -162,8 +162,8 @@ def pack_channel(
         form = Link(Digest(key))
         encoded = Encoded(link_bytes(ROLE_LINK, key), [key])
     elif _PART in key:
-        # The value has parts that other channels may repeat. How much memory that takes is measured
-        # when the whole checkpoint is encoded.
+        # The value has parts that other channels may repeat. So it is encoded with the whole
+        # checkpoint, where the memory that repeated parts take is measured.
         return Channel(version, True, form, key)
     return Channel(version, True, form, key, pack_list([*entries, list_entry(encoded)], emit))
 
@@ -184,7 +184,7 @@ def pack_fields(checkpoint: Mapping[str, Any], more: Any, meta: Any) -> dict[str
 
 
 def keep_checkpoint(fields: Mapping[str, Any], channels: Mapping[str, Channel], emit: Emit) -> Link:
-    """Store a checkpoint; a link to it."""
+    """Store a checkpoint with ``emit``; returns a link to it."""
     parts = SharedParts(emit)
     links: list[bytes] = []
     packed: list[EncodedEntry] = []
@@ -253,7 +253,7 @@ class CheckpointRow(NamedTuple):
     run: str | None = None
     #: Writes of tasks that have no row of their own: those of a copied checkpoint.
     folded_writes: tuple[PendingRow, ...] = ()
-    #: The history that delta channels need of deleted ancestors, by channel: [writes, seed?].
+    #: What delta channels need of deleted ancestors (``history``), by channel: [writes, seed?].
     folded_history: Mapping[str, list[Any]] = MappingProxyType({})
     record: Record | None = None
 

@@ -35,7 +35,7 @@ from casstore.session.records import Draft
 _MAX_KEPT_BYTES: Final = 64 << 20
 # The approximate memory of a message in addition to its text.
 _OBJECT_BYTES: Final = 1500
-# A list longer than this is not loaded only to be cached: it may never be read.
+# More new elements than this are not loaded just to be cached: the list may never be read.
 _LOADED_AT_ONCE: Final = 16
 
 
@@ -48,7 +48,8 @@ class Form(Enum):
     PLAIN = "plain"
     #: Plain data that contains objects, or is mixed with them.
     MIXED = "mixed"
-    #: Holds bytes or bytearrays, which are equal once serialised: no other list begins with it.
+    #: Holds bytes or bytearrays. Equal ones of both types have equal serialised bytes, so no list
+    #: is compared with this one.
     BYTES = "bytes"
 
 
@@ -143,7 +144,7 @@ class ListCodec:
         self._known = known
 
     def keep(self, draft: Draft, value: Any, before: Channel | None) -> KeptList | None:
-        """Store a list with a write; None if it is not a list, or cannot be split.
+        """Add a list to a write; None if the value is not a list, or cannot be split.
 
         ``before`` is the channel's previous state, perhaps the list that this one has grown from.
         """
@@ -159,7 +160,8 @@ class ListCodec:
                 and new is not None
                 and most_cost(len(new[1].body)) > MAX_REPEATED_BYTES
             ):
-                # Only encoding all of it measures what repeats in it.
+                # In a list this long, parts may repeat too often. That is measured only if all of
+                # the list is encoded now.
                 old, new = None, self._plain(value, None)
         else:
             new = self._objects(value, old)
@@ -183,7 +185,10 @@ class ListCodec:
     def _objects(
         self, value: Sequence[Any], old: KnownList | None
     ) -> tuple[list[Any], KnownList] | None:
-        """The stored forms of the objects that a list has more than the old one, or of all."""
+        """The stored forms of a list's objects, and the list to cache.
+
+        If the list begins with ``old``, only those of the objects after it.
+        """
         serde = self._serde
         loaded: Sequence[Original] | None = ()
         if old is not None and old.objects is not None and begins_with(value, old.objects):
@@ -223,7 +228,7 @@ class ListCodec:
     def _plain(
         self, value: Sequence[Any], old: KnownList | None
     ) -> tuple[list[Any], KnownList] | None:
-        """The stored forms of the elements that a list has more than the old one, or of all."""
+        """As ``_objects``, for a list that has plain data in it."""
         serde = self._serde
         body = serde.dump_objects(value)
         if body is None:

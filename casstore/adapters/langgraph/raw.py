@@ -36,7 +36,7 @@ def load_raw(data: tuple[str, bytes]) -> Any:
     if tag in ("bytes", "bytearray"):
         return bytes(payload) if tag == "bytes" else bytearray(payload)
     if tag != "msgpack":
-        raise UnsafePayloadError(repr(tag), "state in this codec cannot be read without running it")
+        raise UnsafePayloadError(repr(tag), "state in this codec is read only by running its code")
     try:
         return ormsgpack.unpackb(payload, ext_hook=Raw, option=_OPTION)
     except ormsgpack.MsgpackDecodeError as exc:
@@ -44,7 +44,7 @@ def load_raw(data: tuple[str, bytes]) -> Any:
 
 
 def dump_raw(value: Any) -> tuple[str, bytes]:
-    """Encode such a value: the result equals that of LangGraph's serialiser for the real value."""
+    """Encode what ``load_raw`` returned, to the bytes of LangGraph's serialiser for the value."""
     if value is None:
         return "null", b""
     if type(value) is bytes:
@@ -55,7 +55,7 @@ def dump_raw(value: Any) -> tuple[str, bytes]:
 
 
 def pack_raw(value: Any) -> bytes:
-    """The bytes of such a value; equal values have equal bytes, not-a-number included.
+    """The msgpack of what ``load_raw`` returned; equal values have equal bytes, also with NaN.
 
     InvalidInputError if it cannot be encoded: JSON may hold numbers beyond 64 bits.
     """
@@ -66,7 +66,7 @@ def pack_raw(value: Any) -> bytes:
 
 
 def pack_form(form: Any) -> bytes:
-    """The bytes of a stored form (``encoding``), however its keys are ordered; equal if they are.
+    """The bytes of a stored form (``encoding``) with sorted keys, to compare it with another.
 
     Unlike ==, this distinguishes 1, 1.0 and True.
     """

@@ -106,7 +106,7 @@ class TupleReader:
         return self._present(left, wanted) if left else []
 
     def _read(self, rows: Sequence[CheckpointRow]) -> Iterator[StoredCheckpoint]:
-        """The checkpoints of rows, from the store if they were not put just now."""
+        """The checkpoints of rows, from the cache if they are in it, else from the store."""
         known = [self._recent.stored(row) for row in rows]
         others = [row for row, found in zip(rows, known, strict=True) if found is None]
         read = iter(self._threads.read(others) if others else ())
@@ -119,7 +119,7 @@ class TupleReader:
     def histories(
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> dict[str, DeltaChannelHistory]:
-        """What channels start from at a checkpoint, and the writes since, oldest first."""
+        """For delta channels of a checkpoint: the last stored value, and the writes since."""
         row = find_row(self._threads, config)
         if row is None:
             return {channel: {"writes": []} for channel in channels}
@@ -141,7 +141,8 @@ class TupleReader:
 
     def _tuples(self, found: Sequence[StoredCheckpoint]) -> Sequence[CheckpointTuple]:
         channels = [each for stored in found for each in stored.channels.values() if each.has_value]
-        # A reader of one checkpoint may continue from it; a listing would only evict other entries.
+        # The reader of a single checkpoint may continue from it, so its lists are cached; those of
+        # a listing would only evict others.
         values = iter(self._values(channels, remember=len(found) == 1))
         return [self._tuple(stored, values) for stored in found]
 

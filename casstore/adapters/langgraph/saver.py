@@ -104,7 +104,9 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         if on_branch not in ("keep", "refuse"):
             raise InvalidInputError(f"on_branch must be 'keep' or 'refuse', got {on_branch!r}")
         if serde is not None and allowed:
-            raise InvalidInputError("allowed types are for the saver's own serialiser: leave serde")
+            raise InvalidInputError(
+                "allowed is for the saver's own serialiser: pass allowed or serde, not both"
+            )
         inner: Any = serde
         while inner is not None:
             if getattr(inner, "pickle_fallback", False):
@@ -166,7 +168,9 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """What a checkpoint's delta channels start from, and the writes since, oldest first."""
+        """For delta channels of a checkpoint: the last stored value, and the writes since, oldest
+        first.
+        """
         return self._parts.reader.histories(config, channels)
 
     # --- writing ------------------------------------------------------------------------
@@ -195,7 +199,8 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
     ) -> None:
         """Store the writes of a task.
 
-        Repeated writes are ignored, unless all writes of the call are on special channels.
+        Repeated writes are ignored. If all writes of the call are on LangGraph's special channels,
+        such as errors and interrupts, they replace earlier ones.
         """
         thread, namespace, checkpoint = config_parts(config)
         if checkpoint is None:

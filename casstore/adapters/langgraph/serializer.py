@@ -146,10 +146,10 @@ class StrictSerializer(JsonPlusSerializer):
         return bytes(payload[3 if head == _ARRAY_16 else 5 if head == _ARRAY_32 else 1 :])
 
     def load_objects(self, count: int, body: bytes) -> list[Any]:
-        """Load ``count`` objects from bytes that are safe to load and hold nothing else."""
+        """Load objects from the joined bytes of exactly ``count``, which the caller has checked."""
         objects = self._unpack(bytes((_ARRAY_32,)) + count.to_bytes(4, "big") + body)
         if type(objects) is not list:
-            raise CorruptionError("stored elements are not what they seemed")
+            raise CorruptionError("the stored elements of a list cannot be decoded as a list")
         return objects
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -245,7 +245,7 @@ class StrictSerializer(JsonPlusSerializer):
 
 
 def cut_objects(body: bytes, start: int = 0) -> list[bytes] | None:
-    """Msgpack extensions, one behind the other, each by itself; None if there is anything else.
+    """Split joined msgpack extensions into one each; None if the bytes hold anything else.
 
     A decoder stops at the end of an element. Elements may only be joined if each one ends where its
     bytes end: bytes hidden after it would become an unchecked element.

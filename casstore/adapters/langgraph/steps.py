@@ -49,14 +49,14 @@ _SCALARS: Final = frozenset((str, int, float, type(None)))
 
 
 class RecentCheckpoint(NamedTuple):
-    """A checkpoint as it was put, or read."""
+    """What is cached of a checkpoint that this process has put or read."""
 
     channels: dict[str, Channel]
     link: Link
     #: Its fields, in stored form; None if the caller could change them.
     fields: Mapping[str, Any] | None = None
-    #: The rows of the checkpoint and of its thread's head as they were put. Without the first, the
-    #: rows must be read.
+    #: The rows of the checkpoint and of its thread's head, as this process has put them. Without
+    #: ``row``, the next step must read both.
     row: bytes | None = None
     head: bytes | None = None
 
@@ -73,8 +73,8 @@ def _kept_bytes(known: RecentCheckpoint) -> int:
 class RecentCheckpoints:
     """A cache of recent checkpoints, so that the next step need not read them.
 
-    Another process may have changed or deleted them: a write that relies on them has their rows as
-    a condition, and a reader has read the row.
+    Another process may have changed or deleted a checkpoint since: a write that relies on it has
+    its row as a condition, and a reader reads the row first.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Step(NamedTuple):
     """A checkpoint to be put."""
 
     place: CheckpointKey
-    #: The place of the parent checkpoint.
+    #: The key of the parent checkpoint.
     above: CheckpointKey | None
     checkpoint: Checkpoint
     metadata: dict[str, Any]
@@ -161,7 +161,7 @@ class StepWriter:
         self._put_on_rows(step)
 
     def _put_on_rows(self, step: Step) -> None:
-        """Store a checkpoint, based on the rows that are stored."""
+        """Store a checkpoint after reading the rows that the write has as conditions."""
         threads, place = self._threads, step.place
         take_over = True
         attempts = Attempts(f"thread {place.thread!r}")
@@ -208,12 +208,13 @@ class StepWriter:
         needs_parent = bool(counters) and self._expect_parent(draft, step.above, channels, counters)
         parent = None if step.above is None else step.above.checkpoint
         if step.above is not None and known is not None and known.row is not None:
-            # Unchanged channels are those of the parent as this process knows it.
+            # Unchanged channels are copied from this process's cache of the parent, so the write
+            # fails unless the parent's row is still the cached one.
             draft.expect(threads.checkpoints, step.above, known.row)
         new_head, branch = None, None
         if needs_parent or not place.namespace:
-            # Pruning and deleting runs make the head a condition, because a new checkpoint may need
-            # the deleted ones.
+            # Pruning and deleting runs also have the head as a condition: they fail if a checkpoint
+            # is added meanwhile that may need what they delete.
             draft.expect(threads.heads, (place.thread, place.namespace), head)
             new_head = threads.heads.put(draft, HeadRow(*place))
             if latest is not None and latest not in (parent, place.checkpoint):
@@ -251,15 +252,15 @@ class StepWriter:
             )  # fmt: skip
         if branch is not None:
             logger.warning(
-                "thread %r: checkpoint %s builds on %s, but the thread had gone on to %s; "
-                "both are kept, and only one of them is on the thread's path",
+                "thread %r: checkpoint %s is based on %s, but the thread has already continued "
+                "to %s; both are kept, and only one of them is on the thread's path",
                 place.thread, place.checkpoint, parent, branch,
             )  # fmt: skip
 
     def _channels(
         self, draft: Draft, step: Step, known: Mapping[str, Channel]
     ) -> tuple[dict[str, Channel], list[tuple[str, KeptList, Channel | None]]]:
-        """The channels of a checkpoint, and which of them are lists to be cached."""
+        """The channels of a checkpoint, and the lists among them, to be cached once stored."""
         values, emit = step.checkpoint["channel_values"], draft.emit
         channels: dict[str, Channel] = {}
         lists: list[tuple[str, KeptList, Channel | None]] = []
@@ -310,9 +311,9 @@ class StepWriter:
         channels: Mapping[str, Channel],
         counters: Iterable[str],
     ) -> bool:
-        """Refuse a checkpoint that needs a parent which was deleted.
+        """Whether a checkpoint needs its parent; the parent's row is then a condition of the write.
 
-        True if it needs the parent, and the parent exists. ``counters`` has its delta channels.
+        CheckpointGoneError if that parent was deleted. ``counters`` names the delta channels.
         """
         if above is None or not any(
             name in channels and not channels[name].has_value for name in counters
@@ -325,7 +326,10 @@ class StepWriter:
         return True
 
     def _other_branch(self, step: Step, parent: str | None, latest: str) -> str | None:
-        """The latest checkpoint, unless it is on purpose that a step branches off from another."""
+        """``latest``, unless the step branches off from an earlier checkpoint on purpose: None.
+
+        BranchedThreadError instead of ``latest`` if ``on_branch`` is "refuse".
+        """
         place = step.place
         if place.namespace or step.metadata.get("source") in _DELIBERATE:
             # Subgraphs are restarted from earlier checkpoints as often as needed.
@@ -341,7 +345,8 @@ class StepWriter:
     ) -> None:
         """Store the writes of a task.
 
-        Repeated writes are ignored, unless all writes of the call are on special channels.
+        Repeated writes are ignored. If all writes of the call are on LangGraph's special channels,
+        such as errors and interrupts, they replace earlier ones.
         """
         threads = self._threads
         new = [

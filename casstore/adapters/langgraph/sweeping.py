@@ -29,14 +29,16 @@ class Sweeper:
         self._running: tuple[threading.Thread, threading.Event, Future[None]] | None = None
 
     def start(self, minutes: float | None) -> Future[None]:
-        """Begin to sweep, unless a thread does already. Cancelling the future stops it."""
+        """Start the thread, unless it runs or ``ttl`` is None; cancelling the future stops it."""
         if not self._ttl:
             done: Future[None] = Future()
             done.set_result(None)
             return done
         interval = minutes or self._ttl.get("sweep_interval_minutes") or _DEFAULT_MINUTES
         if isinstance(interval, str) or not 0 < interval <= threading.TIMEOUT_MAX / _MINUTE_S:
-            raise InvalidInputError(f"the interval must be a number of minutes, got {interval!r}")
+            raise InvalidInputError(
+                f"sweep_interval_minutes must be a number above 0, got {interval!r}"
+            )
         with self._lock:
             if self._running is not None and self._running[0].is_alive():
                 return self._running[2]

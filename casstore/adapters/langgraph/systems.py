@@ -230,7 +230,7 @@ class MemorySystem(RecordSystem):
         return {item.key: _readable(decode(item.value, load_raw)) for item in items}
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Decode each row; vectors need their item."""
+        """Decode each row; each row of vectors must have its item."""
         tables = VectorTables(store)
         return judges(
             store, facts, [items_table(store), tables.vectors, tables.changes, tables.index]

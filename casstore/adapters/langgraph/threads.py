@@ -125,13 +125,13 @@ class Threads:
     # --- writing ------------------------------------------------------------------------
 
     def delete_checkpoint(self, draft: Draft, place: CheckpointKey) -> None:
-        """Delete a checkpoint and its pending writes in a write."""
+        """Add to a write the deletion of a checkpoint and its pending writes."""
         draft.delete(self.checkpoints, place)
         for record in self.writes.scan(*place):
             draft.delete(self.writes, record.key)
 
     def delete_thread(self, draft: Draft, thread: str) -> None:
-        """Delete everything of a thread in a write."""
+        """Add to a write the deletion of everything of a thread."""
         for table in (self.checkpoints, self.writes, self.heads):
             for record in table.scan(thread):
                 draft.delete(table, record.key)

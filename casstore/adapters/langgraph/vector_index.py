@@ -31,7 +31,7 @@ from casstore.errors import InvalidInputError, VectorIndexChangedError
 _WHOLE: Final = "$"
 _MAX_DIMS: Final = 65_536
 _GENERATION_BYTES: Final = 12
-# Where Embeddings of LangChain's packages have the name of their model.
+# The attributes in which the Embeddings of LangChain's packages have the name of their model.
 _MODEL_ATTRIBUTES: Final = ("model", "model_name", "model_id", "deployment")
 
 #: Vectors by text: of documents and of queries, which a model may embed differently.
@@ -162,7 +162,7 @@ def fields_of(op: PutOp) -> tuple[str, ...] | None:
 
 
 def embedder_name(embed: Any) -> str:
-    """The name of an embedder: what changes if another model takes its place, as far as known."""
+    """A name for an embedder that is different for another model, as far as attributes show it."""
     if isinstance(embed, str):
         return embed
     if isinstance(embed, partial):

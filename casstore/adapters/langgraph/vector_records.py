@@ -115,7 +115,7 @@ class VectorTables:
         return place
 
     def mark(self, draft: Draft, bucket: tuple[str, str], changed_us: int) -> None:
-        """Record that a vector of a bucket was put; ``changed_us`` is a time of this write."""
+        """Record that a vector of a bucket was put; ``changed_us`` is a time the write reserved."""
         self.changes.put(draft, ChangeRow(*bucket, changed_us))
 
     def delete(self, draft: Draft, prefix: str, key: str) -> None:

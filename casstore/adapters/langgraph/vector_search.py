@@ -42,7 +42,7 @@ _FIRST_ROWS: Final = 64
 _GROWTH: Final = 4
 # Rows that are scored in float64 at once.
 _CHUNK_ROWS: Final = 4096
-# The rows of deleted and replaced vectors are dropped when they are this part of the matrix.
+# The rows of deleted and replaced vectors stay until they are more than this part of the matrix.
 _MAX_UNUSED: Final = 0.25
 # Rows of vectors read at once.
 _PAGE: Final = 1024
@@ -94,7 +94,10 @@ class Snapshot:
     def changed(
         self, rows: _Rows, gone: Iterable[Bucket], stamps: dict[Bucket, int]
     ) -> Snapshot | None:
-        """With other vectors for some buckets; None if too many rows would be unused."""
+        """A snapshot with ``rows`` in place of the vectors of the buckets ``gone``.
+
+        None if too many rows of the matrix would be unused.
+        """
         import numpy as np
 
         replaced = set(gone)
@@ -139,7 +142,7 @@ class Snapshot:
             least = -np.inf
             if count < rows:
                 least = float(np.partition(scores, rows - count)[rows - count])
-            # A row that is not chosen has a score below ``least`` - error.
+            # The exact score of a row that is not chosen is below ``least`` - error.
             chosen = np.flatnonzero((scores >= least - 2 * error) & self._used)
             exact = self._exact(chosen, compare)
             for at in np.lexsort((self._created[self._item_of[chosen]], -exact)):
@@ -184,7 +187,7 @@ class _Cosine:
         import numpy as np
 
         scores: Floats = matrix @ (self.query / (self.length or 1.0)).astype(np.float32)
-        # A vector of zeros is like no query; its product is 0.
+        # A vector of zeros has the product 0, which is its score.
         np.divide(scores, norms, out=scores, where=norms != 0)
         return scores
 
@@ -194,7 +197,7 @@ class _Cosine:
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) * self.length
         # Row by row: a product with the matrix may round equal rows differently.
         found: Doubles = np.einsum("ij,j->i", rows, self.query)
-        # The product with a vector of zeros is 0.
+        # Likewise with a vector of zeros, or a query of zeros.
         np.divide(found, lengths, out=found, where=lengths != 0)
         return found
 
@@ -266,7 +269,7 @@ class VectorCache:
     ) -> Snapshot:
         """The vectors below a namespace.
 
-        ``times`` differs whenever a vector has been put in the store, and was read by the caller.
+        ``times``, which the caller has read from the store, differs after each put of a vector.
         """
         with self._lock:
             known = self._known.pop(prefix, None)
@@ -313,7 +316,7 @@ def _loaded(tables: VectorTables, prefix: str, generation: str, dims: int) -> Sn
 def changed_buckets(
     tables: VectorTables, prefix: str, known: Mapping[Bucket, int]
 ) -> tuple[dict[Bucket, int], list[Bucket]]:
-    """The times of the buckets below a namespace, and those that are not at a known time."""
+    """The times of the buckets below a namespace, and the buckets at other times than ``known``."""
     stamps = _stamps(tables, prefix)
     changed = [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
     return stamps, changed
@@ -328,7 +331,7 @@ def ranked_records(
 
 
 def _refreshed(tables: VectorTables, prefix: str, dims: int, known: Snapshot) -> Snapshot | None:
-    """A snapshot with the buckets re-read that have changed; None if that is not worth it."""
+    """``known`` with the changed buckets read again; None if so many changed that all must be."""
     stamps, changed = changed_buckets(tables, prefix, known.stamps)
     if not changed:
         return known

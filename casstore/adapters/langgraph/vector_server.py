@@ -2,7 +2,7 @@
 
 ``ServerRanking.ranked`` brings the copies of the vectors on the server up to date, bucket by
 bucket, lets it choose candidates, and scores those as the search in this process does: the ranks
-and scores are the same. So is the bookkeeping: the times in ``lgm.changes`` are the stamps.
+and scores are the same. The stamp of a bucket's copy is its time in ``lgm.changes``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ServerRanking:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        #: By namespace, the generation and the times that the copies were compared with.
+        #: By namespace, the generation and ``times`` at which the copies were last up to date.
         self._known: dict[str, tuple[str, Any]] = {}
 
     def ranked(

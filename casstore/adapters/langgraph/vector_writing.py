@@ -18,21 +18,23 @@ from casstore.session.attempts import Attempts, transact
 from casstore.session.records import Draft
 from casstore.store import Store
 
-#: A write reserves whole ticks, so times do not run ahead below 100,000 writes a second.
+#: The length of a tick. A write reserves whole ticks of times for its items, so these run ahead of
+#: the clock only above 100,000 writes a second.
 TICK_US: Final = 10
 _TICKS_A_MS: Final = MS_US // TICK_US
 
 
 def now_ticks(now_ms: int) -> int:
-    """Now, by the engine's clock and, within its millisecond, by the clock of this process."""
+    """The time in ticks, by the engine's clock; within a millisecond, by that of this process."""
     within = time.time_ns() // (1000 * TICK_US) % _TICKS_A_MS
     return now_ms * _TICKS_A_MS + within
 
 
 def describe(store: Store, index: VectorIndex, *, rebuild: bool = False) -> str:
-    """Make the description of a store's vectors that of ``index``; returns their generation.
+    """Store the description of ``index`` for the store's vectors; returns their generation.
 
-    A new generation, so that no vector counts, if the description was another one or ``rebuild``.
+    If another description is stored, or with ``rebuild``, the generation is a new one, so that no
+    stored vector counts.
     """
     tables = VectorTables(store)
 
@@ -56,7 +58,7 @@ def put_vectors(
     items: Sequence[ItemRow],
     contents: Sequence[bytes],
 ) -> int:
-    """Write the packed vectors of items that are unchanged; returns of how many items.
+    """Write the packed vectors of items, except items changed since; returns for how many.
 
     Empty content deletes the vectors of its item. ConflictError if the store's vectors are of
     another generation.

@@ -91,11 +91,13 @@ def unpack(session: str, stored: Any) -> Branches | None:
         return None
     if type(stored) is not dict or _MARK not in stored:
         raise InvalidInputError(
-            f"session {session!r} is kept by something else, with a state of its own; fork it and "
-            "replace its checkpoint to go on with it here"
+            f"session {session!r} has a turn_state of another program, so it cannot be used as a "
+            "conversation; fork it, replace the fork's checkpoint, and use the fork"
         )
     if stored[_MARK] != _VERSION:
-        raise InvalidInputError(f"session {session!r} is of a newer kind: upgrade casstore")
+        raise InvalidInputError(
+            f"session {session!r} was written by a newer version of casstore: upgrade casstore"
+        )
     try:
         by_name = {name: Branch(name, *values) for name, values in stored["branches"].items()}
         return Branches(stored["clears"], by_name, frozenset((*stored["used"], *by_name)))

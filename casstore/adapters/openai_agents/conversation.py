@@ -45,7 +45,10 @@ class ConversationView(NamedTuple):
 
 
 class CurrentBranch(NamedTuple):
-    """A session object's current branch. A clear moves every session object back to main."""
+    """The current branch of a ``CasstoreSession``, and the conversation's number of clears then.
+
+    If the conversation was cleared since, the current branch is main.
+    """
 
     branch: str
     clears: int
@@ -98,7 +101,7 @@ class Conversation:
         return ConversationView(head.revision, state.leaf, head.node_count, state.checkpoint, found)
 
     def where(self, at: CurrentBranch, view: ConversationView) -> Branch:
-        """The branch of a position; main if the conversation was cleared since."""
+        """The branch that ``at`` names; main if the conversation was cleared since."""
         return view.branches.get(at.branch if at.clears == view.branches.clears else MAIN)
 
     def read(
@@ -117,7 +120,8 @@ class Conversation:
             try:
                 return pick(view, branch, self.path(branch, payloads=payloads))
             except NodeNotFoundError:
-                # The branch was cleared or pruned since it was read; otherwise the node is missing.
+                # Another writer may have cleared or pruned the branch since ``view`` was read. If
+                # the revision is the same, the node is missing from the store.
                 if self.view().revision == view.revision:
                     raise
 
@@ -227,10 +231,10 @@ class Conversation:
         dropped: int,
         moved: Sequence[str],
     ) -> dict[str, Any] | None:
-        """Usage without the turns that are gone from a branch; None if nothing changes.
+        """The usage without that of turns removed from a branch; None if nothing changes.
 
-        The first ``dropped`` of the nodes that were ``kept`` are gone, and if there are any, the
-        others are ``moved`` to new nodes.
+        ``kept`` are the nodes before the replaced ones. The first ``dropped`` of them are removed,
+        too; then the rest get new nodes, whose ids are ``moved``.
         """
         usage = self.usage(view)
         own = usage.get(branch.name, {})
@@ -292,7 +296,8 @@ class Conversation:
 
         def change(view: ConversationView) -> Commit | None:
             nonlocal removed
-            # By id, the parent: a path goes on over nodes that are hidden, and a graph cannot.
+            # The new parent of each node that stays. Hidden nodes are removed, so it is the node
+            # before it on its path, which is not always its present parent.
             kept: dict[str, str | None] = {}
             for branch in view.branches.by_name.values():
                 parent = None
@@ -377,12 +382,14 @@ class Conversation:
             turn -= is_user(restored(node.payload))
             if not turn:
                 return at
-        raise CorruptionError(f"branch {branch.name!r} has fewer turns than it says")
+        raise CorruptionError(
+            f"branch {branch.name!r} has fewer turns than the {branch.turns} recorded for it"
+        )
 
     # --- usage ------------------------------------------------------------------------------
 
     def usage(self, view: ConversationView) -> dict[str, dict[str, list[Any]]]:
-        """The usage, by branch and by the first node of the turn."""
+        """The recorded usage: a ``TurnUsage`` as a list, by branch and first node of its turn."""
         link = view.checkpoint.execution_state
         if not isinstance(link, Link):
             return {}
@@ -425,7 +432,10 @@ class Conversation:
     # --- committing -------------------------------------------------------------------------
 
     def _change(self, make: Callable[[ConversationView], Commit | None]) -> None:
-        """Commit the change that ``make`` returns for the current conversation; None: no change."""
+        """Commit what ``make`` returns for the current conversation; retry if it has changed.
+
+        If ``make`` returns None, nothing is committed.
+        """
         attempts = Attempts(f"session {self._session.id!r}")
         while True:
             attempts.begin()
@@ -464,7 +474,7 @@ def step(
 
 
 class _Growth:
-    """Nodes to append behind a leaf, and the leaf and the number of turns they lead to."""
+    """Nodes to append after a leaf; ``leaf`` and ``turns`` are those of the branch with them."""
 
     def __init__(self, leaf: str | None, turns: int, revision: int) -> None:
         self.leaf = leaf
@@ -483,7 +493,7 @@ class _Growth:
 
 
 def _payloads(items: Sequence[Any]) -> list[Any]:
-    """Items as they are stored."""
+    """The stored forms of items; InvalidInputError if one is not a dict."""
     for item in items:
         if type(item) is not dict:
             raise InvalidInputError(f"an item must be a dict, got {type(item).__name__}")
@@ -497,7 +507,7 @@ def _turn_of(node: Node) -> int:
 
 
 def spent(used: TurnUsage, before: TurnUsage | None, model: str) -> Usage:
-    """The usage that the session's ledger does not count yet."""
+    """The usage to add to the session's ledger, which has counted ``before`` already."""
 
     def counts(one: TurnUsage | None) -> tuple[int, int, int, int]:
         if one is None:

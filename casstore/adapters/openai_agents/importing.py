@@ -115,7 +115,7 @@ def import_sessions(
 class BranchPoint(NamedTuple):
     """Where a branch leaves another: it shares the first ``at`` items with ``base``."""
 
-    #: None: it shares nothing with any.
+    #: None: it shares no item with another branch.
     base: str | None
     at: int
     #: The number of its items, shared ones included.
@@ -125,14 +125,15 @@ class BranchPoint(NamedTuple):
 class BranchTree:
     """The branches of one session, compared without holding their rows.
 
-    ``rows`` returns the rows of a branch, as often as it is called. A new branch is compared with
-    one that was added before, up to where it leaves that, and from there with the branch that left
-    it first with the same row. The tree holds one entry for each branch, however long it is.
+    ``rows`` returns a new iterator over the rows of a branch at each call. ``add`` compares a
+    branch with one that was added before, up to the first different row. If an earlier branch left
+    that one at the same position, with the same row, the comparison continues with that branch.
+    The tree holds one entry for each branch, however long it is.
     """
 
     def __init__(self, rows: Callable[[str], Iterator[int]]) -> None:
         self._rows = rows
-        # The branch that left another first, by that branch, the position, and its next row.
+        # By branch, position and next row: the first branch that left it there with this row.
         self._left: dict[tuple[str | None, int, int], str] = {}
 
     def add(self, name: str) -> BranchPoint:
@@ -178,7 +179,7 @@ class _Items(Part):
         self._database = database
         self._store = store
         self._chosen = chosen
-        # The rows that are not JSON, by session; empty for sessions that were checked.
+        # By session, the rows that are not JSON; sessions not checked yet have no entry.
         self._unreadable: dict[str, frozenset[int]] = {}
         self._notes = Notes()
 
@@ -198,7 +199,9 @@ class _Items(Part):
         return self._notes.all()
 
     def _check(self, session: SourceSession) -> frozenset[int]:
-        """Decode every message of a session; the rows that are not JSON."""
+        """Decode every message of a session, and note what is left out; returns the rows that are
+        not JSON.
+        """
         bad: set[int] = set()
         for row in self._database.messages(session):
             try:
@@ -287,7 +290,7 @@ class _Conversation(Unit):
             try:
                 have = 0 if stored is None else self._compare(source, fork, stored, plans)
             except NodeNotFoundError as exc:
-                raise self._conflict(f"has lost the end of branch {source.name!r}") from exc
+                raise self._conflict(f"lacks nodes of branch {source.name!r} in the store") from exc
             plan = plans[source.name] = _Plan(source, fork, stored, have)
             if self._view.revision:
                 self._require_never_there(plan)
@@ -333,7 +336,7 @@ class _Conversation(Unit):
             gone = self._handle.node(own.node) is not None
         if gone:
             what = f"branch {name!r}" if plan.stored is None else f"items of branch {name!r}"
-            raise self._conflict(f"had {what} in the store that were deleted there")
+            raise self._conflict(f"had {what} in the store before, deleted since")
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -351,7 +354,7 @@ class _Conversation(Unit):
                 self._plans = self._plan()
                 continue
             except DuplicateNodeError as exc:
-                raise self._conflict(f"has another node {exc.node!r}") from exc
+                raise self._conflict(f"has another node {exc.node!r} in the store") from exc
             return
 
     def _write_branch(self, plan: _Plan, wrote: Wrote) -> None:
@@ -401,7 +404,7 @@ class _Conversation(Unit):
             items=branch.items + len(drafts),
             turns=turns,
         )
-        # The session shows main, and a new CasstoreSession continues there.
+        # The session's leaf is that of main, where a new CasstoreSession continues.
         follows = branch.name == MAIN and self._view.leaf == branch.leaf
         self._commit(
             self._view.branches.put(grown),
@@ -412,7 +415,7 @@ class _Conversation(Unit):
         return grown
 
     def _settle(self) -> None:
-        """Write usage and reserved names; create the session, if it is empty."""
+        """Write usage and reserved names; also creates a session that has no items."""
         if self._view.revision and self._is_settled():
             return
         branches = self._view.branches
@@ -434,9 +437,10 @@ class _Conversation(Unit):
     # --- usage --------------------------------------------------------------------------------
 
     def _missing_usage(self) -> tuple[dict[str, Any] | None, Usage | None]:
-        """All usage with that of the source, and what that adds; None if nothing is missing.
+        """The usage of store and source together, and what the source adds to the ledger.
 
-        If a branch continued in the store, the usage recorded there is the later.
+        None if the store lacks none of it. If a branch continued in the store, the usage that the
+        store has of a turn counts, not the source's.
         """
         usage = dict(self._conversation.usage(self._view))
         added: list[Usage] = []

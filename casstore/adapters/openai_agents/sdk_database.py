@@ -35,7 +35,7 @@ _BRANCHED: Final = """
 _BRANCHES: Final = """
     SELECT branch_id, min(created_at) FROM message_structure
     WHERE session_id = ? GROUP BY branch_id ORDER BY branch_id <> ?, min(id)"""
-# Text that is not UTF-8 must not stop the import of other items.
+# As bytes, because a text that is not UTF-8 must not stop the import of other items.
 _ITEM: Final = """
     SELECT CAST(message_data AS BLOB), typeof(message_data) FROM {messages} WHERE id = ?"""
 _UNLINKED: Final = """
@@ -101,7 +101,7 @@ class UnreadableItemError(CorruptionError):
     """A message is not JSON that can be stored. ``reason`` says why."""
 
     def __init__(self, row: int, reason: str) -> None:
-        super().__init__(f"message {row} holds no item: {reason}")
+        super().__init__(f"message {row} is not a valid item: {reason}")
         self.row = row
         self.reason = reason
 
@@ -117,7 +117,8 @@ class SdkDatabase:
         ):
             raise ForeignSourceError(
                 f"{source.path} has no tables {sessions} and {messages} as the SQLiteSession of "
-                "the OpenAI Agents SDK makes them; if they have other names, give these"
+                "the OpenAI Agents SDK makes them; if the tables have other names, pass these as "
+                "sessions_table and messages_table"
             )
         names = {"sessions": _quoted(sessions), "messages": _quoted(messages)}
         self._sql = {text: text.format(**names) for text in _QUERIES}
@@ -129,7 +130,7 @@ class SdkDatabase:
         self._generations = "generation" in source.columns("session_clear_generations")
 
     def _has_branches(self, source: SqliteSource) -> bool:
-        """Whether the database has branch tables, and whether they refer to these messages."""
+        """Whether the database has branch tables that refer to this table of messages."""
         if not source.columns("message_structure") >= _STRUCTURE_COLUMNS:
             return False
         owners = [str(name).lower() for (name,) in self._ask(_OWNER)]
@@ -218,7 +219,7 @@ class SdkDatabase:
         return found
 
     def clears(self, session: str) -> int:
-        """The number of times it was cleared."""
+        """The number of times that a session was cleared."""
         if not self._generations:
             return 0
         asked = "SELECT generation FROM session_clear_generations WHERE session_id = ?"
@@ -278,7 +279,7 @@ class SdkDatabase:
             if not all(type(each) is int for each in (turn, requests, taken, given, total)):
                 raise CorruptionError(
                     f"the usage of turn {turn!r} of session {session.id!r}, branch {branch!r}, in "
-                    f"{self._path} is not in numbers"
+                    f"{self._path} has counts that are not integers"
                 )
             details = (_details(input_details), _details(output_details))
             found.append(TurnUsage(turn, requests, taken, given, total, *details))

@@ -112,9 +112,9 @@ class CasstoreSession(SqliteNames):
         return cast("TResponseInputItem | None", popped)
 
     async def clear_session(self) -> None:
-        """Delete all branches, usage and earlier revisions.
+        """Delete all items, branches, usage and earlier revisions.
 
-        The space comes back with gc. Names of branches stay taken.
+        gc then reclaims the space. The names of branches stay reserved.
         """
 
         def clear(at: CurrentBranch) -> None:
@@ -169,11 +169,12 @@ class CasstoreSession(SqliteNames):
     async def branch(self, turn: int | None = None, name: str | None = None) -> str:
         """Create a branch and switch to it: before the message of a turn, or (None) at the end.
 
-        Writes one step of the session, however long the conversation is. InvalidInputError if
-        the turn is not there or the name was used before, also by a branch that is gone.
+        Writes one commit, which copies no items, however long the conversation is.
+        InvalidInputError if the turn does not exist, or the name was used before, also by a deleted
+        branch.
         """
         if name is not None and (type(name) is not str or not name.strip()):
-            raise InvalidInputError("a branch has a name, or leave it out")
+            raise InvalidInputError(f"name must be a text that is not empty, got {name!r:.80}")
         label = "branch" if turn is None else f"branch_from_turn_{turn}"
 
         def begin(at: CurrentBranch) -> str:
@@ -203,10 +204,12 @@ class CasstoreSession(SqliteNames):
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Delete a branch. The current one needs ``force``; main then becomes the current one.
 
-        What it held alone stays in the files until ``prune``.
+        Items that no other branch shares stay stored until ``prune``.
         """
         if branch_id == MAIN:
-            raise InvalidInputError(f"the branch {MAIN!r} stays; clear_session() takes all away")
+            raise InvalidInputError(
+                f"the branch {MAIN!r} cannot be deleted; clear_session() deletes all items"
+            )
 
         def delete(at: CurrentBranch) -> None:
             if branch_id == at.branch and not force:
@@ -222,8 +225,8 @@ class CasstoreSession(SqliteNames):
     async def prune(self) -> int:
         """Remove popped items, items of deleted branches, and earlier revisions permanently.
 
-        How many items went. What is protected, pinned or held by a lease stays. The space
-        comes back with gc. Reads the whole conversation.
+        Returns the number of items. Revisions that are protected, pinned or leased stay. gc then
+        reclaims the space. Reads the whole conversation.
         """
         return await self._write(lambda at: self._conversation.prune())
 
@@ -236,8 +239,8 @@ class CasstoreSession(SqliteNames):
     async def store_run_usage(self, result: RunResult | RunResultStreaming) -> None:
         """Record the usage of a run for the latest turn, replacing an earlier record.
 
-        Also added to the ledger of the session (``store.session(id).usage()``), which keeps
-        what was ever spent.
+        The usage is also added to the ledger of the session (``store.session(id).usage()``),
+        which nothing removes from, not even ``clear_session``.
         """
         usage = result.context_wrapper.usage
         if usage is None:
@@ -255,7 +258,8 @@ class CasstoreSession(SqliteNames):
         name = model if type(model) is str else "unknown"
 
         def note(at: CurrentBranch) -> None:
-            # Of a run before a clear that this object has not heard of yet, nothing is left.
+            # ``as_known``: if another object has cleared the conversation since the run, its turn
+            # is gone, and nothing is recorded.
             self._conversation.put_usage(at, used, name)
 
         await self._write(note, as_known=True)
@@ -281,7 +285,9 @@ class CasstoreSession(SqliteNames):
             self._at = at
 
     def _standing(self) -> CurrentBranch:
-        """The position of this object; main if the conversation was cleared since its last call."""
+        """The current branch of this object; main if the conversation was cleared since its last
+        call.
+        """
         clears = self._conversation.view().branches.clears
         with self._lock:
             if self._at.clears != clears:
@@ -317,8 +323,8 @@ class CasstoreSession(SqliteNames):
 async def _settled(work: Coroutine[Any, Any, Result]) -> Result:
     """Wait until a write is done, even if the caller is cancelled meanwhile.
 
-    A write cannot be taken back. A caller who is told of the cancellation before it ended would
-    not know whether it happened, and might do it again.
+    A write in a thread cannot be cancelled. If the caller got CancelledError before the write had
+    ended, it would not know whether the write happens, and might repeat it.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

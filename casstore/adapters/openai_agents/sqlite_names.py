@@ -61,7 +61,7 @@ class SqliteNames(ABC):
         """Create a branch before the first user message that contains a text; returns its name."""
         found = await self.find_turns_by_content(search_term)
         if not found:
-            raise InvalidInputError(f"no message of the user holds {search_term!r}")
+            raise InvalidInputError(f"no message of the user contains {search_term!r}")
         return await self.branch(found[0]["turn"], branch_name)
 
     async def switch_to_branch(self, branch_id: str) -> None:
@@ -113,7 +113,7 @@ class SqliteNames(ABC):
     async def get_tool_usage(
         self, branch_id: str | None = None
     ) -> list[tuple[str | None, int, int]]:
-        """The tools called in each turn of a branch, and how often."""
+        """The tools called in each turn of a branch: tool, number of calls, turn."""
         return [
             (tool, count, turn.number)
             for turn in await self.turns(branch_id)

@@ -300,7 +300,7 @@ def test_reading_an_item_is_no_conflict_and_the_later_end_counts(
     assert now.expires_us == (later - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
     # An end that no reading explains is another one.
     put_content(store, place, now._replace(expires_us=now.expires_us + 10**12))
-    with pytest.raises(ItemConflictError, match="another end"):
+    with pytest.raises(ItemConflictError, match="another expiry"):
         memory.move(store)
 
 
@@ -327,7 +327,7 @@ CHANGES: dict[str, Callable[[ItemRow], ItemRow | None]] = {
     "created_at": lambda item: item._replace(created_us=item.created_us + 1),
     "updated_at": lambda item: item._replace(updated_us=item.updated_us - 1),
     "time to live": lambda item: item._replace(ttl_minutes=61.0),
-    "end": lambda item: item._replace(expires_us=None),
+    "expiry": lambda item: item._replace(expires_us=None),
     "deleted": lambda item: None,
 }
 
