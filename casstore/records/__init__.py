@@ -1,1 +1,1 @@
-"""Rows of other systems, in the store's own transactions."""
+"""The record systems of casstore: session logs, runs, scoped state, lifecycles; and schemas."""

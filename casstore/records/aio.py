@@ -6,8 +6,8 @@
         async for message in log.messages("session"):
             ...
 
-Each call is one transaction in a thread of the store. A cancelled call that a thread has begun
-runs to its end. The docstring of a method, with its example, is that of the synchronous method.
+Each call runs in a thread of the store. If it is cancelled after a thread has begun it, it runs to
+its end. The docstring of a method, with its example, is that of the synchronous method.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 class AsyncSessionLog(Proxy[SessionLog]):
     """A ``SessionLog`` whose operations are awaited.
 
-    The callback of ``resume`` runs in a thread; ``import_session`` reads its entries in one.
+    A thread runs the callback of ``resume``, and iterates over the entries of ``import_session``.
 
     >>> import asyncio, casstore.aio
     >>> from casstore.records.log import NewMessage

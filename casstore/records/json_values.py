@@ -48,7 +48,7 @@ def storable(value: Any, *, python: bool = False) -> Any:
     try:
         splitting.encode_split(value, _DEPTH, name_piece)
     except ExpansionError:
-        # The text form would be just as large.
+        # The value repeats shared parts too often; its JSON text would repeat them as well.
         raise
     except InvalidValueError:
         return as_text(value, python=python)

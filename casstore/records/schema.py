@@ -4,7 +4,7 @@ A row is a NamedTuple. Its first fields are its key, the others are stored as a 
 
     row     [field, field, …]     in the order declared, without trailing fields at their default
             field                 if there is only one, which has no default
-    index   nothing               if the index key ends with the key of the row
+    index   None                  if the key of the row follows from the index key
             key of the row        otherwise: one text, or a list of texts
 
 The annotations of the NamedTuple are the types of the fields. Stored as they are: ``str``, ``int``,
@@ -39,13 +39,14 @@ R = TypeVar("R", bound=tuple[Any, ...])
 Key = tuple[str, ...]
 #: The parts of a key before they are encoded.
 Parts = Sequence[str | int]
-#: A table and a key of it.
+#: A table, and the key of a row in it.
 RowPlace = tuple[Table, Key]
 
 #: The greatest number that a key can hold.
 MAX_NUMBER: Final = (1 << 63) - 1
 _FIRST_LENGTH: Final = ord("a")
-# A field of one of these types is stored as it is. A float may be stored as an int.
+# Fields of these types are stored unchanged. The sets are the types that a stored value may have:
+# a caller may have put an int in a float field.
 _PLAIN: Final[dict[Any, frozenset[type]]] = {
     **{kind: frozenset((kind,)) for kind in (str, int, bool, bytes, dict, list, Link)},
     types.NoneType: frozenset((types.NoneType,)),
@@ -66,7 +67,7 @@ def number_text(number: int) -> str:
 
 @lru_cache(maxsize=1024)
 def text_number(text: str) -> int:
-    """The number that ``number_text`` was given; ValueError if the text is not its result."""
+    """The number that ``number_text`` encoded as this text; ValueError for any other text."""
     number = int(text[1:])
     if number < 0 or number_text(number) != text:
         raise ValueError(f"{text!r} is not a number in a key")
@@ -86,7 +87,7 @@ class _Field(NamedTuple):
 
     #: The types that the stored value may have; None: any.
     stored: frozenset[type] | None
-    #: Makes the field of the stored value and the other way round; None: they are the same.
+    #: ``load`` makes the field from the stored value, ``dump`` the reverse; None: they are equal.
     load: Callable[[Any], Any] | None = None
     dump: Callable[[Any], Any] | None = None
 
@@ -122,7 +123,8 @@ def _union(fields: Sequence[_Field]) -> _Field:
     converted = [each for each in fields if each.load is not None]
     if not converted:
         return _Field(stored)
-    # Any other member of the union has another type, stored and as a field.
+    # At most one member of a union is converted. No other member has its types, neither stored nor
+    # as a field, so the type of a value decides whether to convert it.
     [(own, load, dump)] = converted
     assert own is not None
     assert load is not None
@@ -143,7 +145,7 @@ def _sequence(item: _Field) -> _Field:
 
     def load_all(values: list[Any]) -> tuple[Any, ...]:
         if stored is not None and not stored.issuperset(map(type, values)):
-            raise TypeError(f"holds an item of another type than {_names(stored)}")
+            raise TypeError(f"a list has an item that is not {_names(stored)}")
         return tuple(values) if load is None else tuple([load(each) for each in values])
 
     return _Field(
@@ -167,17 +169,17 @@ def _structure(
     make: Callable[[Sequence[Any]], Any], fields: Sequence[_Field], least: int
 ) -> _Field:
     loads = [(at, field.load) for at, field in enumerate(fields) if field.load is not None]
-    # The types of values that were right so far, in order.
+    # The types of the items of each list that passed the check: those need no second check.
     known: set[tuple[type, ...]] = set()
 
     def load_all(values: list[Any]) -> Any:
         kinds = tuple(map(type, values))
         if kinds not in known:
             if not least <= len(values) <= len(fields):
-                raise TypeError(f"holds {len(values)} items, not {len(fields)}")
+                raise TypeError(f"a list has {len(values)} items, not {len(fields)}")
             for field, kind in zip(fields, kinds, strict=False):
                 if field.stored is not None and kind not in field.stored:
-                    raise TypeError(f"holds {kind.__name__}, not {_names(field.stored)}")
+                    raise TypeError(f"an item is {kind.__name__}, not {_names(field.stored)}")
             known.add(kinds)
         for at, load in loads:
             if at < len(values):
@@ -196,7 +198,7 @@ def _structure(
 
 def _loaded(field: _Field, value: Any) -> Any:
     if field.stored is not None and type(value) not in field.stored:
-        raise TypeError(f"holds {type(value).__name__}, not {_names(field.stored)}")
+        raise TypeError(f"an entry is {type(value).__name__}, not {_names(field.stored)}")
     return value if field.load is None else field.load(value)
 
 
@@ -209,12 +211,12 @@ def _names(stored: frozenset[type]) -> str:
 
 @dataclass(frozen=True)
 class Index(Generic[R]):
-    """Rows that lead from other keys to the rows of a table.
+    """Index rows, in a table of their own: they lead from other keys to the rows of a table.
 
-    ``keys`` gives the keys that a row has in the index: none, one or several. If ``ends_with_key``,
-    each ends with the key of the row. ``owner`` gives the key of the row for a key of the index
-    that does neither; None for keys of another index in the same table. Unless ``unique``, rows may
-    share a key, which then leads to the last row put.
+    ``keys`` returns the index keys of a row: none, one or several. The key of the row is the end of
+    each index key (``ends_with_key``), or ``owner`` derives it from the index key, or the index row
+    stores it. ``owner`` returns None for the keys of another index that shares the index table.
+    Unless ``unique``, rows may share an index key, which then leads to the row put last.
     """
 
     name: str
@@ -227,15 +229,16 @@ class Index(Generic[R]):
 
 @dataclass(frozen=True)
 class Parent(Generic[R]):
-    """A row of another table that a row needs: it must be there, and agree.
+    """A row of another table that must exist for a row, and agree with it.
 
-    ``key`` gives the key of the parent; None: this row needs none.
+    ``key`` returns the key of the parent; None: this row needs no parent.
     """
 
     schema: Schema[Any]
     key: Callable[[R], Parts | None]
     agrees: Callable[[R, Any], bool] = lambda row, parent: True
-    #: True if the row is found by this parent: without it, a search or an erasure misses the row.
+    #: True if searches and erasures find the row only through this parent. A missing parent is then
+    #: reported as a wrong index, else as an orphaned row.
     finds: bool = False
 
 
@@ -282,9 +285,9 @@ class Schema(Generic[R]):
         self._loads = [(at, one.load) for at, one in enumerate(self._fields) if one.load]
         self._dumps = [(at, one.dump) for at, one in enumerate(self._fields) if one.dump]
         self._is_single = len(self._names) == self._least == 1
-        # The types of fields that rows had so far and that were right, in order.
+        # The field types of each row that passed the check: those need no second check.
         self._known: set[tuple[type, ...] | None] = set()
-        #: The row of a key and of the list stored under it; CorruptionError if they do not fit.
+        #: Makes a row from its key and stored value; CorruptionError if they do not fit the schema.
         self.decode = self._decoder()
 
     @property
@@ -319,7 +322,7 @@ class Schema(Generic[R]):
         return values[0] if self._is_single else values
 
     def _decoder(self) -> Callable[[Key, Any, Record], R]:
-        """``decode`` as a closure: it runs for every row that is read."""
+        """``decode`` as a closure, for speed: it runs for every row that is read."""
         make: Callable[..., R] = self.row
         inner, width = self._inner, self._width
         known, loads, numbers, check = self._known, self._loads, self._numbers, self._check
@@ -347,7 +350,7 @@ class Schema(Generic[R]):
                         for at in numbers:
                             parts[at] = text_number(key[at])
                 except (TypeError, ValueError, LookupError) as exc:
-                    raise self.damaged(key, f"a field {exc}") from exc
+                    raise self.damaged(key, f"a field cannot be decoded: {exc}") from exc
             if has_record:
                 return make(*parts, *values, *defaults[len(values) :], record)
             return make(*parts, *values)
@@ -381,7 +384,7 @@ def _is_named_tuple(kind: Any) -> bool:
 
 
 def _declared(row: Any) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """The names, types and defaults of a row's fields, those of a first NamedTuple in its place."""
+    """The names, types and defaults of a row's fields; a first NamedTuple counts as its fields."""
     hints, names = type_hints(row), list(row._fields)
     defaults = dict(row._field_defaults)
     inner = hints[names[0]]
@@ -392,7 +395,7 @@ def _declared(row: Any) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
 
 
 def tables_of(*schemas: Schema[Any]) -> tuple[str, ...]:
-    """The names of the tables of a record system, each once and in order."""
+    """The names of the schemas' tables and indexes, sorted, each once."""
     return tuple(sorted({name for schema in schemas for name in schema.tables}))
 
 
@@ -400,7 +403,7 @@ def tables_of(*schemas: Schema[Any]) -> tuple[str, ...]:
 
 
 class IndexTable(Table, Generic[R]):
-    """An index in a store."""
+    """The table of an index in a store."""
 
     def __init__(self, store: Store, schema: Schema[R], index: Index[R]) -> None:
         super().__init__(store, index.name, index.parts)
@@ -412,13 +415,13 @@ class IndexTable(Table, Generic[R]):
         return [] if row is None else [key_texts(parts) for parts in self.index.keys(row)]
 
     def value_of(self, key: Key) -> Any:
-        """The value of an index row that points to the row with this key."""
+        """The value to store in an index row that leads to the row with this key."""
         if self.index.ends_with_key or self.index.owner is not None:
             return None
         return key[0] if len(key) == 1 else list(key)
 
     def owner(self, record: Record) -> Key | None:
-        """The key of the row that a row of the index leads to; None: it is of another index."""
+        """The key of the row that an index row leads to; None: another index put the index row."""
         if self.index.owner is not None:
             return self.index.owner(record.key)
         if self.index.ends_with_key:
@@ -433,7 +436,7 @@ class IndexTable(Table, Generic[R]):
         return tuple(key)
 
     def leads_to(self, record: Record) -> Key:
-        """The key of the row that a row of the index leads to."""
+        """As ``owner``, for an index that shares its table with no other."""
         key = self.owner(record)
         assert key is not None
         return key
@@ -459,7 +462,7 @@ class RowTable(Table, Generic[R]):
     """
 
     def __init__(self, store: Store, schema: Schema[R]) -> None:
-        # Not by the constructor of Table: the schema has the key space already.
+        # Table's constructor would build the key space again, which the schema has.
         check_store(store)
         self._store = store
         self.keys = schema.key_space
@@ -480,14 +483,15 @@ class RowTable(Table, Generic[R]):
         return None if record is None else self.decode(record)
 
     def row_of(self, key: Key, stored: bytes) -> R:
-        """The row of a key and the bytes stored under it."""
+        """Decode the row with this key from its stored bytes."""
         return self.decode(self.record_of(Row(self.keys.key(key), stored)))
 
     def put(self, draft: Draft, row: R, before: R | None = None) -> bytes:
-        """Write a row in place of the one ``before``, and its indexes; the bytes as stored.
+        """Add a row and its index rows to a draft; returns the bytes stored for the row.
 
-        ``before`` has the same key. The caller makes it a condition of the draft: index rows are
-        deleted by what it says.
+        ``before`` is the row that it replaces, with the same key: index rows of ``before`` that the
+        new row does not have are deleted. So the caller must make ``before`` a condition of the
+        draft (``Draft.expect``).
         """
         key = self.schema.key(row)
         stored = draft.put(self, key, self.schema.encode(row))
@@ -496,7 +500,7 @@ class RowTable(Table, Generic[R]):
         return stored
 
     def remove(self, draft: Draft, row: R) -> None:
-        """Delete a row and its indexes."""
+        """Add to a draft the deletion of a row and its index rows."""
         key = self.schema.key(row)
         draft.delete(self, key)
         self._reindex(draft, key, row, None)

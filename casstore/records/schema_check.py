@@ -1,7 +1,7 @@
 """The checks that follow from schemas: rows decode, and agree with their indexes and parents.
 
-``judges`` gives ``maintenance.check`` a function for each table. A record system adds checks of its
-own, for counts and for rows of the core.
+``judges`` returns, for each table, the function with which ``maintenance.check`` checks a record. A
+record system adds checks of its own, for counts and for rows of the core (sessions, protections).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _title(table: RowTable[Any], record: Record) -> str:
 def _index_judge(
     facts: Facts, leading: Sequence[tuple[RowTable[Any], IndexTable[Any]]]
 ) -> Callable[[Record], None]:
-    """Check that the rows of one index table lead to rows that they are the index of."""
+    """The function that checks whether an index row leads to a row that has this index key."""
 
     def judge(record: Record) -> None:
         owners = [
@@ -119,7 +119,7 @@ def _index_judge(
                 if found is not None and record.key in index.keys_of(table.row_of(key, found)):
                     return None
             name = f"row {' / '.join(record.key)!r} of index {own.index.name}"
-            return f"{name} points to a row that does not exist, or that has another key in it"
+            return f"{name} leads to a row that does not exist, or that has another index key"
 
         facts.ask(codes.RECORD_INDEX_WRONG, where_is(own, record.key), places, judge_owners)
 

@@ -1,7 +1,8 @@
 """Unique times: each is later than every time issued before, in any process.
 
-Frameworks order lists by the time of the last change. Two changes within one tick of the clock
-would tie, so a write reserves its ticks in its own transaction:
+Frameworks order lists by the time of the last change, and two changes at the same time would tie.
+So each write reserves times of its own, **ticks** (integers in a unit that the caller chooses), in
+its own transaction:
 
     <name>   tick modulo ``SLOTS``, two digits      the latest tick of this slot, 8 bytes
 
@@ -23,7 +24,7 @@ from casstore.errors import CorruptionError
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
-#: The number of concurrent writes that need not conflict.
+#: How many concurrent writes can reserve a tick without conflicting with each other.
 SLOTS: Final = 16
 _KEYS: Final = [f"{slot:02}" for slot in range(SLOTS)]
 _TICK_BYTES: Final = 8
@@ -46,9 +47,10 @@ class UniqueTimes:
         self._name = name
         self._lock = Lock()
         self._last = 0
-        #: Slots reserved by writes in progress in this process, and by how many writes.
+        #: For each slot, how many writes in progress in this process have reserved it.
         self._busy: dict[int, int] = {}
-        # The keys of the slots and the common prefix of their rows: the same in every store.
+        # The keys of the slots and the common prefix of their rows, computed at the first read: the
+        # same in every store.
         self._places: list[RowKey] = []
         self._start = b""
 
@@ -59,7 +61,7 @@ class UniqueTimes:
         keys: Sequence[tuple[str, ...]],
         also: Sequence[tuple[Table, tuple[str, ...]]] = (),
     ) -> ClockReading:
-        """The slots, records of a table and then those of ``also``, in one call of the engine."""
+        """Read the slots, the records of ``keys``, and those of ``also``, in one transaction."""
         if not self._places:
             slots = Table(store, self._name, 1)
             row = Draft(store).put(slots, (_KEYS[0],), bytes(_TICK_BYTES))
@@ -76,7 +78,7 @@ class UniqueTimes:
     def reserve(
         self, draft: Draft, reading: ClockReading, now: int, *, count: int = 1
     ) -> Iterator[int]:
-        """Reserve ``count`` consecutive ticks in a draft, from ``now`` on; yields the first.
+        """Reserve ``count`` consecutive ticks, none below ``now``, in a draft; yields the first.
 
         Leave the context after the draft is committed. The commit raises ConditionFailedError if
         another write has changed a slot since ``reading``: read again, and rebuild the draft.
@@ -112,7 +114,7 @@ class UniqueTimes:
                         self._busy[slot] = left
 
     def _latest(self, reading: ClockReading) -> int:
-        # Rows of one length that start alike sort as their ticks do.
+        # The rows have one length and one prefix, so the greatest row has the latest tick.
         row = max(filter(None, reading.slots), default=None)
         if row is None:
             return 0

@@ -19,7 +19,7 @@ from casstore.errors import BusyError, InvalidInputError, WorkspaceNotFoundError
 Parts = tuple[str, ...]
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Trees may be deeper than a process may have descriptors.
+# The most directories kept open: trees may be deeper than the limit of descriptors of a process.
 _KEPT: Final = 64
 
 
@@ -40,7 +40,7 @@ class Beneath:
         """Open the directory; WorkspaceNotFoundError if it does not exist."""
         self.path = os.path.abspath(path)
         try:
-            # The caller names the root, so a link at this place is the caller's own.
+            # The caller chose the root, so it may be a symbolic link, which is followed.
             self.root = os.open(self.path, _FLAGS & ~os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise WorkspaceNotFoundError(self.path) from exc
@@ -62,7 +62,7 @@ class Beneath:
             self.root = -1
 
     def lock(self) -> None:
-        """Hold the directory until it is closed; BusyError if another restore holds it."""
+        """Lock the directory until ``close``; BusyError if another restore has locked it."""
         try:
             fcntl.flock(self.root, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
@@ -73,7 +73,7 @@ class Beneath:
             raise storage_error(f"cannot lock directory {self.path}", exc) from exc
 
     def open(self, parts: Parts) -> int:
-        """The descriptor of a directory, which stays this object's; raises OSError."""
+        """The descriptor of a directory, which the caller must not close; raises OSError."""
         if not parts:
             return self.root
         known = self._open.get(parts)
@@ -99,7 +99,7 @@ class Beneath:
 
 
 def check_root(path: object) -> str:
-    """A path that a caller gave, as text."""
+    """The path of a directory as text; InvalidInputError if it cannot be a path."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidInputError(f"path must be a str or a path, got {path!r:.80}")
     text = os.fsdecode(path)

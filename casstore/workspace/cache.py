@@ -6,8 +6,8 @@ is taken to be the same, with git's rule for a racy index: a file that changed s
 the snapshot that a later change could leave the same numbers is never taken from the cache. Its
 numbers are stored as zeros, which match no file.
 
-A second file, with ``.bases`` behind its name, has the snapshots that the directory may hold. It
-is short, and restores write it twice.
+A second file, whose name ends in ``.bases``, has the digests of the snapshots that the directory
+may hold (``restoring``). It is a short file of its own because each restore writes it twice.
 
 A cache is a hint. One that is missing, damaged, or of another directory, other rules or another
 store costs time and nothing else: the engine refuses a snapshot that links to a missing object.
@@ -35,7 +35,8 @@ _BASES: Final = ".bases"
 #: mode, size, mtime, ctime, inode
 STAMP: Final = struct.Struct("=IqqqQ")
 NO_STAMP: Final = bytes(STAMP.size)
-#: A file system may round times to two seconds, and the kernel's clock is a tick behind.
+#: A change less than this before a scan is not trusted: a file system may round times to two
+#: seconds, and the kernel's clock is a tick behind.
 RACY_NS: Final = 2_000_000_000
 
 
@@ -49,6 +50,7 @@ class CachedDirectory(NamedTuple):
     ignored: frozenset[str]
     #: Names that are left out, and why.
     left_out: dict[str, str]
+    #: ``Rules.id`` of the rules that applied.
     rules: bytes
     #: The map of the directory.
     digest: Digest
@@ -76,11 +78,11 @@ class Cache:
         #: Snapshots whose content the directory may have, file by file.
         self.bases: tuple[Digest, ...] = ()
         self._read = False
-        # Two threads that begin at once both wait for the records.
+        # Held while the files are read, so that another thread waits for the records.
         self._loading = Lock()
 
     def load(self) -> None:
-        """Read the files, once; anything wrong with one leaves that part of the cache empty."""
+        """Read both files, once; one that is missing or damaged leaves its part empty."""
         with self._loading:
             if self._read:
                 return
@@ -135,7 +137,8 @@ class Cache:
         body = pack_checked([os.fsencode(self._root), rows])
         try:
             os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
-            # Not flushed: what a power loss leaves of it is found damaged, and read again.
+            # Not flushed to disk: if a power loss damages the file, its hash shows that, and the
+            # next scan reads everything.
             part = f"{path}.{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
@@ -150,7 +153,7 @@ class Cache:
             raise storage_error(f"cannot write {path}", exc) from exc
 
     def own_paths(self) -> frozenset[Parts]:
-        """Where the files are, if they are in the directory that they describe."""
+        """The paths of the cache's files in the directory that they describe, if they are in it."""
         if self._path is None:
             return frozenset()
         inside = self._root.rstrip("/") + "/"

@@ -1,7 +1,7 @@
 """What differs between two trees: reads only the directories whose digests differ.
 
-``compare`` is the walk that diff, status and restore share. ``find_changes`` makes of it what a
-person reads: files added, removed, changed, and renamed with equal content.
+``compare`` is the walk that diff, status and restore share. ``find_changes`` turns its result into
+the list that users see: files added, removed, changed, and renamed with equal content.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from casstore.objects.pieces import PieceReader
 from casstore.workspace.beneath import Parts, shown
 from casstore.workspace.tree import Directory, Entries, Entry, File, Symlink
 
-#: Reads the entries of a directory: its digest, and its path for errors.
+#: Reads the entries of a directory, given its digest, and its path for error messages.
 ReadEntries = Callable[[bytes, Parts], Entries]
 _NOTHING: Final[Entries] = {}
 _TEXT_BYTES: Final = 1 << 20
 
 
 class PathDifference(NamedTuple):
-    """A path that differs; None where it is absent."""
+    """A path at which two trees differ: the entry in each; None where the path does not exist."""
 
     parts: Parts
     old: Entry | None
@@ -109,7 +109,7 @@ def _pair_renames(found: list[FileChange]) -> list[FileChange]:
     gone: dict[bytes, list[FileChange]] = {}
     for change in found:
         old = change.old
-        # Empty files all have equal content, which says nothing.
+        # Empty files are not paired: equal content does not show that one was renamed.
         if change.kind == "removed" and isinstance(old, File) and old.size_bytes:
             gone.setdefault(old.digest, []).append(change)
     renamed: dict[str, FileChange] = {}
@@ -159,7 +159,10 @@ def _lines(content: bytes | None, max_bytes: int) -> list[str] | None:
 
 
 def stored_content(reader: PieceReader, entry: Entry, max_bytes: int = _TEXT_BYTES) -> bytes | None:
-    """The content of an entry for a text diff; of a file that is too long, a binary byte."""
+    """The content of an entry for a text diff; None for a directory.
+
+    A file longer than ``max_bytes`` gives a NUL byte, so that ``text_lines`` treats it as binary.
+    """
     if isinstance(entry, Symlink):
         return entry.target
     if isinstance(entry, Directory):

@@ -11,8 +11,8 @@ Rules, each with the failure that it prevents:
 1. Every open goes down from the root without following links (``beneath``), and every name of a
    snapshot is checked (``tree.name_of``): nothing outside the directory is touched.
 2. A file is written under a temporary name and renamed: killed anywhere, each file is the old one
-   or the new one. The part that a killed restore leaves is removed by the next one, which holds a
-   lock on the directory.
+   or the new one. A killed restore leaves temporary files (``parts``), and the next one removes
+   them. A lock on the directory excludes another restore, which may still be writing its own.
 3. Before the first change the target joins the bases in the cache: after a kill, files that are
    restored already are not conflicts.
 4. A file is compared with the plan once more before it is replaced or deleted: what another
@@ -54,7 +54,7 @@ from casstore.workspace.tree import (
 
 _TOKEN_BYTES: Final = 16
 _COPY_BYTES: Final = 1 << 18
-# A block of zeros this long, where it begins at a multiple of it, becomes a hole.
+# Each block of this size that has only zeros becomes a hole in the file.
 _HOLE_BYTES: Final = 1 << 16
 _ZEROS: Final = bytes(_HOLE_BYTES)
 _ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR))
@@ -94,13 +94,13 @@ class RestorePlan(NamedTuple):
     #: Files and links that differ, and directories whose modes do.
     changed: tuple[str, ...]
     deleted: tuple[str, ...]
-    #: Paths in no snapshot that are not in the way: kept, unless the restore is forced.
+    #: Paths in no base snapshot that are not in the way: kept, unless the restore is forced.
     untracked: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
     #: What to do, parents first.
     steps: tuple[PathDifference, ...]
     untracked_steps: tuple[PathDifference, ...]
-    #: Temporary files of an interrupted restore.
+    #: Temporary files of an interrupted restore, to be deleted.
     parts: tuple[Parts, ...]
 
     @property
@@ -151,7 +151,7 @@ class Bases:
         self._known: dict[tuple[int, Parts], Entries] = {}
 
     def find(self, parts: Parts) -> list[Entry]:
-        """The entries that the bases have at a path."""
+        """The entries at a path, one for each base that has the path."""
         found = []
         for at in range(len(self._tops)):
             entry = self._entries(at, parts[:-1]).get(parts[-1])
@@ -186,7 +186,7 @@ def make_plan(
     sink: HashingSink,
     store: tuple[int, int] | None,
 ) -> RestorePlan:
-    """Compare the directory, just scanned, with ``target``.
+    """The changes that turn the directory, as scanned in ``now``, into ``target``.
 
     ``store`` is the device and inode of the store's directory, which is never restored into.
     """
@@ -211,7 +211,7 @@ class _Planner:
         self._steps: list[PathDifference] = []
         self._untracked: list[PathDifference] = []
         self._conflicts: list[Conflict] = []
-        # The last missing path: nothing below it is in the way.
+        # The last path that does not exist: the paths below it need not be looked up.
         self._missing: Parts | None = None
         # The last directory that is replaced by another kind of entry: everything in it is deleted.
         self._replaced: Parts | None = None
@@ -262,12 +262,15 @@ class _Planner:
         """Whether the store has the content that would be overwritten."""
         found = self._bases.find(parts)
         if isinstance(old, Directory):
-            # Modes of directories change while files in them are restored.
+            # Compare the kind only: a restore that was killed may have left another mode.
             return isinstance(new, Directory) or any(isinstance(one, Directory) for one in found)
         return old in found
 
     def _hidden(self, parts: Parts) -> Entry | None:
-        """The entry at a path that the scan left out; _UNKNOWN if it cannot be replaced."""
+        """The entry at a path that is not in the scan; None if nothing is there.
+
+        _UNKNOWN, and a conflict is added, if it cannot be replaced.
+        """
         missing = self._missing
         if missing is not None and parts[: len(missing)] == missing:
             return None
@@ -276,7 +279,7 @@ class _Planner:
             status = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
         except OSError as exc:
             if exc.errno in _ABSENT or exc.errno == errno.ELOOP:
-                # A link in place of a parent directory is a separate difference.
+                # ELOOP: a link is in place of a parent directory, which is a difference of its own.
                 self._missing = parts
                 return None
             raise storage_error(f"cannot read {shown(parts)}", exc) from exc
@@ -325,7 +328,7 @@ def read_entry(above: int, name: str, status: os.stat_result) -> Entry | None:
         return File(mode, size, digest)
     if stat.S_ISLNK(status.st_mode):
         return Symlink(os.fsencode(os.readlink(name, dir_fd=above)))
-    # Of a directory that the rules ignore only the kind counts.
+    # Only the kind of an ignored directory is used, so its map is not hashed.
     return Directory(mode, Digest(bytes(32))) if stat.S_ISDIR(status.st_mode) else None
 
 
@@ -334,7 +337,7 @@ def read_entry(above: int, name: str, status: os.stat_result) -> Entry | None:
 
 def execute(beneath: Beneath, engine: Engine, plan: RestorePlan, *, force: bool) -> RestoreReport:
     """Execute a plan; the caller holds the lock of ``beneath``."""
-    # Do not write to a directory that was moved since the plan was made.
+    # Open all directories again: one may have been moved away since the plan was made.
     beneath.forget(())
     return _Execution(beneath, engine, plan, force=force).run()
 
@@ -415,7 +418,7 @@ class _Execution:
             os.unlink(parts[-1], dir_fd=self._above(parts))
 
     def _above(self, parts: Parts) -> int:
-        """The directory of a path, made writable if it is not."""
+        """The descriptor of the directory of a path, made writable until the restore ends."""
         above = parts[:-1]
         handle = self._beneath.open(above)
         if above not in self._writable:
@@ -457,7 +460,7 @@ class _Execution:
             else:
                 assert isinstance(new, File)
                 self._write(above, part, new, flush=replaces)
-            # A directory that was here is removed by now.
+            # If the step is not one rename, nothing may be here: a directory is removed by now.
             self._require_planned(step if replaces else PathDifference(parts, None, new))
             os.rename(part, parts[-1], src_dir_fd=above, dst_dir_fd=above)
         except BaseException:
@@ -511,7 +514,7 @@ def _fill(source: BlobReader, view: memoryview) -> int:
 
 
 def _replaces(step: PathDifference) -> bool:
-    """Whether an entry is kept, or replaced by one rename."""
+    """Whether the step needs no deletion: the directory stays, or one rename replaces the entry."""
     _, old, new = step
     if old is None or new is None:
         return False
@@ -519,7 +522,7 @@ def _replaces(step: PathDifference) -> bool:
 
 
 def forced_conflicts(plan: RestorePlan, *, force: bool) -> list[tuple[str, str]]:
-    """The conflicts that stop a restore."""
+    """The conflicts that stop a restore; with ``force``, only those that cannot be forced."""
     return [
         (conflict.path, conflict.reason)
         for conflict in plan.conflicts

@@ -44,7 +44,7 @@ class Rules:
     """The patterns that apply in one directory and below it."""
 
     def __init__(self, ignore: Any = (), *, defaults: bool = True, more: str = "") -> None:
-        """Compile the patterns; ``more`` are other settings that affect what is left out."""
+        """Compile the patterns; ``more`` has other settings that affect what is left out."""
         if isinstance(ignore, str | bytes) or not isinstance(ignore, Iterable):
             raise InvalidInputError(f"ignore must be a list of patterns, got {ignore!r:.80}")
         given = list(ignore)
@@ -54,11 +54,12 @@ class Rules:
                     f"a pattern in ignore must be one line of text, got {pattern!r:.80}"
                 )
         lowest = list(DEFAULT_IGNORE) if defaults else []
-        #: Equal ids: the same paths are left out.
+        #: Rules with equal ids leave out the same paths.
         self.id = plain_hash(
             "\n".join([more, *lowest, "", *given]).encode("utf-8", "surrogatepass")
         )
-        # Without .gitignore files between them both are one list.
+        # The defaults and the caller's patterns as one list: enough where no .gitignore file, which
+        # ranks between them, applies.
         self._both = _compile([*lowest, *given]) if lowest or given else None
         self._lowest = _compile(lowest) if lowest else None
         self._given = _compile(given) if given else None

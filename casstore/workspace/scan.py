@@ -1,8 +1,8 @@
 """Scans a directory into the maps of a snapshot, reading only changed files.
 
 ``scan`` lists every directory and compares names and stamps with the cache. Files that differ are
-read and given to a sink: ``StoringSink`` stores them, ``HashingSink`` only names them. A directory
-in which nothing differs keeps the digest that it had.
+read and passed to a sink: ``StoringSink`` stores them, ``HashingSink`` only computes digests. A
+directory in which nothing differs keeps the digest that it had.
 
 No link is followed and no file is opened that is not a regular one. A file that changes while it
 is read is read again, ``READ_ATTEMPTS`` times in all; then the last bytes are taken, the file is
@@ -50,7 +50,7 @@ READ_ATTEMPTS: Final = 3
 #: Larger files are streamed.
 _WHOLE_BYTES: Final = 4 << 20
 _BATCH_BYTES: Final = 16 << 20
-# A batch of a stream is held several times over; larger ones were not faster.
+# Storing a stream holds several copies of a batch in memory; larger batches were not faster.
 _STREAM_BATCH_BYTES: Final = 2 << 20
 _READ_BYTES: Final = 1 << 20
 _KINDS: Final = {
@@ -59,7 +59,7 @@ _KINDS: Final = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
-# Opening fails like this if the entry has become something else since it was listed.
+# Opening an entry fails with one of these if it was replaced by another kind since it was listed.
 _REPLACED: Final = frozenset((errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO))
 _GONE: Final = frozenset((errno.ENOENT, errno.ESTALE))
 
@@ -68,16 +68,16 @@ class Sink(Protocol):
     """Receives the content that a scan reads, and returns its digest."""
 
     def content(self, handle: int, size_bytes: int) -> tuple[Digest, int]:
-        """Take at most the first ``size_bytes`` of a file; returns their digest and number."""
+        """Read at most ``size_bytes`` of a file; returns their digest, and how many were read."""
         ...
 
     def directory(self, entries: Entries) -> Digest:
-        """The map of a directory."""
+        """Take the map of a directory; returns its digest."""
         ...
 
 
 class StoringSink:
-    """Stores the content in writes of some megabytes; ``finish`` stores the rest."""
+    """Stores the content in writes of some megabytes; ``value`` stores the rest."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class StoringSink:
         """Store a file."""
         if size_bytes > _WHOLE_BYTES:
             source = _Limited(handle, size_bytes)
-            # It has ``read``, which is all that is called.
+            # ``put_stream`` calls only ``read``, which ``_Limited`` has.
             digest = blobs.put_stream(
                 self._engine, cast("BinaryIO", source), batch_bytes=_STREAM_BATCH_BYTES
             )
@@ -103,13 +103,14 @@ class StoringSink:
         return Digest.known(splitting.split(encode_entries(entries), self._writer.emit))
 
     def value(self, value: object) -> Digest:
-        """Store a value, and everything before it."""
+        """Store a value, and all content that is not written yet."""
         digest = Digest.known(splitting.split(value, self._writer.emit))
         self._writer.flush(self._engine)
         return digest
 
     def _flush(self) -> None:
-        # The last write waits for the disk if the store does, and for all before it.
+        # Need not reach the disk yet: the write of ``value`` follows. It waits for the disk if the
+        # store's durability asks for it, and so for all writes before it.
         self._engine.write(Write(objects=self._writer.objects, durable=False))
         self._writer = PieceWriter()
 
@@ -167,13 +168,13 @@ class Scanned(NamedTuple):
     records: Records
     files: int
     size_bytes: int
-    #: By path, as the root of a snapshot has it.
+    #: Paths that are left out, and why: as in the root of a snapshot.
     left_out: dict[str, str]
     #: Ignored files and directories; what is below an ignored directory is not counted.
     ignored: int
     #: Files that changed each time they were read.
     unstable: tuple[str, ...]
-    #: Files whose content was read, and their bytes.
+    #: How many files were read, and how many bytes.
     files_read: int
     bytes_read: int
     #: Temporary files of an interrupted restore.
@@ -187,9 +188,9 @@ class Settings(NamedTuple):
     max_file_bytes: int | None = None
     skip_unreadable: bool = False
     gitignore: bool = False
-    #: The device and inode of the store's own directory.
+    #: The device and inode of the store's own directory, which is ignored.
     store: tuple[int, int] | None = None
-    #: Files of the cache, if they are in the directory.
+    #: Files of the cache, if they are in the directory; they are ignored.
     own: frozenset[Parts] = frozenset()
     #: Paths that are included despite the rules and the limit, and their parent directories.
     always: frozenset[Parts] = frozenset()
@@ -210,9 +211,9 @@ class _Frame:
         self.stamps = b""
         #: The record of the last scan if names and stamps are as they were.
         self.same: CachedDirectory | None = None
-        #: Directories in it that are to be scanned.
+        #: Its subdirectories that are still to be scanned.
         self.below: list[tuple[str, os.stat_result]] = []
-        #: The entries of directories that have been scanned.
+        #: The entries of its subdirectories that have been scanned.
         self.handled: Entries = {}
 
 
@@ -242,14 +243,15 @@ class _Scan:
         self._parts: list[Parts] = []
         self._files_read = 0
         self._bytes_read = 0
-        # A change after a file was read has a time that is not earlier than this.
+        # Any change during or after this scan gets a time that is not earlier than this. So a file
+        # with earlier times that has the same stamp later is unchanged.
         self._trusted_before_ns = time.time_ns() - RACY_NS
 
     def run(self) -> Scanned:
         status = os.fstat(self._beneath.root)
         top = self._tree(status)
         if status.st_nlink == 0 or not _is_there(self._beneath.path, status):
-            # A scan of a removed directory does not show its content.
+            # The root was removed or replaced, so the scan may lack what it contained.
             raise WorkspaceNotFoundError(self._beneath.path)
         records = self._records
         return Scanned(
@@ -271,7 +273,7 @@ class _Scan:
         )
 
     def _tree(self, status: os.stat_result) -> Directory:
-        """Every directory, those below first; without recursion, as trees may be deep."""
+        """Scan all directories, subdirectories first; not recursive, because trees may be deep."""
         first = self._enter((), status, self._settings.rules)
         if first is None:
             raise WorkspaceNotFoundError(self._beneath.path)
@@ -309,7 +311,7 @@ class _Scan:
                 return None
             if not self._settings.skip_unreadable or not parts:
                 raise _refused(parts, exc) from exc
-            # ``_take`` finds that the directory above has no entry for this one.
+            # ``_take`` then finds no entry for this directory, and leaves it out as unreadable.
             return None
         listed.sort()
         if self._settings.gitignore:
@@ -325,7 +327,7 @@ class _Scan:
                     with os.fdopen(file, "rb") as source:
                         return frame.rules.with_file(frame.parts, source.read())
                 except OSError:
-                    # The file itself is read, or refused, later.
+                    # ``_take_file`` reports the error when it reads the file.
                     return frame.rules
         return frame.rules
 
@@ -336,7 +338,7 @@ class _Scan:
             record = None
         names = tuple([name for name, _ in frame.listed])
         ignored = frozenset[str]()
-        # A path that the same rules took in before is taken in now.
+        # Names that the same rules included in the last scan: the rules need not be asked again.
         taken: frozenset[str] | tuple[str, ...] = ()
         if record is not None:
             ignored = record.ignored
@@ -416,9 +418,9 @@ class _Scan:
         return Directory(mode, digest)
 
     def _children_same(self, frame: _Frame, record: CachedDirectory) -> bool:
-        """Whether the directories in this one have unchanged maps."""
+        """Whether the subdirectories have the same maps as in the last scan."""
         if record.left_out and any(self._is_directory(frame, name) for name in record.left_out):
-            return False  # one that could not be read before
+            return False  # it could not be read in the last scan, and may be readable now
         known, records = self._known, self._records
         for name, status in frame.listed:
             if status.st_mode & 0o170000 == 0o040000 and name not in record.ignored:
@@ -491,7 +493,7 @@ class _Scan:
         return True
 
     def _trusted(self, stamp: bytes, status: os.stat_result) -> bytes:
-        """The stamp, unless a change within the same tick of the clock could leave it as it is."""
+        """The stamp; NO_STAMP if the file changed so recently that another change may not show."""
         newest = max(status.st_mtime_ns, status.st_ctime_ns)
         return stamp if newest < self._trusted_before_ns else NO_STAMP
 
@@ -529,7 +531,7 @@ class _Scan:
         made.leave_out(parts[-1], stamp, "unreadable")
 
     def _read(self, parts: Parts) -> tuple[bytes, File]:
-        """Read a file, again if it changed meanwhile; raises OSError."""
+        """Read a file, up to ``READ_ATTEMPTS`` times if it changes meanwhile; raises OSError."""
         for _ in range(READ_ATTEMPTS):
             handle = open_regular(parts[-1], dir_fd=self._beneath.open(parts[:-1]))
             try:
@@ -551,7 +553,7 @@ class _Scan:
 
 
 class _Made:
-    """The map of a directory under way, and its record."""
+    """The map of a directory and its cache record, while they are built."""
 
     __slots__ = ("entries", "ignored", "left_out", "names", "stamps")
 
@@ -579,7 +581,7 @@ class _Made:
 
 
 def stamp_of(status: os.stat_result) -> bytes:
-    """What the cache compares of a file."""
+    """The stamp of a file, which the cache compares to find changes."""
     return STAMP.pack(
         status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
     )

@@ -35,7 +35,7 @@ COMPONENT: Final = "workspace"
 PART: Final = ".casstore-restore-"
 #: Set-user-id, set-group-id and sticky bits are neither stored nor restored.
 MODE_BITS: Final = 0o777
-# A few stored maps, linked many times, describe a tree of any size.
+# The limit for one reader: a few stored maps, linked many times, can describe a tree of any size.
 MAX_ENTRIES: Final = 10_000_000
 _MAX_NAME_BYTES: Final = 255
 _MAX_TARGET_BYTES: Final = 4095
@@ -100,13 +100,13 @@ def name_of(key: str, above: Parts) -> str:
         try:
             raw = key[1:].encode("latin-1")
         except UnicodeEncodeError:
-            raise _unsafe(above, key, "is not the encoding of a name") from None
+            raise _unsafe(above, key, "is not a file name as snapshots encode it") from None
         try:
             raw.decode()
         except UnicodeDecodeError:
             pass
         else:
-            raise _unsafe(above, key, "is not the encoding of a name")
+            raise _unsafe(above, key, "is not a file name as snapshots encode it")
     if raw in (b"", b".", b"..") or b"/" in raw or b"\0" in raw:
         raise _unsafe(above, key, "does not name a file in its directory")
     if len(raw) > _MAX_NAME_BYTES:
@@ -117,7 +117,7 @@ def name_of(key: str, above: Parts) -> str:
 
 
 def path_key(parts: Parts) -> str:
-    """A path as encoded in the root of a snapshot."""
+    """A path as encoded in ``left_out`` of the root of a snapshot."""
     return "/".join([key_of(name) for name in parts])
 
 
@@ -171,7 +171,7 @@ def _is_mode(mode: int) -> bool:
 
 
 class TreeReader:
-    """Reads the directories of snapshots, and counts their entries."""
+    """Reads the directories of snapshots; LimitError after ``MAX_ENTRIES`` entries in all."""
 
     def __init__(self, source: Engine | PieceReader) -> None:
         self._reader = source if isinstance(source, PieceReader) else PieceReader(source)

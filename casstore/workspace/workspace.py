@@ -55,12 +55,12 @@ from casstore.workspace.tree import (
 
 #: Larger files are left out, by name, unless the caller allows more.
 MAX_FILE_BYTES: Final = 1 << 30
-# A text diff shows no longer file.
+# Files longer than this are not shown in a text diff.
 _SHOWN_BYTES: Final = 1 << 20
 
 
 class Snapshot(NamedTuple):
-    """A directory as it was: the digest of its value, and what the scan did.
+    """A snapshot of a directory: the digest of its value, and the counts of the scan.
 
     >>> files = place / "files"
     >>> files.mkdir()
@@ -73,7 +73,7 @@ class Snapshot(NamedTuple):
     digest: Digest
     files: int
     size_bytes: int
-    #: What was there and is not in the snapshot, by path, and why; ignored paths are not listed.
+    #: Paths of the directory that are not in the snapshot, and why; ignored paths are not listed.
     left_out: dict[str, str]
     ignored: int = 0
     #: Files that changed each time they were read: their content may be a mixture.
@@ -120,7 +120,7 @@ def _engine(place: Store | Session) -> Engine:
 
 
 class Workspace:
-    """A directory of files. Making one reads nothing.
+    """A directory of files. The constructor does not read it.
 
     ``ignore`` are patterns as ``.gitignore`` writes them, in addition to ``DEFAULT_IGNORE`` unless
     ``defaults`` is False; with ``gitignore`` the ``.gitignore`` files of the tree count as well.
@@ -154,10 +154,10 @@ class Workspace:
         self.path = os.path.abspath(check_root(path))
         if max_file_bytes is not None and (type(max_file_bytes) is not int or max_file_bytes < 0):
             raise InvalidInputError(
-                f"max_file_bytes must be a whole number of at least 0, got {max_file_bytes!r:.40}"
+                f"max_file_bytes must be None or an int of at least 0, got {max_file_bytes!r:.40}"
             )
         if type(component) is not str or not component:
-            raise InvalidInputError(f"component must be a name, got {component!r:.40}")
+            raise InvalidInputError(f"component must be a non-empty str, got {component!r:.40}")
         self.component = component
         rules = Rules(
             ignore,
@@ -177,8 +177,9 @@ class Workspace:
     def snapshot(self, place: Store | Session, *, progress: Progress | None = None) -> Snapshot:
         """Store the directory as a value; files that did not change are not read again.
 
-        Nothing refers to it yet: commit it, or pin it, before gc runs with no grace period.
-        ``progress`` is called after each file that was read; if it raises, the snapshot stops.
+        Nothing refers to the snapshot yet: commit or pin it before its grace period ends, or gc
+        removes it. ``progress`` is called after each file that was read; if it raises, the snapshot
+        stops.
 
         >>> files = place / "files"
         >>> files.mkdir()
@@ -192,13 +193,14 @@ class Workspace:
             try:
                 self.last = self._take(beneath, engine, self._cache.records, progress)
             except ObjectNotFoundError:
-                # The cache names directories that gc has removed, or that another store has.
+                # The cache names directories that gc has removed, or that only another store has:
+                # scan again without it.
                 self._cache.clear()
                 self.last = self._take(beneath, engine, {}, progress)
         return self.last
 
     def component_link(self, place: Store | Session) -> Link:
-        """Take a snapshot and return the link that a checkpoint holds.
+        """Take a snapshot; returns the link to it, to be put into a checkpoint as a component.
 
         >>> files = place / "files"
         >>> files.mkdir()
@@ -298,7 +300,7 @@ class Workspace:
             return text_lines(change, read)
 
     def _look(self, beneath: Beneath, engine: Engine) -> tuple[Scanned, Any]:
-        """The directory as it is, and how to read its maps, most of which are stored."""
+        """Scan the directory, storing nothing; the result, and a function that reads its maps."""
         sink = HashingSink()
         reader = TreeReader(engine)
         found = scan(beneath, sink, reader, self._cache.records, self._scan_settings(engine))
@@ -338,7 +340,8 @@ class Workspace:
         RestoreConflictError, and nothing is changed, if a file was changed since the last
         snapshot. With ``force`` such files are overwritten and files that no snapshot has are
         deleted, after a snapshot of the present state, which a pin keeps (``saved_pin``). Ignored
-        files are left alone. Killed anywhere, the same call finishes the restore.
+        files are left alone. If the process is killed, the same call finishes the restore; without
+        a ``cache`` it may need ``force``.
 
         >>> files = place / "files"
         >>> files.mkdir()
@@ -354,9 +357,9 @@ class Workspace:
     def restore_snapshot(
         self, place: Store | Session, digest: bytes, *, force: bool = False
     ) -> RestoreReport:
-        """The same for a snapshot by its digest, such as the one a forced restore has pinned.
+        """As ``restore``, to a snapshot by digest, such as one that a forced restore has pinned.
 
-        Given a session, files that equal those of its newest snapshot can be overwritten, too.
+        If ``place`` is a session, files that equal those of its newest snapshot are no conflicts.
 
         >>> files = place / "files"
         >>> files.mkdir()
@@ -446,7 +449,7 @@ class Workspace:
             try:
                 roots.append(TreeReader(engine).root(name))
             except CasstoreError:
-                # Collected since: what only it had is a conflict.
+                # gc has removed this snapshot: files that only it had are conflicts.
                 continue
         return roots
 
@@ -510,7 +513,7 @@ def _component(session: Session, at: At, component: str) -> Digest | None:
 def find_snapshot(
     session: Session, at: At = None, *, component: str = COMPONENT
 ) -> Snapshot | None:
-    """The files of a revision of a session; None if it has none.
+    """The snapshot in a revision of a session; None if the revision has none.
 
     >>> find_snapshot(session) is None
     True
@@ -618,7 +621,7 @@ def snapshots(session: Session, *, component: str = COMPONENT) -> Iterator[LogEn
         try:
             digest = _component(session, entry.revision, component)
         except NotFoundError:
-            # Removed by retention between listing and reading.
+            # Retention has removed the revision since it was listed.
             continue
         if later is not None and later[1] is not None and later[1] != digest:
             yield _logged(session, *later)

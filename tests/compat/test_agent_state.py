@@ -406,7 +406,7 @@ def test_two_imports_at_once_make_no_checkpoint_twice(tmp_path: Path) -> None:
     engine = Between()
     with Store(engine) as store:
         engine.other = lambda: import_morrow(store, file)
-        with pytest.raises(ConflictError, match="meanwhile"):
+        with pytest.raises(ConflictError, match="another writer has imported"):
             import_morrow(store, file)
         assert import_morrow(store, file).imported == 0
         assert len(list(Lifecycles(store).tables.checkpoints.scan("s"))) == 9

@@ -22,7 +22,7 @@ LEARNED_CONTEXT: Final = "learned_context"
 CLASSES: Final = (IDENTITY, PROCESS, COMPLIANCE, LEARNED_CONTEXT)
 # Records of these classes need a subject.
 _NEED_SUBJECTS: Final = (IDENTITY, LEARNED_CONTEXT)
-#: How many subjects, sources and processors a record may have, each.
+#: The most subjects of a record; also the most sources, and the most processors.
 MAX_NAMED: Final = 1024
 _MAX_TEXT: Final = 4096
 
@@ -89,7 +89,7 @@ class WriteSeal(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The note of a record, as stored.
+    """The annotation of a record as it is stored, in a row of its own.
 
     >>> about = Annotation(["learned_context"], subjects=["anna"], processors=["crm"])
     >>> note = life.find_note(life.records.put("facts", "city", "Ulm", about))
@@ -126,7 +126,7 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
     subjects = _texts(annotation.subjects, "subjects")
     sources = sorted({checked_ref(ref) for ref in list_of(annotation.sources, "sources")})
     for ref in sources:
-        # An erasure does not search other kinds of sources, so it would miss the record.
+        # An erasure follows only these kinds of sources, and would miss a record with another.
         if ref.kind not in ROWS and (ref.kind, ref.name) != (SESSION, ""):
             raise InvalidInputError(
                 f"a source must be user data, a checkpoint, a record or a whole session, got {ref}"
@@ -139,10 +139,12 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
     }
     for name, given in named.items():
         if len(given) > MAX_NAMED:
-            raise InvalidInputError(f"{name} must be at most {MAX_NAMED}, got {len(given)}")
+            raise InvalidInputError(
+                f"{name} must have at most {MAX_NAMED} entries, got {len(given)}"
+            )
     needing = [each for each in classes if each in _NEED_SUBJECTS]
     if needing and not (has_subject or subjects):
-        raise InvalidInputError(f"a record of class {needing[0]!r} needs subjects")
+        raise InvalidInputError(f"a record of class {needing[0]!r} needs subjects: pass them")
     if annotation.hold is not None:
         check_hold(annotation.hold)
     if annotation.seal is not None:
@@ -184,7 +186,7 @@ def check_reason(text: str, what: str) -> None:
     """InvalidInputError unless ``text`` is a short text that is not blank."""
     check_text(text, what)
     if not text.strip() or len(text) > _MAX_TEXT:
-        raise InvalidInputError(f"{what} must be a str of 1 to {_MAX_TEXT} characters")
+        raise InvalidInputError(f"{what} must have 1 to {_MAX_TEXT} characters, and not be blank")
 
 
 def _texts(items: Iterable[str], what: str) -> list[str]:

@@ -23,8 +23,8 @@ SEAL_BROKEN: Final = "seal_broken"
 #: Findings that only this check reports.
 CODES: Final = {
     SEAL_BROKEN: Meaning(
-        ERROR, "a record is not as it was when it was sealed",
-        "find out who changed it outside casstore; a backup may have what was sealed",
+        ERROR, "a record has changed since it was sealed",
+        "find out which program changed it without casstore; a backup may have the sealed record",
     ),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Agent sessions: working state, and the checkpoints that are created from it.
 
-A checkpoint holds the selected values, and stays when the session ends. The checkpoints of a
+A checkpoint holds the selected values, and stays when the session is closed. The checkpoints of a
 session are numbered 1, 2, 3 … across all processes. The newest checkpoint is the one with the
 highest number; clocks do not matter.
 """
@@ -58,7 +58,7 @@ class CheckpointInfo(NamedTuple):
     """
 
     session: str
-    #: 1, 2, 3 … in the session.
+    #: Counts from 1 in each session.
     number: int
     id: str
     label: str
@@ -135,7 +135,9 @@ class AgentSession:
         names: Iterable[str] | None = None,
         annotation: Annotation | None = None,
     ) -> CheckpointInfo:
-        """Store working state: the given names that exist; None: all; an empty list: nothing.
+        """Store the values of ``names`` in the working state as a checkpoint; None: all values.
+
+        Names that do not exist are left out.
 
         InvalidValueError, with the path, if a value cannot be stored exactly as it is.
 
@@ -223,7 +225,7 @@ class AgentSession:
         row = CHECKPOINTS.read(record)
         payload = read_content(self._tables.store, row.content)
         if type(payload) is not dict:
-            raise CorruptionError(f"checkpoint {record.key!r} is damaged")
+            raise CorruptionError(f"checkpoint {record.key!r} is damaged; check the store")
         return AgentCheckpoint(_info(row), payload)
 
 
@@ -294,7 +296,7 @@ def put_checkpoints(
         # Read after the sessions: a writer that adds one of these ids changes its session row, so
         # this write would fail.
         if given and _are_there(tables, given):
-            raise ConflictError("some of the checkpoints came into the store meanwhile")
+            raise ConflictError("another writer has imported some of the checkpoints; import again")
         made_now: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):
             row = rows[entry.session]

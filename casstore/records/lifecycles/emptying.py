@@ -30,7 +30,7 @@ class Emptying(ABC):
         self._kind = kind
         self._table = table
         self._passed: set[str] = set()
-        # The result of the current attempt.
+        # What the current attempt of a write removes, and what stays; counted when it is written.
         self._gone: list[Note | None] = []
         self._staying: list[Stayed] = []
         self._is_last = False
@@ -42,7 +42,7 @@ class Emptying(ABC):
     def run(self) -> None:
         """Remove every row that is neither sealed nor held."""
         while not self._is_last:
-            self._tables.change(f"what belongs to {self._owner[1][0]}", self._step)
+            self._tables.change(f"the records of {self._owner[1][0]!r}", self._step)
             self.deleted += len(self._gone)
             self.stayed += self._staying
             self._passed.update(stays.ref.name for stays in self._staying)

@@ -49,7 +49,9 @@ def seal(keys: KeyStore, place: BoundTo, value: Any) -> bytes:
     """Encrypt a value, bound to ``place``."""
     encoded = canonical.encode(value, max_bytes=MAX_VALUE_BYTES)
     if links_in(encoded):
-        raise InvalidValueError("an encrypted value cannot link to objects, for gc must see links")
+        raise InvalidValueError(
+            "an encrypted value must not contain links: gc could not see them in it"
+        )
     plain = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded
     plain += bytes(-len(plain) % _BLOCK_BYTES)
     nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -58,17 +60,19 @@ def seal(keys: KeyStore, place: BoundTo, value: Any) -> bytes:
 
 
 def open_sealed(keys: KeyStore, place: BoundTo, sealed: Any) -> Any:
-    """Decrypt a value; CorruptionError if it is damaged or bound to another place."""
+    """Decrypt a value; CorruptionError if it is damaged, or bound to another user, name or key."""
     if type(sealed) is not bytes or sealed[:1] != _VERSION:
-        raise CorruptionError("encrypted user data is damaged, or of a newer kind")
+        raise CorruptionError(
+            f"encrypted user data {place.name!r} is damaged, or a newer version wrote it"
+        )
     cipher = AESGCMSIV(keys.get(place.key))
     start = len(_VERSION) + _NONCE_BYTES
     try:
         plain = cipher.decrypt(sealed[len(_VERSION) : start], sealed[start:], _bound(place))
     except (InvalidTag, ValueError) as exc:
         raise CorruptionError(
-            f"user data {place.name!r} does not open with key {place.key}: it was moved from "
-            "elsewhere, or is damaged"
+            f"user data {place.name!r} cannot be decrypted with key {place.key}: it is damaged, or "
+            "was moved here from another user or name"
         ) from exc
     length = int.from_bytes(plain[:_LENGTH_BYTES], "big")
     return canonical.decode(plain[_LENGTH_BYTES : _LENGTH_BYTES + length])

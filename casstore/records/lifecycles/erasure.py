@@ -102,14 +102,14 @@ class LifecycleErasure:
         return [ref.to_text() for ref in find_refs(self._open(store), subject)]
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The keys of the rows of these records."""
+        """The keys of the rows of the records in ``found``, and of their notes."""
         life = self._open(store)
         for ref in records_of(found):
             for table, key in (life.tables.payload(ref), life.tables.note(ref)):
                 yield table.keys.key(key)
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The digests that these records keep alive."""
+        """The digests of the objects that the records in ``found`` keep from gc."""
         for _, row, noted in _read(self._open(store), records_of(found)):
             for record in (row, noted):
                 yield from () if record is None else row_links(record.row)
@@ -139,7 +139,7 @@ class LifecycleErasure:
         return sorted(informed)
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        """Remove those of the records that are still about the subject; returns how many."""
+        """Remove the records in ``found`` that are still about the subject; returns how many."""
         life = self._open(store)
         planned = {Ref.from_text(text) for text in list_of(found, "found")}
         refs = [ref for ref in find_refs(life, subject) if ref in planned]
@@ -192,7 +192,7 @@ def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
 def rewrite_shared(
     life: Lifecycles, subject: str, refs: Sequence[Ref], rewrite: Rewrite
 ) -> list[Ref]:
-    """Rewrite records that also have other subjects, each in one write; returns those."""
+    """Rewrite the records that also have other subjects, each in one write; returns their refs."""
     hashed = life.subjects.hash(subject)
     done: list[Ref] = []
     for each in explain(life, [ref for ref in refs if ref.kind == RECORD]):
@@ -209,7 +209,7 @@ def rewrite_shared(
 
 
 def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
-    """Remove unsealed, unheld records and whole users and sessions; returns how many."""
+    """Remove records, whole users and sessions, except what is sealed or held; returns how many."""
     erased = 0
     wholes = {(USER if ref.kind == PERSON else CHECKPOINT, ref.owner): ref for ref in refs
               if ref.kind in (PERSON, AGENT)}  # fmt: skip

@@ -92,7 +92,7 @@ class KeptRecords:
                 raise stays.as_error()
             about |= sources.session_subjects(change, self._subjects)
             about |= {self._subjects.hash(subject) for subject in said.subjects}
-            # Sources need not have subjects.
+            # Check again whether the classes need subjects: the sources may have none.
             checked(said, has_subject=bool(about), default=None)
             note = made(said, about, now_ms)
             stored = content(change.draft, value)

@@ -94,7 +94,7 @@ class FileKeys:
                 if (above / _STORE_FILE).exists():
                     raise InvalidInputError(
                         f"{place} lies inside the store {above}: keys stored with the data protect "
-                        "nothing"
+                        "nothing; use a directory elsewhere"
                     )
             place.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
             self._require_private(place)
@@ -103,7 +103,7 @@ class FileKeys:
         self._directory = place
 
     def create(self, name: str) -> bytes:
-        """Create a key under a new name; ConflictError if it is used, KeyDestroyedError if it was.
+        """Create a key; ConflictError if the name is in use, KeyDestroyedError if it was in use.
 
         >>> keys = FileKeys(place / "keys")
         >>> keys.create("k1") == keys.get("k1")
@@ -193,7 +193,10 @@ class FileKeys:
 
     def _file(self, name: str, ending: str) -> Path:
         if type(name) is not str or not _NAME.fullmatch(name):
-            raise InvalidInputError(f"name must consist of small letters and digits, got {name!r}")
+            raise InvalidInputError(
+                "name must have 1 to 128 characters, a-z, 0-9, '.' or '-', and begin with a letter "
+                f"or digit, got {name!r}"
+            )
         return self._directory / (name + ending)
 
     def _write(self, path: Path, content: bytes, flags: int = 0) -> None:

@@ -75,12 +75,14 @@ from casstore.records.schema import RowPlace
 from casstore.session.records import Record
 from casstore.store import Store
 
-#: The class of a record that is not annotated.
+#: The class of a record that is not annotated, by kind of record.
 DEFAULT_CLASS: Final = {CHECKPOINT: PROCESS, USER: IDENTITY, RECORD: PROCESS}
 
 
 class SessionEnd(NamedTuple):
-    """The result of deleting a session: it is deleted unless a checkpoint stayed.
+    """How many checkpoints of a session were deleted, and which stayed.
+
+    The session itself is deleted if none stayed.
 
     >>> info = life.create_session("s1").checkpoint("begun")
     >>> life.delete_session("s1")
@@ -94,9 +96,9 @@ class SessionEnd(NamedTuple):
 class Lifecycles:
     """Working state, checkpoints, user data and annotated records of one store.
 
-    ``keys`` encrypts user data, with a key for each user (``FileKeys``). ``secret`` prevents
-    guessing subjects from their hashes; a store is always used with the same secret, or always
-    without.
+    ``keys`` is a key store such as ``FileKeys``: with it, user data is encrypted, with a key for
+    each user. ``secret`` prevents guessing subjects from their hashes; a store is always used with
+    the same secret, or always without.
 
     The examples use ``life``, which is empty. ``store`` is its store.
 
@@ -199,7 +201,7 @@ class Lifecycles:
     def delete_session(self, session: str) -> SessionEnd:
         """Remove a session and its checkpoints; held or sealed ones stay, and so does the session.
 
-        One write, up to 5,000 checkpoints. SessionNotFoundError if it does not exist.
+        Each write removes up to 5,000 checkpoints. SessionNotFoundError if it does not exist.
 
         >>> info = life.create_session("s1").checkpoint("begun")
         >>> life.hold(info.ref, Hold("tax law", 2**42))
@@ -256,7 +258,7 @@ class Lifecycles:
         self._annotate(ref, step, is_kept=True)
 
     def seal(self, ref: Ref, seal: Seal) -> None:
-        """Forbid changing or removing a record until a review. RecordSealedError if it is sealed.
+        """Forbid changing or removing a record until ``lift_seal``; RecordSealedError if sealed.
 
         >>> consent = life.users.put("anna", "consent", {"given": True})
         >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
@@ -336,7 +338,7 @@ class Lifecycles:
     def _annotate(
         self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool
     ) -> None:
-        """Change the note of a record; a value to be kept first gets its own key."""
+        """Change a record's note; with ``is_kept``, a user's value first gets a key of its own."""
         ref = checked_ref(ref)
         tables, fresh = self.tables, FreshKeys(self._rows.keys)
         owner: list[RowPlace] = []

@@ -72,7 +72,7 @@ class Removal(NamedTuple):
 
     #: Whether the record existed.
     there: bool
-    #: The reason why the record stays; None: it is removed.
+    #: The reason why the record stays; None: it is removed, or did not exist.
     stays: Stayed | None = None
     #: The note of the record.
     note: Note | None = None
@@ -122,7 +122,10 @@ class Sources:
         return found
 
     def sessions(self) -> list[RowPlace]:
-        """Rows that are read but are not conditions, because their counts change often."""
+        """The sessions of source checkpoints: read for their users, but no conditions.
+
+        Every new checkpoint of a session changes its row.
+        """
         return [
             (self._tables.sessions, (ref.owner,)) for ref in self._refs if ref.kind == CHECKPOINT
         ]
@@ -146,9 +149,10 @@ class Sources:
         return found
 
     def session_subjects(self, change: LifecycleChange, subjects: Subjects) -> set[str]:
-        """The subjects of the store's sessions among the sources; a condition of the write.
+        """The hashed subjects of the sources that are sessions of the store.
 
-        RecordNotFoundError if a session does not exist.
+        Makes it a condition of the write that they are unchanged. RecordNotFoundError if a session
+        does not exist.
         """
         found: set[str] = set()
         for ref in self._sessions:
@@ -168,7 +172,7 @@ class Sources:
 
 
 def made(annotation: Annotation, subjects: Iterable[str], now_ms: int) -> Note:
-    """A note without its seal, which needs the stored row."""
+    """The note of an annotation, except the seal: that needs the hash of the stored row."""
     return Note(
         tuple(annotation.classes),
         tuple(sorted(set(subjects))),
@@ -201,7 +205,7 @@ def remove_unless_kept(
     drop: Drop,
     only: bytes | None = None,
 ) -> Removal:
-    """Remove a record unless it is sealed or held; ``only``: if its row is this one."""
+    """Remove a record unless it is sealed or held; with ``only``, only if that is its row."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
     if row is None or only not in (None, row.row):
         return Removal(there=False)

@@ -14,9 +14,9 @@ USER: Final = "user"
 RECORD: Final = "record"
 #: An agent's session as a whole, with all its checkpoints.
 AGENT: Final = "agent"
-#: All data of a user, and the key.
+#: A user as a whole: all data of the user, and the key that encrypts it.
 PERSON: Final = "person"
-#: A session of the store itself: records may be derived from it, but another module stores it.
+#: A session of the store itself: records may be derived from it; lifecycles do not store it.
 SESSION: Final = "session"
 #: Kinds that have a row of their own, and can be annotated.
 ROWS: Final = (CHECKPOINT, USER, RECORD)
@@ -27,7 +27,7 @@ class Ref(NamedTuple):
     """A reference to a record: its kind, its owner and its name within the owner.
 
     Checkpoint: the session and the number. User data: the hashed user and the name. Record: the
-    collection and the name. Session: its id and an empty name.
+    collection and the name. A whole session or user: its id or hash, and an empty name.
 
     >>> life.create_session("s1").checkpoint("begun").ref.owner
     's1'

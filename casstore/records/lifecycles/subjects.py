@@ -1,8 +1,8 @@
 """Hashes of subjects: names are replaced by one-way hashes before they are stored.
 
 Without a secret, a reader of the store can test whether a guessed name is a subject; with a secret
-kept elsewhere this is impossible. The store records a mark of its secret, so that a wrong secret
-raises an error instead of finding nothing.
+kept elsewhere this is impossible. The store has a **mark** of its secret, the hash of the empty
+name, so that a wrong secret raises an error instead of finding nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Subjects:
         if secret is not None and not (
             type(secret) is bytes and _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES
         ):
-            raise InvalidInputError(f"a secret has at least {_MIN_SECRET_BYTES} random bytes")
+            raise InvalidInputError(
+                f"secret must be {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} random bytes, or None"
+            )
         self._tables = tables
         self._secret = secret or b""
         # No subject has an empty name, so this hash cannot be that of a subject.
@@ -45,13 +47,13 @@ class Subjects:
         return subject_hash(self._secret, keys.id_bytes(subject, "a subject")).hex()
 
     def places(self) -> list[RowPlace]:
-        """Rows to read, in the same transaction as others, before a hash is used."""
+        """The row of the store's mark, to be read with other rows; empty if checked before."""
         return [] if self._known else [(self._tables.settings, (SUBJECTS_SETTING,))]
 
     def require(self, read: Sequence[Record | None], change: LifecycleChange | None = None) -> None:
-        """Check the rows of ``places``; with a change, record the secret's mark if it is missing.
+        """SubjectSecretError if the store uses another secret; ``read`` are the rows of ``places``.
 
-        SubjectSecretError if the store uses another secret.
+        If the store has no mark yet, it is added to ``change``, if given.
         """
         for record in read:
             if record is not None:

@@ -19,7 +19,7 @@ from casstore.records.lifecycles.references import ROWS, Ref
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.records import Record
 
-#: The maximum number of records that stayed in a report.
+#: The most entries of ``RecordSweepReport.stayed``.
 LISTED: Final = 100
 _PAGE: Final = 256
 

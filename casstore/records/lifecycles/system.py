@@ -34,12 +34,12 @@ class LifecyclesSystem(RecordSystem):
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
-        """Sessions of agents, then collections of records, then users by their hashes."""
+        """A page of sessions of agents, then collections of records, then users by their hashes."""
         check_limit(limit)
         return list(islice(_entries(LifecycleTables(store), after), limit))
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Compare labels, counts of users' values, notes, seals and indexes."""
+        """The checks of labels, counts of users' values, notes, seals and indexes."""
         return LifecyclesCheck(store, facts).judges()
 
     def erasure(self) -> LifecycleErasure:

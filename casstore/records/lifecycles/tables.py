@@ -40,7 +40,7 @@ from casstore.session.attempts import read_again, transact
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
-#: A value in a list of one, or a link to it.
+#: The stored form of a value: a list that has the value as its only item, or a link to the value.
 Content = list[Any] | Link
 Result = TypeVar("Result")
 #: The name of the setting that holds the mark of the secret.
@@ -77,7 +77,7 @@ class AgentCheckpointRow(NamedTuple):
 
 
 class UserRow(NamedTuple):
-    """A user: how many values there are, and the key for those that may be removed."""
+    """A user: the number of values, and the key of those that are neither held nor sealed."""
 
     user: str
     values: int = 0
@@ -227,10 +227,12 @@ class LifecycleTables:
         }
 
     def payload(self, ref: Ref) -> RowPlace:
-        """The place of the row with the content of a record."""
+        """The table and key of the row with the content of a record."""
         table = self._payloads.get(ref.kind)
         if table is None:
-            raise InvalidInputError(f"{ref} is not one record")
+            raise InvalidInputError(
+                f"ref must name one checkpoint, one value of a user or one record, got {ref}"
+            )
         return table, (ref.owner, ref.name)
 
     def written_at_ms(self, kind: str, record: Record) -> int:
@@ -238,7 +240,7 @@ class LifecycleTables:
         return int(self._payloads[kind].decode(record).at_ms)
 
     def note(self, ref: Ref) -> RowPlace:
-        """The place of the note of a record."""
+        """The table and key of a record's note: the row with its annotation."""
         return self.notes, tuple(ref)
 
     def find(self, places: Sequence[RowPlace]) -> list[Record | None]:
@@ -256,7 +258,8 @@ class LifecycleTables:
             try:
                 result = step(change)
             except KeyDestroyedError:
-                # Another writer changes the rows before it destroys their key, so check them first.
+                # Another writer that destroys a key removes the rows under it first. If it has,
+                # retry on the current rows; if the rows are the same, the error is final.
                 change.require_current()
                 raise
             change.draft.commit()

@@ -73,7 +73,7 @@ class UserErasure(NamedTuple):
 
     deleted: int
     stayed: tuple[Stayed, ...]
-    #: Keys destroyed now, and keys that need the key store to be destroyed.
+    #: How many keys were destroyed, and how many wait for a call with the key store.
     keys_destroyed: int
     keys_waiting: int
     #: Third parties that received some of the data.
@@ -209,7 +209,7 @@ class UserData:
         said = None
         if annotation is not None:
             said = checked(annotation, has_subject=True, default=IDENTITY)
-        given: list[NewValue] = list_of(items, "values")
+        given: list[NewValue] = list_of(items, "items")
         for item in given:
             if not isinstance(item, NewValue):
                 raise InvalidInputError(
@@ -243,7 +243,7 @@ class UserData:
         return removed
 
     def remove(self, change: LifecycleChange, ref: Ref, only: bytes | None = None) -> Removal:
-        """Remove a value unless it is sealed or held; ``only``: if its row is this one."""
+        """Remove a value unless it is sealed or held; with ``only``, only if that is its row."""
         tables = self._tables
         counted: RowPlace = (tables.people, (ref.owner,))
         row, noted, person = change.read([tables.payload(ref), tables.note(ref), counted])
@@ -268,7 +268,7 @@ class UserData:
     def erase(self, user: str) -> UserErasure:
         """Remove all values of a user and destroy the key; held and sealed values stay.
 
-        One write, up to 5,000 values. Nothing but user data is touched.
+        Each write removes up to 5,000 values. Nothing but user data is changed.
 
         >>> refs = [life.users.put("anna", name, "known") for name in ("language", "city")]
         >>> life.users.erase("anna").deleted, list(life.users.names("anna"))
@@ -296,10 +296,11 @@ class UserData:
         )
 
     def destroy_keys(self) -> tuple[int, int]:
-        """Destroy keys that are no longer used; returns how many were, and how many could not be.
+        """Destroy keys that are not used any more; returns how many, and how many wait.
 
-        Every call that removes user data with a key store ends with this. Call it to finish after a
-        crash, or after a removal without the key store.
+        A key waits if this key store does not have it. Every call that removes user data with a key
+        store does this at its end. Call it to finish after a crash, or after a removal without the
+        key store.
 
         >>> life.users.destroy_keys()  # nothing was left over
         (0, 0)
@@ -310,7 +311,7 @@ class UserData:
 def _place(place: Any) -> tuple[str, str]:
     """Check the user and the name of a value to find."""
     if not isinstance(place, tuple | list) or len(place) != 2:
-        raise InvalidInputError(f"a place must be a pair of user and name, got {place!r:.80}")
+        raise InvalidInputError(f"each place must be a pair of user and name, got {place!r:.80}")
     user, name = place
     return user, name
 

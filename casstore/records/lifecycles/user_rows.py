@@ -76,7 +76,10 @@ class FreshKeys:
         self._used.clear()
 
     def take(self, user: str, purpose: str) -> str | None:
-        """The name of a new key of a user; None without a key store."""
+        """The name of a new key of a user, the same for a purpose in each attempt of the write.
+
+        None without a key store.
+        """
         if self._keys is None:
             return None
         if purpose not in self._made:
@@ -125,7 +128,10 @@ class UserRows:
         return change.put(self._tables.users, row)
 
     def key_for(self, fresh: FreshKeys, ref: Ref, person: UserRow, *, stays: bool) -> str | None:
-        """The key for a value; KeyMissingError if the user has a key and there is no key store."""
+        """The key for a value: its own if it ``stays`` (held or sealed), else the user's.
+
+        None without a key store; KeyMissingError if the user has a key then.
+        """
         if self.keys is None:
             if person.key is not None:
                 raise KeyMissingError(person.key)
@@ -143,12 +149,12 @@ class UserRows:
 
     def destroy_here(self) -> None:
         """Destroy the listed keys if there is a key store."""
-        # Without a key store, reading the list would be useless work.
+        # Without a key store no listed key can be destroyed, so the list is not read.
         if self.keys is not None:
             self.destroy_doomed()
 
     def destroy_doomed(self) -> tuple[int, int]:
-        """Destroy the listed keys; returns how many were, and how many wait for their key store."""
+        """Destroy the listed keys; returns how many, and how many are not in this key store."""
         destroyed = waiting = 0
         for record in self._tables.doomed.scan():
             name = record.key[0]

@@ -65,7 +65,7 @@ class WorkingState:
             self._values.clear()
 
     def chosen(self, names: Iterable[str] | None) -> dict[str, Any]:
-        """The values of those names that exist; None: all. An empty list: nothing.
+        """The values of the given names, without names that do not exist; None: all values.
 
         >>> working = WorkingState()
         >>> working.set("plan", ["read", "write"])

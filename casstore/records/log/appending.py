@@ -1,4 +1,4 @@
-"""Appends messages: numbered, with the state of pending calls and the tokens of the round."""
+"""Appends messages; the same commit updates the pending calls and records the round's tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def append(
 def placed(
     tables: LogTables, at: At, payloads: Sequence[dict[str, Any]]
 ) -> tuple[LogChange, list[int]]:
-    """The nodes for these payloads, and the state of the session after them."""
+    """The change that appends these payloads as messages, and their numbers."""
     now_ms = tables.now_ms()
     state, number = at.state, at.last
     drafts: list[NodeDraft] = []

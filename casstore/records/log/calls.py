@@ -1,7 +1,8 @@
 """Pending tool calls, and sends, which require that no call is pending.
 
-A session records which message makes the calls and which of them have no result. Nothing is copied,
-so a crash at any moment leaves exactly those.
+A session records which message makes the calls and which of them have no result; the calls
+themselves stay in the message. So after a crash at any moment, exactly those without a result are
+pending.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def waiting(tables: LogTables, at: At) -> Pending | None:
         return None
     found = numbered(tables, at).between(state.calling, state.calling)
     if not found:
-        raise CorruptionError(f"message {state.calling} of session {at.session!r} is gone")
+        raise CorruptionError(
+            f"message {state.calling} of session {at.session!r} has pending tool calls, but is gone"
+        )
     node = found[0]
     left = list(state.calls)
     calls: list[Call] = []
@@ -85,7 +88,7 @@ def resume(
     """Execute the pending calls in order; returns the numbers of their results.
 
     Each result is appended as soon as it exists, so after a crash only the other calls are pending.
-    An exception raised by ``execute`` becomes the text of the result: every call needs one.
+    An exception raised by ``execute`` becomes the text of the result: every call needs a result.
     """
     # Check it first: otherwise the TypeError would be stored as the result of every call.
     check_callable(execute, "execute")
@@ -104,7 +107,7 @@ def resume(
 
 
 def set_waiting(tables: LogTables, session: str, waiting: Any) -> None:
-    """Set the pending calls: ids of pending calls, None, or a dict in the caller's own format."""
+    """Reduce the pending calls to these ids, or to none (None); or store a dict of the caller's."""
     ids: list[str] = []
     if waiting is not None and type(waiting) is not dict:
         ids = list_of(waiting, "waiting")

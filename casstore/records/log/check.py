@@ -33,8 +33,8 @@ LOG_TREE_WRONG: Final = "log_tree_wrong"
 #: Findings that only this check reports.
 CODES: Final = {
     LOG_NUMBERS_WRONG: Meaning(
-        ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
-        "does not have, or its leaf was moved back",
+        ERROR, "the messages of a log are not in order of their numbers, or its state refers to "
+        "messages that it does not have, or its leaf was moved back",
         f"rewind the session to a revision before that; else {RESTORE}",
     ),
     LOG_GAP: Meaning(
@@ -42,7 +42,8 @@ CODES: Final = {
         codes.NOTHING,
     ),
     LOG_TREE_WRONG: Meaning(
-        ERROR, "a session of a log and its parent disagree about being parent and child",
+        ERROR, "the parent of a session of a log has no row, or disagrees about depth or number of "
+        "children",
         f"{RESTORE}; or close the session, if it is not needed",
     ),
 }  # fmt: skip
@@ -77,7 +78,7 @@ class LogCheck:
 
         def judge_there(values: Sequence[bytes | None]) -> str | None:
             found, there, deleted = values
-            # A session deleted by the store keeps its row until the log closes it.
+            # No error: a session that the store has deleted keeps its row until the log closes it.
             if found != record.row or there is not None or deleted is not None:
                 return None
             return f"the log has a row of session {session!r}, which does not exist"
@@ -157,7 +158,7 @@ class LogCheck:
         before = 0
         for node in nodes.nodes:
             if not node.id.isdecimal() or not before < int(node.id) <= at.last:
-                return f"has message {node.id!r} behind number {before}"
+                return f"has message {node.id!r} after number {before}"
             before = int(node.id)
         return None
 
@@ -180,8 +181,8 @@ class LogCheck:
                 summed[at] += number or 0
         if any(less < more for less, more in zip(row[1:], summed, strict=True)):
             says = (
-                f"the usage of session {row.session!r} comes to {row[1:]}, and its rounds alone "
-                f"to {tuple(summed)}"
+                f"the totals of session {row.session!r} are {row[1:]}, less than the sum of its "
+                f"rounds, {tuple(summed)}"
             )
             where = where_is(self._tables.totals, [row.session], row.session)
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)

@@ -1,5 +1,9 @@
 """The data types that a session log accepts and returns.
 
+A **send** is a user's message and the agent's work on it; a **round** is one step of that work,
+such as a call of the model. A **fold** replaces messages in the agent's context by one message, the
+**note**.
+
 The examples use ``log`` as those of ``SessionLog`` do.
 """
 
@@ -12,20 +16,20 @@ ROOT: Final = "root"
 SUBAGENT: Final = "subagent"
 KINDS: Final = (ROOT, SUBAGENT)
 
-#: Deleted when it has completed, or with its parent.
+#: A lifecycle: deleted when ``finish`` reports the session completed, or with its parent.
 EPHEMERAL: Final = "ephemeral"
-#: Kept after completion, deleted with its parent.
+#: A lifecycle: kept after completion, deleted with its parent.
 LINKED: Final = "linked"
-#: Kept even if its parent is deleted.
+#: A lifecycle: kept even if its parent is deleted.
 DETACHED: Final = "detached"
 LIFECYCLES: Final = (EPHEMERAL, LINKED, DETACHED)
 
-#: The status of a session, and the state of a message.
+#: A session is active or archived, a message active or folded.
 ACTIVE: Final = "active"
 ARCHIVED: Final = "archived"
 FOLDED: Final = "compacted_out"
 
-#: The status of an ephemeral session that is done.
+#: The status with which ``finish`` deletes an ephemeral session.
 COMPLETED: Final = "completed"
 
 #: The role of a note, which replaces the messages folded into it.
@@ -103,7 +107,9 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """The messages that a note summarises and hides: ranges of numbers, each from first to last.
+    """Fold ``number`` of a session: message ``note`` replaces the messages in ``runs``.
+
+    Each run is a range: its first and its last number.
 
     >>> fold = log.fold("chat", [1, 2], "they chose the way")
     >>> fold.note, fold.runs
@@ -155,7 +161,7 @@ class Pending(NamedTuple):
     Pending(number=3, round=None, calls=({'id': 'c1', 'name': 'read'},))
     """
 
-    #: The message that makes the calls.
+    #: The number of the message that makes the calls.
     number: int
     round: int | None
     calls: tuple[Mapping[str, Any], ...]

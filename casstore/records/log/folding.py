@@ -70,8 +70,8 @@ def _folded(
     left = tuple(each for each in state.notes if view.shows(each))
     if left and not keep_notes:
         raise InvalidInputError(
-            f"message {left[0]} is a note, and a session has one: fold it as well, and let the "
-            "new note include its content"
+            f"message {left[0]} is a note of an earlier fold: fold it as well and let the new note "
+            "include its content, or pass keep_notes=True to show both"
         )
     if state.calling in numbers:
         raise InvalidInputError(
@@ -111,9 +111,10 @@ def folds_of(tables: LogTables, session: str, state: LogState) -> Iterator[Fold]
 
 
 def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
-    """Remove folded messages except the newest or recent ones; returns how many.
+    """Hide folded messages; returns how many.
 
-    This cannot be undone. A folded message stays folded, so no shown message can be removed.
+    The ``keep_recent`` newest stay, and those younger than ``older_than_ms``. This cannot be
+    undone. A folded message stays folded, so no shown message can be removed.
     """
     check_count(keep_recent, "keep_recent")
     if older_than_ms is not None:
@@ -128,7 +129,7 @@ def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int 
 def _going(
     tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None
 ) -> list[str]:
-    """The nodes of the folded messages to remove."""
+    """The node ids of the folded messages to hide, oldest first."""
     at, nodes = opened(tables, session, payloads=False)
     limit_ms = None if older_than_ms is None else tables.now_ms() - older_than_ms
     shown = at.state.view.shown(at.last)
@@ -138,6 +139,7 @@ def _going(
     for first, last in [*ascending, (at.last + 1, at.last + 1)]:
         for node in nodes.between(start, first - 1) if start < first else ():
             young = limit_ms is not None and (type(node.time) is not int or node.time > limit_ms)
+            # An empty id: the message is too young to hide, and counts as one of ``keep_recent``.
             folded.append("" if young else node.id)
         start = last + 1
     kept = folded[: max(0, len(folded) - keep_recent)]

@@ -56,7 +56,7 @@ def deliver(tables: LogTables, session: str, lease: Lease, limit: int) -> list[i
     if claim is None:
         return []
     if any(batch.merge_key != _MERGE for batch in claim.batches):
-        # The first item in the queue is of another kind, for another consumer.
+        # The first item in the queue is not of an inbox: release it for its own consumer.
         queue.abandon(claim)
         return []
 
@@ -77,7 +77,7 @@ def deliver(tables: LogTables, session: str, lease: Lease, limit: int) -> list[i
 def _delivered(tables: LogTables, at: At, claim: Claim) -> tuple[LogChange, list[int]]:
     items = [str(batch.source_key).removeprefix(_SOURCE) for batch in claim.batches]
     known = tables.inbox.find_many([(at.session, item) for item in items])
-    # An item that was queued again during its delivery is only removed from the queue.
+    # An item that was queued again during its delivery has a row, and is only dequeued.
     fresh = [
         (item, batch.items[0])
         for item, batch, row in zip(items, claim.batches, known, strict=True)

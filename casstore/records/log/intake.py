@@ -50,7 +50,7 @@ class Arrived(NamedTuple):
 
 
 class Intake:
-    """Imports one session."""
+    """Imports one session: ``add`` any number of times, ``require_none_behind``, ``finish``."""
 
     def __init__(self, tables: LogTables, session: str) -> None:
         self._tables = tables
@@ -66,7 +66,7 @@ class Intake:
         return state
 
     def add(self, messages: Sequence[Arrived]) -> None:
-        """Import the next messages in one commit; those that exist already are compared."""
+        """Import the next messages in one commit; SessionExistsError if a stored one differs."""
         fresh = self._fresh(messages)
         if fresh or self._state is None:
             state = None if self._state is not None else LogState(whole=False)
@@ -107,7 +107,7 @@ class Intake:
             bool(state.calling) != bool(state.calls)
         ):
             raise InvalidInputError(
-                f"message {state.calling} does not make the calls {state.calls!r:.80} that wait"
+                f"pending calls {state.calls!r:.80} are not tool calls of message {state.calling}"
             )
 
     def _fresh(self, messages: Sequence[Arrived]) -> list[Arrived]:
@@ -170,7 +170,9 @@ def check_rest(rest: Rest, last: int) -> None:
     for fold in rest.folds:
         _check_fold(fold, last)
         if not before < fold.number <= state.folds:
-            raise InvalidInputError(f"fold {fold.number} does not follow {before}")
+            raise InvalidInputError(
+                f"fold {fold.number} must have a number from {before + 1} to {state.folds}"
+            )
         before = fold.number
     for used in rest.usage:
         check_number(used.send, "send of a usage entry")

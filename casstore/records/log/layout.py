@@ -1,7 +1,7 @@
 """The schemas of the session log.
 
     log.sessions   session                 the session, and how many children it ever had
-    log.children   parent, place           index of sessions by parent, in order of creation
+    log.children   parent, place           index of sessions; ``place`` counts the parent's children
     log.folds      session, number         a fold: its note, and the messages that it replaces
     log.usage      session, send, round    the tokens of a round
     log.totals     session                 the tokens of all rounds, also of those pruned
@@ -29,7 +29,7 @@ class LogSessionRow(NamedTuple):
     kind: str
     lifecycle: str
     parent: str | None
-    #: Its number among the children of its parent.
+    #: Its number among the children of its parent, from 1; 0: no parent.
     place: int
     depth: int
     spawn_call: str | None
@@ -39,11 +39,11 @@ class LogSessionRow(NamedTuple):
     metadata: dict[str, Any]
     #: The number of children ever created.
     children: int
-    #: The revision that imported the session, which does not count as a change. 0: not imported.
+    #: The last revision that the import made, which is no change to the session. 0: not imported.
     brought_in: int = 0
 
     def as_of(self, head: HeadRow) -> LogSessionRow:
-        """The row with the time of the session's last commit, if that is later and a change."""
+        """The row with ``updated_at_ms`` of the last commit, unless that was made by the import."""
         if head.revision <= self.brought_in:
             return self
         return self._replace(updated_at_ms=max(self.updated_at_ms, head.committed_at_ms))

@@ -41,12 +41,13 @@ from casstore.store import Store
 
 
 class SessionLog:
-    """Sessions of messages. Every call is one transaction, safe for concurrent processes.
+    """Sessions of messages. A call that writes is one transaction, unless it says otherwise.
 
-    A session of the log is a session of the store with the same id, and its messages are the
-    nodes: ``store.session(id)`` reads, forks and exports it. ``lease`` is required only while the
-    session is leased. Calls on an unknown session raise
-    SessionNotFoundError, on a closed one SessionDeletedError.
+    Safe for concurrent processes. A session of the log is a session of the store with the same id,
+    and its messages are the nodes: ``store.session(id)`` reads, forks and exports it. ``lease`` is
+    required only while the session is leased. Calls on an unknown session raise
+    SessionNotFoundError, on a closed one SessionDeletedError. The module ``data`` defines sends,
+    rounds, folds and lifecycles.
 
     The examples use ``log``, with the session ``chat``: a question and an answer. ``store`` is its
     store.
@@ -119,7 +120,8 @@ class SessionLog:
     ) -> LogSession:
         """Add a forked session, or one imported from a bundle, to the log.
 
-        It already has its messages and their state. Errors as for ``create``.
+        Its messages and their state stay. Errors as for ``create``, and SessionNotFoundError if the
+        store has no such session.
 
         >>> head = store.fork("chat", "another way")
         >>> log.adopt("another way", metadata={"user": "anna"}).id
@@ -204,9 +206,9 @@ class SessionLog:
         return tree.update(self._tables, session, {"status": ARCHIVED})
 
     def finish(self, session: str, status: str) -> bool:
-        """Report how a child session ended; True if it was deleted, because it is ephemeral.
+        """Delete a child session if it is ephemeral and ``status`` is "completed"; True if deleted.
 
-        It is deleted only with the status "completed".
+        With any other status the session stays as it is; the status is not stored.
 
         >>> made = log.create("research", parent="chat")
         >>> log.finish("research", "failed"), log.finish("research", "completed")
@@ -310,7 +312,7 @@ class SessionLog:
     ) -> Fold:
         """Replace these active messages by one note, at the position of the first of them.
 
-        The originals stay readable. A note that is shown must be among them, unless ``keep_notes``.
+        The originals stay readable. An active note must be among them, unless ``keep_notes``.
         InvalidInputError if a message is not active or has pending calls.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
@@ -344,8 +346,8 @@ class SessionLog:
     def prune(self, session: str, *, keep_recent: int = 0, older_than_ms: int | None = None) -> int:
         """Remove folded messages permanently; returns how many. Active messages stay.
 
-        The ``keep_recent`` newest of them stay, and those newer than ``older_than_ms``. ``vacuum``
-        reclaims the space.
+        The ``keep_recent`` newest folded messages stay, and those younger than ``older_than_ms``.
+        ``vacuum`` reclaims the space.
 
         >>> fold = log.fold("chat", [1, 2], "they chose the way")
         >>> log.prune("chat", keep_recent=1)
@@ -366,7 +368,7 @@ class SessionLog:
         return calls.send(self._tables, session, message, lease=lease)
 
     def start_round(self, session: str, round: int, *, new_send: bool = False) -> None:
-        """Record the current round of the send.
+        """Record the number of the current round; ``new_send`` also starts a new send.
 
         >>> log.start_round("chat", 2)
         >>> log.counters("chat").round
@@ -395,9 +397,9 @@ class SessionLog:
         return calls.pending(self._tables, session)
 
     def set_pending(self, session: str, waiting: Any) -> None:
-        """Override the pending calls: a list of ids of pending calls, or None for no calls.
+        """Reduce the pending calls to those with these ids, or with None to no calls.
 
-        A dict is stored unchanged, in place of the calls that messages have made.
+        A dict leaves the calls pending: it is stored for ``given_pending`` until they change.
 
         >>> calls = [{"id": "c1", "name": "read"}, {"id": "c2", "name": "list"}]
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=calls))
@@ -408,7 +410,7 @@ class SessionLog:
         calls.set_waiting(self._tables, session, waiting)
 
     def given_pending(self, session: str) -> Any:
-        """The dict that was passed to ``set_pending``, or None.
+        """The dict that was passed to ``set_pending``, or None; changed pending calls remove it.
 
         >>> log.set_pending("chat", {"tool": "read", "since": "noon"})
         >>> log.given_pending("chat")
@@ -425,7 +427,8 @@ class SessionLog:
     ) -> list[int]:
         """Execute the pending calls; returns the numbers of their results.
 
-        Each result is appended as soon as it exists. An exception becomes the text of the result.
+        Each result is appended, in a transaction of its own, as soon as it exists. An exception
+        becomes the text of the result.
 
         >>> call = {"id": "c1", "name": "read"}
         >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
@@ -455,7 +458,7 @@ class SessionLog:
     ) -> None:
         """Record the tokens of a round, by default the current one.
 
-        Recording a round again corrects it.
+        Recording a round again replaces its tokens, also in the totals.
 
         >>> log.record_usage("chat", Tokens(prompt=10, completion=2, total=12))
         >>> log.record_usage("chat", Tokens(prompt=10, completion=3, total=13))
@@ -485,7 +488,9 @@ class SessionLog:
         return usage.totals(self._tables, session)
 
     def prune_usage(self, session: str, *, keep_recent: int = 0) -> int:
-        """Remove all rounds except the newest; returns how many. The totals stay.
+        """Remove the usage of all but the ``keep_recent`` newest rounds; returns how many.
+
+        The totals stay.
 
         >>> for number in (0, 1):
         ...     log.record_usage("chat", Tokens(total=12), round=number)
@@ -530,7 +535,7 @@ class SessionLog:
         return self.store.session(lease.session).release_lease(lease)
 
     def put_inbox(self, session: str, item: str, message: NewMessage) -> bool:
-        """Queue a message for delivery; False if the item is queued or was delivered before.
+        """Queue a message under the id ``item``; False if it is queued, or was delivered before.
 
         >>> mail = NewMessage("user", "a mail")
         >>> log.put_inbox("chat", "mail-1", mail), log.put_inbox("chat", "mail-1", mail)
@@ -539,7 +544,7 @@ class SessionLog:
         return inbox.put(self._tables, session, item, message)
 
     def deliver_inbox(self, session: str, lease: Lease, *, limit: int = 32) -> list[int]:
-        """Append the queued messages in order and dequeue them; returns their numbers.
+        """Append up to ``limit`` queued messages in order, and dequeue them; returns their numbers.
 
         >>> waits = log.put_inbox("chat", "mail-1", NewMessage("user", "a mail"))
         >>> log.deliver_inbox("chat", log.claim_lease("chat", "worker-1", 30_000))
@@ -566,7 +571,7 @@ class SessionLog:
         """Create a session from an export: a root, under a new id or the given one.
 
         More than a thousand messages are imported in several commits, and the session is visible
-        after the last. FormatError if the export is of a newer version, SessionExistsError if the
+        after the last. FormatError if the export is of another version, SessionExistsError if the
         id is taken, InvalidInputError if the export is damaged.
 
         >>> log.import_session(log.export("chat"), "a copy").id

@@ -59,20 +59,20 @@ def check_payload(payload: object) -> None:
     known = {name: value for name, value in payload.items() if name in NewMessage._fields}
     if payload_of(NewMessage(**{"role": "", **known})) != payload:
         raise InvalidInputError(
-            "a message must have a role, and otherwise only fields of NewMessage"
+            "a message may have only the fields of NewMessage, and none that is None or empty"
         )
 
 
 def check_number(number: object, what: str, *, least: int = 0) -> None:
-    """Refuse a number that is not a valid counter."""
+    """InvalidInputError unless ``number`` is an int from ``least`` to 2**53 - 1."""
     if type(number) is not int or not least <= number < 1 << 53:
         raise InvalidInputError(
-            f"{what} must be a whole number of at least {least}, got {number!r}"
+            f"{what} must be a whole number from {least} to 2**53 - 1, got {number!r}"
         )
 
 
 def message_of(node: Node, view: MessageOrder) -> Message:
-    """The message in a node."""
+    """The message in a node; ``view`` says whether it is active or folded."""
     payload = node.payload
     try:
         number = int(node.id)
@@ -98,7 +98,7 @@ def call_ids(tool_calls: Any) -> tuple[str, ...]:
 
 
 def after(state: LogState, number: int, payload: dict[str, Any]) -> LogState:
-    """The state after this message: its calls become pending, or a pending call has its result."""
+    """The state after a message: its calls become pending, or it is the result of a call."""
     tool_calls = payload.get("tool_calls")
     if tool_calls:
         ids = call_ids(tool_calls)

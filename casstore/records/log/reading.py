@@ -19,7 +19,8 @@ class Numbered:
 
     def __init__(self, nodes: Nodes, last: int) -> None:
         self.nodes = nodes
-        # Numbers ascend along the path. If there are as many nodes as numbers, none is missing.
+        # Numbers ascend along the path. If there are as many nodes as numbers, none is missing, and
+        # a number gives its position without a search.
         self._whole = len(nodes) == last
 
     def between(self, first: int, last: int) -> Nodes:
@@ -84,7 +85,7 @@ def every(tables: LogTables, session: str, first: int, last: int | None) -> Iter
 
 
 def _from(tables: LogTables, at: At, nodes: Numbered, first: int, last: int) -> Iterator[Message]:
-    """Messages by number. Continue on the head if the revision is deleted meanwhile."""
+    """Yield messages by number; continue on the head if the revision is deleted meanwhile."""
     last_error = ""
     while True:
         try:

@@ -69,9 +69,11 @@ def pack(state: LogState) -> dict[str, Any]:
 def unpack(session: str, packed: Any) -> LogState:
     """Decode the result of ``pack``; NotALogError if it is something else."""
     if type(packed) is not dict or _MARK not in packed:
-        raise NotALogError(session, "it was not created by a log; create or import one")
+        raise NotALogError(
+            session, "no log has created it; use SessionLog.create or import_session"
+        )
     if packed[_MARK] not in (_WHOLE, _UNFINISHED):
-        raise NotALogError(session, "it is of a newer kind; upgrade casstore")
+        raise NotALogError(session, "a newer version of casstore wrote it; upgrade casstore")
     try:
         runs = packed.get("view", [])
         calling, *calls = packed.get("pending", [0])
@@ -87,11 +89,13 @@ def unpack(session: str, packed: Any) -> LogState:
             packed[_MARK] == _WHOLE,
         )
     except (TypeError, ValueError, AttributeError) as exc:
-        raise CorruptionError(f"the log's state of session {session!r} is damaged") from exc
+        raise CorruptionError(
+            f"the log's state of session {session!r} is damaged; check the store"
+        ) from exc
 
 
 def is_of_later(state: LogState, last: int) -> bool:
-    """Does a state refer to messages after ``last``, which its session does not have?"""
+    """True if a state refers to messages after ``last``, the last message of its session."""
     named = [state.view.upto, state.calling, *state.notes]
     return any(type(number) is int and number > last for number in named)
 
@@ -101,7 +105,7 @@ def state_fault(state: LogState, last: int) -> str | None:
     named = [number for run in state.view.runs for number in run]
     named += [state.view.upto, state.calling, *state.notes]
     if any(type(number) is not int or not 0 <= number <= last for number in named):
-        return f"names messages behind the last, {last}"
+        return f"refers to messages after the last, number {last}"
     runs = sorted(state.view.runs)
     if any(first > end for first, end in runs) or any(
         one[1] >= next_one[0] for one, next_one in pairwise(runs)
@@ -113,7 +117,7 @@ def state_fault(state: LogState, last: int) -> str | None:
 
 
 class States:
-    """Reads states and caches the latest: most commits do not change the state."""
+    """Reads states, and caches what it decoded: most commits do not change the state."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -137,7 +141,7 @@ class States:
         )[0]
 
     def checkpoint(self, state: State | None, changed: LogState) -> Checkpoint:
-        """The checkpoint of a revision, with a changed state of the log."""
+        """The checkpoint of a revision (None: a new session), with the log's state replaced."""
         checkpoint = Checkpoint()
         if state is not None:
             checkpoint = read_checkpoint(self._runtime.reader(), state.manifest, hydrate=False)

@@ -1,9 +1,9 @@
 """The session log as a record system: what it stores, its check, and rows of deleted sessions.
 
-The store deletes the graph of a session without knowing the log. Until the log's rows of a deleted
-session are removed, they still hold its prompt, metadata and usage. Children of a deleted session
-stay, as roots. A fork that was not adopted has no session row, but may have rows for usage, folds
-and the inbox.
+``store.delete_session`` deletes the graph of a session, but not the log's rows about it. Until they
+are removed, they still hold its prompt, metadata and usage. Children of a deleted session stay, as
+roots. A fork that was not adopted has no session row, but may have rows for usage, folds and the
+inbox.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> int:
     """Remove the rows of all sessions that the store has deleted; returns how many sessions."""
     tables = LogTables(store)
     seen = forgotten = 0
-    # Every session with usage also has a totals row.
+    # Every session with usage also has a totals row, so ``usage`` need not be scanned.
     for table in (tables.sessions, tables.totals, tables.folds, tables.inbox):
         names = (session for session, _ in groupby(table.scan(), lambda record: record.key[0]))
         while page := list(islice(names, _PAGE)):
@@ -80,7 +80,7 @@ class LogSystem(RecordSystem):
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
-        """Sessions that have a row in the log, by id."""
+        """A page of the sessions that have a row in the log, by id."""
         tables = LogTables(store)
         found: list[SystemEntry] = []
         for (session,) in entry_keys(tables.sessions, 1, after=after, limit=limit):
@@ -98,11 +98,11 @@ class LogSystem(RecordSystem):
         return found
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Compare numbers of messages, the tree of sessions and usage with the store."""
+        """The checks of message numbers, the tree of sessions, and the totals of usage."""
         return LogCheck(store, facts, whole=whole).judges()
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
-        """Remove the rows about sessions that were deleted; of how many sessions."""
+        """Remove the rows about deleted sessions; returns the number of those sessions."""
         return sweep(store, pulse)
 
     def rows_of_session(self, store: Store, session: str) -> Iterator[bytes]:

@@ -42,7 +42,7 @@ class At(NamedTuple):
 
 
 class LogChange(NamedTuple):
-    """A change of a session."""
+    """The contents of one commit; ``also`` are rows, ``completes`` delivered items of the inbox."""
 
     state: LogState
     append: Sequence[NodeDraft] = ()
@@ -69,7 +69,7 @@ class LogTables:
         return self.store.engine.now_ms()
 
     def at(self, session: str) -> At:
-        """The current revision; SessionNotFoundError or SessionDeletedError without one."""
+        """The current revision; SessionNotFoundError, SessionDeletedError or NotALogError."""
         return read_again(lambda: self._at(session, self.runtime.get(session)))
 
     def _at(self, session: str, revision: State) -> At:
@@ -98,7 +98,7 @@ class LogTables:
         from_memory: bool = False,
         durability: str | None = None,
     ) -> Result:
-        """Commit the change that ``decide`` returns for the current session; returns its result.
+        """Commit the change, if any, that ``decide`` returns for the session; returns its result.
 
         ``from_memory`` decides first on the cached revision, without reading. Use it if the commit
         fails whenever the cached revision is stale.
@@ -133,7 +133,7 @@ class LogTables:
                 continue
             except DuplicateNodeError as exc:
                 if at is recalled:
-                    continue
+                    continue  # the cached revision was stale: decide on the stored one
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
 
@@ -144,7 +144,7 @@ class LogTables:
         try:
             return self._at(session, known)
         except NotALogError:
-            # Another process may have finished the import since.
+            # Read the stored revision: another process may have finished the import since.
             return None
 
 
@@ -186,6 +186,6 @@ class _Deciding(Generic[Result]):
 def _moved_back(last: int) -> str:
     where = f"to message {last}" if last else "before its first message"
     return (
-        f"its leaf was moved back {where} without the log's state of that time; rewind the session "
-        "to a revision, or fork it at one: that takes both along"
+        f"its leaf was moved back {where}, but the log's state was not; rewind the session to a "
+        "revision, or fork it at a revision: both restore messages and state together"
     )

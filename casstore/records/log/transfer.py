@@ -68,7 +68,7 @@ def _entries(
 def bring_in(tables: LogTables, entries: Iterable[Any], session: str) -> None:
     """Create a session from the entries of ``export``; InvalidInputError if they are invalid.
 
-    FormatError if it is of a newer version, SessionExistsError if the id is taken.
+    FormatError if the export is of another version, SessionExistsError if the id is taken.
     """
     if not isinstance(entries, Iterable):
         raise InvalidInputError(
@@ -101,10 +101,10 @@ def bring_in(tables: LogTables, entries: Iterable[Any], session: str) -> None:
                 totals = UsageTotals(rounds, prompt, completion, total)
             elif kind == "end":
                 if body != count:
-                    raise ValueError(f"{body!r:.40} entries should come before it")
+                    raise ValueError(f"{body!r:.40} entries must come before the end entry")
                 ended = True
             else:
-                raise ValueError(f"nothing is called {kind!r:.40}")
+                raise ValueError(f"there is no kind of entry {kind!r:.40}")
         except (TypeError, ValueError, LookupError) as exc:
             raise InvalidInputError(f"entry {count} of the export is damaged: {exc}") from exc
         count += 1
@@ -116,10 +116,12 @@ def bring_in(tables: LogTables, entries: Iterable[Any], session: str) -> None:
 
 def _parted(entry: Any, count: int) -> tuple[str, Any]:
     if type(entry) is not dict or len(entry) != 1:
-        raise InvalidInputError(f"entry {count} of the export is not a valid entry: {entry!r:.80}")
+        raise InvalidInputError(
+            f"entry {count} of the export must be a dict of one item: {entry!r:.80}"
+        )
     [(kind, body)] = entry.items()
     if kind != "end" and type(body) is not list:
-        raise InvalidInputError(f"entry {count} of the export holds no list: {entry!r:.80}")
+        raise InvalidInputError(f"entry {count} of the export must hold a list: {entry!r:.80}")
     return kind, body
 
 
@@ -136,7 +138,9 @@ def _opened(session: str, first: Any) -> tuple[LogSessionRow, LogState]:
     except (TypeError, KeyError) as exc:
         raise InvalidInputError("the export's first entry is damaged") from exc
     if not state.whole:
-        raise InvalidInputError("the session was exported before it was whole")
+        raise InvalidInputError(
+            "the session was exported before its own import was finished; finish it, export again"
+        )
     row = LogSessionRow(
         session=session, kind=ROOT, parent=None, place=0, depth=0, children=0, **known
     )

@@ -56,7 +56,7 @@ def check_row(row: LogSessionRow) -> None:
     """Refuse an invalid session row."""
     if row.kind not in KINDS or row.lifecycle not in LIFECYCLES:
         raise InvalidInputError(
-            f"a session is of kind {' or '.join(KINDS)} and {', '.join(LIFECYCLES)}, not "
+            f"kind must be {' or '.join(KINDS)} and lifecycle {' or '.join(LIFECYCLES)}, got "
             f"{row.kind!r} and {row.lifecycle!r}"
         )
     if row.status not in (ACTIVE, ARCHIVED):
@@ -122,7 +122,11 @@ def _is_taken(tables: LogTables, session: str) -> bool:
 def below_parent(
     tables: LogTables, draft: Draft, row: LogSessionRow, depth_limit: int
 ) -> LogSessionRow:
-    """The row of a session with its position below its parent; also updates the parent."""
+    """The row of a session with its times, depth, and number among its parent's children.
+
+    Adds the parent's new count of children to ``draft``. SessionNotFoundError without the parent,
+    SpawnDepthError if the session would be too deep.
+    """
     now_ms = tables.now_ms()
     row = row._replace(created_at_ms=row.created_at_ms or now_ms)
     row = row._replace(updated_at_ms=row.updated_at_ms or row.created_at_ms)
@@ -145,9 +149,9 @@ def below_parent(
 
 
 def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession:
-    """Add a session that has messages of the log, but no row, to the log.
+    """Add a row for a session that has log messages but no row: a fork, or one from a bundle.
 
-    As ``create``; SessionNotFoundError if the session does not exist.
+    Errors as for ``create``, and SessionNotFoundError if the session does not exist.
     """
     check_row(row)
     session = row.session
@@ -243,10 +247,10 @@ def children(tables: LogTables, session: str) -> list[LogSession]:
 
 
 def update_known(tables: LogTables, session: str, changes: dict[str, Any]) -> LogSession:
-    """Change the fields that callers may change."""
+    """As ``update``; InvalidInputError for fields that callers may not change."""
     for name in changes:
         if name not in _CHANGEABLE:
-            raise InvalidInputError(f"changes may name {', '.join(_CHANGEABLE)}, got {name!r}")
+            raise InvalidInputError(f"changes must be among {', '.join(_CHANGEABLE)}, got {name!r}")
     return update(tables, session, changes)
 
 
@@ -287,7 +291,7 @@ def finish(tables: LogTables, session: str, status: str) -> bool:
 
 
 def close(tables: LogTables, session: str, *, cascade: bool) -> int:
-    """Delete a session and its descendants that are not kept; returns how many."""
+    """Delete a session and the descendants that go with it; returns how many sessions."""
     check_flag(cascade, "cascade")
     attempts = Attempts(f"session {session!r}")
     while True:
@@ -342,7 +346,8 @@ class _Going:
 
     def _take(self, record: Record) -> None:
         tables, draft, session = self._tables, self.draft, record.key[0]
-        # A new child changes this row, usage the totals row, and everything else the head.
+        # These conditions, and the head in ``whole_burial``, make the write fail if the session has
+        # changed: a new child changes this row, usage the totals row, anything else the head.
         draft.expect(tables.sessions, record.key, record)
         draft.expect(tables.totals, record.key, tables.totals.find(session))
         tables.sessions.remove(draft, tables.sessions.decode(record))

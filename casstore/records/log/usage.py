@@ -24,7 +24,7 @@ from casstore.session.records import Draft, find_records
 def note(
     tables: LogTables, draft: Draft, at: At, send: int, round_index: int | None, tokens: Tokens
 ) -> None:
-    """Record the tokens of a round in a write, and add them to the totals."""
+    """Add the tokens of a round, by default the current one, and the new totals to a draft."""
     number = at.state.round if round_index is None else round_index
     check_number(number, "round")
     check_number(send, "send")
@@ -48,7 +48,7 @@ def note(
 def record(
     tables: LogTables, session: str, tokens: Tokens, send: int | None, round_index: int | None
 ) -> None:
-    """Record the tokens of a round in a write of its own."""
+    """As ``note``, in a write of its own."""
 
     def attempt() -> None:
         at = tables.at(session)
@@ -94,7 +94,8 @@ def both(tables: LogTables, session: str) -> tuple[list[RoundUsage], UsageTotals
     attempts = Attempts(f"the usage of session {session!r}")
     while True:
         attempts.begin()
-        # Recording usage changes the totals whenever it changes the sum of the rounds.
+        # Recording usage changes the totals whenever it changes the sum of the rounds. So if the
+        # totals are the same after the rounds were read, both agree.
         known = totals(tables, session)
         used = list(rounds(tables, session))
         if totals(tables, session) == known:
@@ -102,7 +103,7 @@ def both(tables: LogTables, session: str) -> tuple[list[RoundUsage], UsageTotals
 
 
 def prune(tables: LogTables, session: str, keep_recent: int) -> int:
-    """Remove all rounds except the newest; returns how many. The totals stay."""
+    """Remove all but the ``keep_recent`` newest rounds; returns how many. The totals stay."""
     check_count(keep_recent, "keep_recent")
     tables.at(session)
     rows = list(tables.usage.scan(session))

@@ -16,7 +16,7 @@ Run = tuple[int, int]
 
 
 class MessageOrder(NamedTuple):
-    """The order of messages: these runs, then everything above ``upto``."""
+    """The order in which messages are shown: ``runs``, then every number above ``upto``."""
 
     runs: tuple[Run, ...] = ()
     upto: int = 0
@@ -34,9 +34,9 @@ class MessageOrder(NamedTuple):
         return number > self.upto or any(first <= number <= last for first, last in self.runs)
 
     def folded(self, numbers: Iterable[int], note: int) -> MessageOrder:
-        """The order after these messages are folded into the note, which is the newest message.
+        """The order after messages are folded into ``note``, the number of the newest message.
 
-        InvalidInputError if one of them is not shown.
+        InvalidInputError if one of ``numbers`` is not shown.
         """
         left = set(numbers)
         if not left:

@@ -67,11 +67,13 @@ def apply(
     todo: Sequence[steps.Step],
     committed: SessionCheckpoint | None = None,
 ) -> Applied:
-    """Apply steps to a thread as it is now; writes nothing yet."""
+    """Read a thread and build the write that applies the steps to it; writes nothing."""
     check_id(thread, "a thread")
     for step in todo:
         if type(step) not in _HANDLERS:
-            raise InvalidInputError(f"a step must be of a class in steps, got {step!r:.80}")
+            raise InvalidInputError(
+                f"a step must be of a class in casstore.records.runs.steps, got {step!r:.80}"
+            )
     work = Working(tables, thread, _places(tables, todo), committed)
     results = tuple([_HANDLERS[type(step)](work, step) for step in todo])
     return Applied(results, work.finish() if work.is_changed else None)
@@ -109,7 +111,7 @@ def _create_run(work: Working, step: steps.CreateRun) -> Run:
         if there.thread != work.thread.id:
             raise RecordConflictError("run", step.run, f"belongs to thread {there.thread!r}")
         if (there.agent, there.mode, there.adapter) != (step.agent, step.mode, adapter):
-            raise RecordConflictError("run", step.run, "is there with another agent or mode")
+            raise RecordConflictError("run", step.run, "exists with another agent, mode or adapter")
         return there
     at_ms = work.time_of(step.at_ms)
     run = Run(
@@ -161,7 +163,7 @@ def _renew_protection(work: Working, step: steps.RenewProtection) -> Run:
 
 def _mirror(work: Working, run: Run) -> None:
     """Copy the state of the latest run into the thread; of an older run, only the time."""
-    # A caller may give a time before the last change of the thread.
+    # The thread's time never goes back, even if a caller gives an earlier time.
     updated_at_ms = max(work.thread.updated_at_ms, run.updated_at_ms)
     if run.number < work.latest:
         work.change_thread(moves=True, updated_at_ms=updated_at_ms)
@@ -190,7 +192,7 @@ def _append_event(work: Working, step: steps.AppendEvent) -> Event:
         if there is not None:
             if not same_value(there.event, step.event):
                 raise RecordConflictError(
-                    "event", f"{step.run} {sequence}", "is there with other content"
+                    "event", f"{step.run} {sequence}", "exists with other content"
                 )
             return there
     event = Event(work.thread.id, step.run, sequence, step.event, work.time_of(step.at_ms))
@@ -241,8 +243,8 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
     checkpoint = work.checkpoint(step.checkpoint, row.run.checkpoint)
     if checkpoint is None and step.checkpoint is KEEP:
         raise InvalidInputError(
-            f"run {step.run!r} has no checkpoint to resume from: give one for approval "
-            f"{step.approval!r}, or None for none"
+            f"run {step.run!r} has no checkpoint to resume from: pass checkpoint for approval "
+            f"{step.approval!r}, or None for an approval without one"
         )
     check_id(step.tool, "a tool")
     if type(step.tool_call) is not str:
@@ -276,7 +278,7 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
         requested_at_ms=approval.requested_at_ms,
     )
     if not same_value(_plain(asked), _plain(approval)):
-        raise RecordConflictError("approval", step.approval, "is there with other content")
+        raise RecordConflictError("approval", step.approval, "exists with other content")
     return found.approval
 
 
@@ -288,7 +290,7 @@ def put_approval(work: Working, approval: Approval) -> None:
 
 def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
     if isinstance(allowed, str) or not isinstance(allowed, Sequence) or not allowed:
-        raise InvalidInputError(f"allowed must be a sequence of str, got {allowed!r}")
+        raise InvalidInputError(f"allowed must be a sequence of at least one str, got {allowed!r}")
     decisions = tuple([check_id(one, "a decision") for one in allowed])
     if len(set(decisions)) != len(decisions) or PENDING in decisions:
         raise InvalidInputError(
@@ -417,7 +419,7 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
         if expected == artifact:
             return there
         if not step.replace:
-            raise RecordConflictError("artifact", path, "is there with other content")
+            raise RecordConflictError("artifact", path, "exists with other content")
         artifact = artifact._replace(number=there.number)
     put_artifact(work, row, artifact, step.content)
     return artifact

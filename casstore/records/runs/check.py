@@ -27,8 +27,8 @@ PROTECTION_MISSING: Final = "protection_missing"
 #: Findings that only this check reports.
 CODES: Final = {
     PROTECTION_MISSING: Meaning(
-        ERROR, "a run may come back to a revision that it does not protect, or that is gone",
-        "Runs.renew_protections, which also gives the runs whose checkpoint is gone",
+        ERROR, "a run can resume from a revision that it does not protect, or that is gone",
+        "call Runs.renew_protections, which also returns the runs whose checkpoint is gone",
     ),
     RUN_MIRROR_WRONG: Meaning(
         WARNING, "a thread shows another state than its latest run has",

@@ -1,9 +1,9 @@
 """Runs after a copy into a store that has an older copy of them: rows that are now stale.
 
-A copy puts rows and deletes none, because the target may have rows of its own. But a thread or run
-that changed has another key in its order, an approval that was resolved is not pending any more,
-and a request or intent may have been deleted. The rows of the older copy then contradict the rows
-copied now. ``tidy`` deletes exactly those.
+A copy puts rows and deletes none, because the target may have rows of its own. But since the older
+copy, a thread or run may have moved to another key of its order index, an approval may have been
+resolved, and a request or intent deleted. Rows of the older copy then contradict the rows copied
+now. ``tidy`` deletes exactly those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Judge = Callable[[Record], Record | None]
 
 
 def tidy(source: Store, target: Store) -> int:
-    """Delete the rows of the target that its newer rows contradict; how many."""
+    """Delete the rows of the target that its newer rows contradict; returns how many."""
     there, here = RunTables(source), RunTables(target)
 
     def stale(index: IndexTable[Any], table: RowTable[Any]) -> _Judge:
@@ -45,7 +45,8 @@ def tidy(source: Store, target: Store) -> int:
             if run is None:
                 return None
             own, others = here.threads.find(run.run.thread), there.threads.find(run.run.thread)
-            # Every change below a thread changes its row, so the target has put no row since.
+            # Every write in a thread changes the thread's row. If that is the same in both stores,
+            # no writer in the target has put this record since the copy.
             is_same = own is not None and others is not None and own.row == others.row
             return own if is_same else None
 
@@ -62,7 +63,7 @@ def tidy(source: Store, target: Store) -> int:
 
 
 def _remove(store: Store, table: Table, owners: Table, judge: _Judge) -> int:
-    """Delete the records of a table that a row of ``owners`` contradicts; how many."""
+    """Delete the records of a table that a row of ``owners`` contradicts; returns how many."""
 
     def attempt(page: list[Record]) -> int:
         draft = Draft(store)
@@ -70,7 +71,7 @@ def _remove(store: Store, table: Table, owners: Table, judge: _Judge) -> int:
         for entry in table.find_many([listed.key for listed in page]):
             owner = None if entry is None else judge(entry)
             if entry is not None and owner is not None:
-                # A writer in the target may put another record under this key.
+                # A writer in the target that puts another record under this key changes the owner.
                 draft.expect(owners, owner.key, owner)
                 draft.delete(table, entry.key)
                 count += 1

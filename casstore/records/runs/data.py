@@ -1,7 +1,7 @@
 """The data types of threads, runs and the records that belong to them.
 
 Everything here is a NamedTuple. Times are milliseconds since 1970, by the engine's clock or as the
-caller gave them, and end in ``_ms``. They are never compared: orders come from counters.
+caller gave them, and end in ``_ms``. Lists are ordered by counters, never by times.
 
 The examples use ``runs`` as those of ``Runs`` do.
 """
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 #: The state of a run that begins, and of a run that waits for a decision.
 RUNNING: Final = "running"
 WAITING: Final = "waiting_for_approval"
-#: The states in which a run never resumes from its checkpoint.
+#: The final states: a run does not resume from its checkpoint, which is not protected.
 TERMINAL: Final = frozenset(("completed", "failed", "cancelled"))
 #: The status of an approval that is not resolved.
 PENDING: Final = "pending"
@@ -32,7 +32,7 @@ APPROVAL_DECISION: Final = "approval-decision"
 
 
 class CheckpointMark(Enum):
-    """Marks for a checkpoint; None removes the checkpoint."""
+    """What a step may pass in place of a checkpoint. None is no mark: it removes the checkpoint."""
 
     #: Keep the current checkpoint.
     KEEP = "keep"
@@ -45,7 +45,7 @@ COMMITTED: Final = CheckpointMark.COMMITTED
 
 
 class SessionCheckpoint(NamedTuple):
-    """A revision of a session of the same store: protected as long as a run may need it.
+    """A revision of a session of the same store: protected while a run can resume from it.
 
     >>> start = SessionCheckpoint("s", 1)
     >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint=start)
@@ -178,7 +178,7 @@ class Approval(NamedTuple):
     action: str
     tool_call: str
     tool: str
-    #: ``pending``, what it was resolved to, or ``expired``.
+    #: ``pending``, ``expired``, ``approved``, ``edited``, ``rejected``, or another decision itself.
     status: str
     allowed: tuple[str, ...]
     #: One of the allowed decisions; None: pending, expired or unknown.

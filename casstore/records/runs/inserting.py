@@ -1,6 +1,6 @@
 """Rows of another store, inserted with their own times and numbers: for importers.
 
-Each call is one write, of any number of threads. Rows that are already stored stay as they are;
+Each call is one write, into any number of threads. Rows that are already stored stay as they are;
 ``stored`` reads them for comparison.
 """
 
@@ -51,7 +51,7 @@ Item = Thread | Run | ThreadMessage | Event | Approval | RunRequest | RecoveryIn
 def stored(tables: RunTables, items: Sequence[Item]) -> list[Any]:
     """The stored item under the key of each item, or None.
 
-    The counts of threads and runs are 0, as they are inserted.
+    Threads and runs are returned with counts of 0, as ``items`` have them, to compare them.
     """
     owners = _Owners(tables, items)
     places = [_place(tables, owners, item) for item in items]
@@ -217,7 +217,7 @@ class _Insertion:
 
 
 def _place(tables: RunTables, owners: _Owners, item: Any) -> RowPlace | None:
-    """Where an item is stored; None if its thread or run is not."""
+    """The table and key under which an item is stored; None if its thread or run is missing."""
     match item:
         case Thread():
             return tables.threads, (item.id,)

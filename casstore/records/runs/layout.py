@@ -1,7 +1,7 @@
 """The schemas of runs: threads, runs and what belongs to them.
 
     runs.schema            "runs"               the family and version of the rows
-    runs.counter           "next"               the next number to give
+    runs.counter           "next"               the next number to issue
     runs.threads           thread               the thread, with its counts
     runs.thread_order      number               index of threads, in order of change
     runs.runs              run                  the run
@@ -17,13 +17,13 @@
     runs.intents           run                  the recovery intent: how to resume
     runs.artifacts         run key, number      the artifact, with a link to its content
     runs.artifact_paths    run key, path        index of artifacts
-    runs.deleted           thread key           the rows that a deleted thread has left
+    runs.deleted           thread key           the run keys of a deleted thread, if rows are left
 
-The **key** of a thread or run is a number that is given once. A thread or run that takes the id of
-a deleted one has another key, so it never finds rows that the deletion has left.
+The **key** of a thread or run is a number that is issued only once. A thread or run that takes the
+id of a deleted one has another key, so it never finds rows that the deletion has left.
 
-Every change below a thread also changes the row of the thread. A write that makes the thread's row
-a condition therefore knows that all it has read of the thread is unchanged.
+Every write to a thread, or to anything in it, changes the thread's row. A write that makes this row
+a condition therefore fails if anything that it has read of the thread has changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from casstore.store import Store
 
 FAMILY: Final = "casstore.runs"
 VERSION: Final = 1
-#: The key of the only row of ``runs.counter``, and of ``runs.schema``.
+#: The keys of the only row of ``runs.counter``, and of the only row of ``runs.schema``.
 NEXT: Final = "next"
 _STAMP: Final = "runs"
 
@@ -64,7 +64,7 @@ class StampRow(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """The next number to give as a key or a position in an order."""
+    """The next number to issue as a key or a position in an order."""
 
     name: str
     next: int
@@ -152,7 +152,7 @@ class ArtifactRow(NamedTuple):
 
 
 class DeletedRow(NamedTuple):
-    """The keys of the runs of a deleted thread: rows under them are still to be removed."""
+    """The key of a deleted thread, and those of its runs: rows under these are to be removed."""
 
     key: str
     runs: tuple[str, ...]
@@ -275,7 +275,7 @@ class RunTables:
         self.artifacts = RowTable(store, ARTIFACTS)
         [self.artifact_paths] = self.artifacts.indexes
         self.deleted = RowTable(store, DELETED)
-        #: Where the stamp is: read with other rows, for ``is_stamped`` and ``expect_stamp``.
+        #: The place of the stamp, to read it with other rows for ``is_stamped``, ``expect_stamp``.
         self.stamp_place: RowPlace = (self.stamp, (_STAMP,))
 
     def all(self) -> list[Table]:
@@ -299,13 +299,13 @@ class RunTables:
             self.stamp.put(draft, StampRow(_STAMP, FAMILY, VERSION))
 
     def _require_empty(self) -> None:
-        """A store without a stamp is new only if it has no rows either."""
+        """RecordsSchemaError if a store without a stamp has rows of runs."""
         if all(next(table.scan(page=1), None) is None for table in self.all()):
             return
         if self.stamp.find(_STAMP) is None:
             raise self._refusal("rows of runs without family and version")
-        # Another process has stamped the store since. The rows that were read before are as valid
-        # as they were then.
+        # Another process has stamped the store since the stamp was read. A write of this process
+        # fails on its condition then, and a read returns what was stored at that time.
 
     def _refusal(self, found: str) -> RecordsSchemaError:
         engine = self.store.engine

@@ -37,7 +37,9 @@ def check_path(path: Any) -> str:
                 f"path must be relative without empty, '.' or '..' parts, got {path!r}"
             )
         if len(part.encode()) > _MAX_PART_BYTES:
-            raise InvalidInputError(f"a part of a path has at most {_MAX_PART_BYTES} bytes")
+            raise InvalidInputError(
+                f"each part of path must have at most {_MAX_PART_BYTES} bytes, got {part!r:.80}"
+            )
     if "\\" in path or path[1:2] == ":" or any(ord(char) < 32 or ord(char) == 127 for char in path):
         raise InvalidInputError(
             f"path must not have backslashes, drives or control characters, got {path!r}"
@@ -59,7 +61,9 @@ def check_time(at_ms: Any, now_ms: int) -> int:
 def check_number(number: Any, what: str) -> int:
     """The number, if a key can hold it; else InvalidInputError."""
     if type(number) is not int or not 0 <= number <= MAX_NUMBER:
-        raise InvalidInputError(f"{what} must be a whole number of at least 0, got {number!r}")
+        raise InvalidInputError(
+            f"{what} must be a whole number from 0 to {MAX_NUMBER}, got {number!r}"
+        )
     return number
 
 

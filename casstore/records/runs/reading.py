@@ -107,7 +107,7 @@ class Reading:
         return table.decode_found(record)
 
     def _still(self, before: RunRow | ThreadRow) -> None:
-        """RecordNotFoundError if rows below this one may have been deleted since it was read."""
+        """RecordNotFoundError if this run or thread was deleted since the read, with its rows."""
         if isinstance(before, RunRow):
             run = before.run
             if self.run(run.thread, run.id).key != before.key:
@@ -151,7 +151,7 @@ class Reading:
         agent: str | None,
         workspace: str | None,
     ) -> Page[Thread]:
-        """Threads, those changed last first."""
+        """A page of threads, most recently changed first."""
         _check_wishes(status, agent, workspace)
 
         def wanted(row: ThreadRow) -> bool:
@@ -170,7 +170,7 @@ class Reading:
     def runs(
         self, limit: int, cursor: str | None, state: str | None, agent: str | None
     ) -> Page[Run]:
-        """Runs of all threads, those changed last first."""
+        """A page of the runs of all threads, most recently changed first."""
         rows = self._ordered(
             self._tables.run_order,
             self._tables.runs,
@@ -182,7 +182,7 @@ class Reading:
     def thread_runs(
         self, thread: str, limit: int, cursor: str | None, state: str | None
     ) -> Page[Run]:
-        """The runs of a thread, those begun last first."""
+        """A page of the runs of a thread, most recently created first."""
         owner = self.thread(thread)
         rows = self._ordered(
             self._tables.thread_runs,
@@ -203,7 +203,7 @@ class Reading:
         limit: int,
         cursor: str | None,
     ) -> Page[Approval]:
-        """Approvals in order of request."""
+        """A page of approvals, in order of request."""
         _check_wishes(status)
         tables = self._tables
         if run is not None:
@@ -231,7 +231,7 @@ class Reading:
     def events(
         self, thread: str, run: str, limit: int, cursor: str | None, after: int | None
     ) -> Page[Event]:
-        """The events of a run in order."""
+        """A page of the events of a run, in order."""
         row = self.run(thread, run)
         start = _cursor(cursor)
         if after is not None:
@@ -245,7 +245,7 @@ class Reading:
         return page
 
     def messages(self, thread: str, limit: int, before: int | None) -> list[ThreadMessage]:
-        """The last messages of a thread, or the last before one, oldest first."""
+        """The last messages of a thread, or the last before number ``before``, oldest first."""
         _fetch(limit)
         row = self.thread(thread)
         stop = None if before is None else number_text(check_number(before, "before"))
@@ -257,7 +257,7 @@ class Reading:
         return found[::-1]
 
     def artifacts(self, thread: str, run: str, limit: int, cursor: str | None) -> Page[Artifact]:
-        """The artifacts of a run in the order in which they were made."""
+        """A page of the artifacts of a run, in order of creation."""
         row = self.run(thread, run)
         entries = (
             (record.key[1], self._tables.artifacts.decode(record).public(row.run))
@@ -270,11 +270,11 @@ class Reading:
         return page
 
     def requests(self, limit: int, cursor: str | None) -> Page[RunRequest]:
-        """The requests of all runs, by run."""
+        """A page of the requests of all runs, by run."""
         return self._by_run(self._tables.requests, limit, cursor)
 
     def intents(self, limit: int, cursor: str | None) -> Page[RecoveryIntent]:
-        """The recovery intents of all runs, by run."""
+        """A page of the recovery intents of all runs, by run."""
         return self._by_run(self._tables.intents, limit, cursor)
 
     def _by_run(self, table: RowTable[R], limit: int, cursor: str | None) -> Page[R]:
@@ -299,10 +299,10 @@ class Reading:
         cursor: str | None,
         newest_first: bool,
     ) -> Iterator[tuple[str, R]]:
-        """Rows in the order of an index, with the last part of their keys in it.
+        """Rows in the order of an index, each with the last part of its index key: the cursor.
 
-        The index and the rows are read one after the other. A row that has got another key in the
-        index meanwhile, or was deleted, is left out.
+        The index and the rows are read one after the other. A row that a writer has moved in the
+        index meanwhile, or deleted, is left out.
         """
         self.find()
         bound = _cursor(cursor)
@@ -330,7 +330,7 @@ class Reading:
 
 
 def _check_wishes(*wishes: str | None) -> None:
-    """Refuse filters that no row can match: their result would be an empty list."""
+    """Refuse a filter that is not a text: no row would match it, and the page would be empty."""
     for wish in wishes:
         if wish is not None:
             check_text(wish, "a filter")
@@ -352,7 +352,7 @@ def _cursor(cursor: str | None) -> str | None:
         text_number(cursor)
     except (TypeError, ValueError) as exc:
         raise InvalidInputError(
-            f"cursor must be that of the previous page, got {cursor!r:.80}"
+            f"cursor must be the cursor of the previous page, got {cursor!r:.80}"
         ) from exc
     return cursor
 

@@ -45,7 +45,8 @@ from casstore.store import Store
 Given = TypeVar("Given")
 
 
-# A replayed turn ignores conditions; any other commit fails on this one.
+# A condition that never holds. A commit with it writes nothing: it returns the first result of its
+# turn if that was committed before, because a replay ignores conditions, and else fails.
 _NEVER: Final = Write(conditions=[RowIs("records", b"runs.never", b"")])
 
 
@@ -63,9 +64,9 @@ class Committed(NamedTuple):
 
 
 def _read_again(read: Callable[[], Given]) -> Given:
-    """``read_again`` for collected objects only.
+    """``read_again``, but only if gc has collected an object between two reads.
 
-    A deleted record is not searched again: a new one with the same name is another record.
+    A read is not repeated for a missing record: a new record of the same name is another one.
     """
     return read_again(read, (CorruptionError,))
 
@@ -136,7 +137,7 @@ class Runs:
             try:
                 applied = applying.apply(self._tables, thread, todo, committed)
             except CasstoreError:
-                # Perhaps the steps were applied before, with the same turn.
+                # The steps may fail because they were applied before, in the same turn.
                 replayed = _replay(committing, change)
                 if replayed is None:
                     raise
@@ -182,7 +183,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Thread]:
-        """Threads, those changed last first.
+        """A page of the threads that match all filters, most recently changed first.
 
         >>> thread = runs.create_thread("t2", "planner")
         >>> [thread.id for thread in runs.threads(agent="planner").items]
@@ -197,7 +198,7 @@ class Runs:
     def delete_thread(self, thread: str) -> bool:
         """Delete a thread with everything in it, all or nothing; False if it does not exist.
 
-        Objects that only this thread referred to become garbage.
+        gc removes the objects that only this thread referred to.
 
         >>> runs.delete_thread("t"), runs.find_run("r")
         (True, None)
@@ -205,7 +206,7 @@ class Runs:
         return threads.delete(self._tables, thread)
 
     def finish_deletions(self) -> int:
-        """Finish interrupted deletions of large threads; returns how many.
+        """Finish interrupted deletions of large threads; returns the number of threads.
 
         >>> runs.finish_deletions()  # none was cut short
         0
@@ -279,7 +280,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Run]:
-        """Runs of all threads, those changed last first.
+        """A page of the runs of all threads, most recently changed first.
 
         >>> run = runs.create_run("t", "r2", "helper", "stream")
         >>> run = runs.set_state("t", "r", "completed")
@@ -291,7 +292,7 @@ class Runs:
     def thread_runs(
         self, thread: str, *, state: str | None = None, limit: int = 100, cursor: str | None = None
     ) -> Page[Run]:
-        """The runs of a thread, those begun last first.
+        """A page of the runs of a thread, most recently created first.
 
         >>> run = runs.create_run("t", "r2", "helper", "stream")
         >>> [run.id for run in runs.thread_runs("t").items]
@@ -385,7 +386,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Event]:
-        """The events of a run in order of their numbers, starting after ``after``.
+        """A page of the events of a run in order of their numbers, starting after ``after``.
 
         >>> for kind in ("started", "tool", "ended"):
         ...     event = runs.append_event("t", "r", {"type": kind})
@@ -413,7 +414,7 @@ class Runs:
     def messages(
         self, thread: str, *, limit: int = 12, before: int | None = None
     ) -> list[ThreadMessage]:
-        """The last messages, or the last before a number, oldest first.
+        """The last ``limit`` messages, or the last before number ``before``, oldest first.
 
         >>> for text in ("Tidy up.", "Which part?", "All of it."):
         ...     message = runs.append_message("t", "user", text)
@@ -464,9 +465,10 @@ class Runs:
         intent: steps.SaveIntent | None = None,
         at_ms: int | None = None,
     ) -> Approval:
-        """Decide, and store the recovery intent, if given, in the same write.
+        """Resolve a pending approval; stores the recovery intent, if given, in the same write.
 
-        ApprovalResolvedError if it is resolved already; DecisionNotAllowedError if not allowed.
+        ApprovalResolvedError if the approval is not pending; DecisionNotAllowedError if it does not
+        allow the decision.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> intent = steps.SaveIntent("r", {"decision": "approve"}, checkpoint="checkpoints/17")
@@ -518,7 +520,7 @@ class Runs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Approval]:
-        """Approvals in order of request.
+        """A page of the approvals that match all filters, in order of request.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> [(one.id, one.tool) for one in runs.approvals(status="pending").items]
@@ -537,7 +539,7 @@ class Runs:
         invocation: Any = None,
         at_ms: int | None = None,
     ) -> RunRequest:
-        """Store the request of a run until it is cleared.
+        """Store the request of a run: what to run, for the process that continues it.
 
         >>> runs.save_request("t", "r", {"text": "Tidy up."}).input
         {'text': 'Tidy up.'}
@@ -554,7 +556,7 @@ class Runs:
         return _read_again(lambda: self._reading.find_request(thread, run))
 
     def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
-        """All stored requests, by run.
+        """A page of the stored requests, by run.
 
         >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
         >>> [request.run for request in runs.requests().items]  # to be done after a restart
@@ -602,7 +604,7 @@ class Runs:
         return _read_again(lambda: self._reading.find_intent(thread, run))
 
     def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
-        """All recovery intents, by run: the first work after a restart.
+        """A page of the recovery intents, by run. After a restart, resume these runs first.
 
         >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
         >>> [(intent.run, intent.attempts) for intent in runs.intents().items]
@@ -689,7 +691,7 @@ class Runs:
     def artifacts(
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
     ) -> Page[Artifact]:
-        """The artifacts of a run, in order, without their contents.
+        """A page of the artifacts of a run, in order of creation, without their contents.
 
         >>> for path in ("map.png", "reports/summary.json"):
         ...     made = runs.put_artifact("t", "r", path, b"content", "file")

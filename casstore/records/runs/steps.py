@@ -1,4 +1,4 @@
-"""The steps on a thread, as plain data; any number of steps is one write.
+"""The steps on a thread, as plain data; ``Runs.apply`` writes any number in one transaction.
 
 Each step sees the changes of the steps before it. If one is refused, none is applied.
 
@@ -31,7 +31,7 @@ class CreateRun(NamedTuple):
     run: str
     agent: str
     mode: str
-    #: The mode by default.
+    #: None: the mode.
     adapter: str | None = None
     #: When it happened, in milliseconds since 1970; None: now.
     at_ms: int | None = None
@@ -112,11 +112,11 @@ class RequestApproval(NamedTuple):
     run: str
     approval: str
     tool: str
-    #: KEEP: that of the run, which must have one; None or "": none.
+    #: KEEP: the run's checkpoint, which must exist; None or "": no checkpoint.
     checkpoint: NewCheckpoint = KEEP
     allowed: Sequence[str] = DECISIONS
     preview: Any = None
-    #: The name of the approval by default.
+    #: None: the id of the approval.
     action: str | None = None
     tool_call: str = ""
     events: Sequence[Any] = ()
@@ -197,7 +197,7 @@ class SaveIntent(NamedTuple):
 
     run: str
     payload: Any
-    #: KEEP: that of the run; None or "": none.
+    #: KEEP: the run's checkpoint, if it has one; None or "": no checkpoint.
     checkpoint: NewCheckpoint = KEEP
     kind: str = APPROVAL_DECISION
     attempts: int = 0
@@ -246,7 +246,7 @@ class PutArtifact(NamedTuple):
     path: str
     content: Any
     kind: str
-    #: The path by default.
+    #: The id; None: the path.
     artifact: str | None = None
     replace: bool = False
     #: When it happened, in milliseconds since 1970; None: now.

@@ -28,7 +28,7 @@ class RunsSystem(RecordSystem):
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
-        """Threads, by id."""
+        """A page of the threads, by id."""
         tables = RunTables(store)
         found: list[SystemEntry] = []
         for (name,) in entry_keys(tables.threads, 1, after=after, limit=limit):
@@ -54,7 +54,7 @@ class RunsSystem(RecordSystem):
         return RunsCheck(store, facts).judges()
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
-        """Remove the rows that interrupted deletions have left; of how many threads."""
+        """Remove the rows that interrupted deletions have left; returns the number of threads."""
         return Runs(store).finish_deletions()
 
     def after_copy(self, source: Store, target: Store) -> int:

@@ -23,7 +23,7 @@ from casstore.session import protection
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, find_records
 
-# The most rows of events, messages and artifacts that the write which deletes a thread removes.
+# If a thread has more rows of events, messages and artifacts, later writes remove them in batches.
 _AT_ONCE_ROWS: Final = 2000
 _BATCH_ROWS: Final = 1000
 _PAGE: Final = 256
@@ -41,7 +41,7 @@ def create(
         "the runs of this store", lambda: _create(tables, thread, agent, workspace, now_ms)
     )
     if (there.agent, there.workspace) != (agent, workspace):
-        raise RecordConflictError("thread", thread, "is there with another agent or workspace")
+        raise RecordConflictError("thread", thread, "exists with another agent or workspace")
     return there
 
 
@@ -78,7 +78,7 @@ def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: 
 
 
 def delete(tables: RunTables, thread: str) -> bool:
-    """Delete a thread with everything in it; False if it is not there."""
+    """Delete a thread with everything in it; False if it does not exist."""
     check_id(thread, "a thread")
     done = transact(f"thread {thread!r}", lambda: _delete(tables, thread))
     if done is None:
@@ -123,13 +123,13 @@ def _delete(tables: RunTables, thread: str) -> _Deleted | None:
         tables.deleted.put(draft, DeletedRow(row.key, tuple(run_keys)))
     else:
         found = list(_rest(tables, row.key, run_keys))
-        # Artifacts that were imported may share a path.
+        # Imported artifacts may share a path, so rows of that index are not counted.
         counted = [place for place in found if place[0] is not tables.artifact_paths]
         complete = complete and len(counted) == rest - counts.artifacts
         for table, key in found:
             draft.delete(table, key)
     if not complete and _is_same(tables.threads.find(thread), record):
-        # Rows that cannot be found would stay in the store, unreachable.
+        # Refuse to delete: the rows that cannot be found now would stay in the store, unreachable.
         raise CorruptionError(f"thread {thread!r} has lost some of its rows; check the store")
     draft.commit()
     return _Deleted(row.key, rest > _AT_ONCE_ROWS)

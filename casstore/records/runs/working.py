@@ -1,6 +1,6 @@
 """One thread during a write: its rows as they were read, and as the steps change them.
 
-The write makes the row of the thread a condition, which covers every row below the thread
+The write makes the row of the thread a condition, which covers all that belongs to the thread
 (``layout``). Rows that threads share are conditions of their own: the stamp, and the counter when
 the write takes a number. Every new thread, run and approval takes one, so no other writer can have
 used their ids meanwhile, in any thread.
@@ -36,7 +36,7 @@ from casstore.session.records import Draft, Record, find_records
 
 
 class Numbers:
-    """Ascending numbers, each given once; stored by the draft that uses them."""
+    """Issues ascending numbers, each only once: ``finish`` stores the next number."""
 
     def __init__(self, tables: RunTables, record: Record | None) -> None:
         self._tables = tables
@@ -159,7 +159,7 @@ class Working:
             return self._committed
         if new is COMMITTED:
             raise InvalidInputError(
-                "COMMITTED goes with Runs.commit, and a commit that says which revision it expected"
+                "COMMITTED is allowed only in Runs.commit, with a change that has expected=REVISION"
             )
         if isinstance(new, SessionCheckpoint):
             check_id(new.session, "a session")

@@ -59,12 +59,12 @@ class ArrivedReset(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the conversation."""
+        """The key of the conversation."""
         return conversation_key(self.workspace_id, self.bot_id, self.conversation_id)
 
 
 class Adoption:
-    """Imports values and resets; identical ones that exist already stay."""
+    """Imports values and resets: ``has_…`` finds those stored, ``put_…`` adds the others."""
 
     def __init__(self, store: Store) -> None:
         self._tables = ScopedTables(store)
@@ -72,7 +72,7 @@ class Adoption:
     # --- values -------------------------------------------------------------------------
 
     def has_values(self, arrivals: Sequence[ArrivedValue]) -> list[bool]:
-        """Which of these exist; ConflictError if one exists and is not the same."""
+        """For each, whether it is stored; ConflictError if it is stored and differs."""
         tables = self._tables
         rows = tables.values.find_many([(*one.place, one.key) for one in arrivals])
         found = [tables.values.decode_found(row) for row in rows]
@@ -95,13 +95,13 @@ class Adoption:
                 if not _is_same(arrival, stored, value, context):
                     raise ConflictError(
                         f"{arrival.key!r} of scope {arrival.scope_key} is in the store with "
-                        "other content: delete one of the two"
+                        "other content: delete it in the store or in the source"
                     )
             there.append(stored is not None)
         return there
 
     def put_values(self, arrivals: Sequence[ArrivedValue]) -> None:
-        """Import these in one write; ConflictError if one was written meanwhile."""
+        """Import values in one write; ConflictError if another writer has put one of them."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
         attempts = Attempts("the scopes of an import")
@@ -111,7 +111,7 @@ class Adoption:
             asked += [(tables.values, (*one.place, one.key)) for one in arrivals]
             found = find_records(tables.store, asked)
             if any(found[len(places) :]):
-                raise ConflictError("some of the values came into the store by another way")
+                raise ConflictError("another writer has put some of the values; import them again")
             draft = Draft(tables.store)
             heads = dict(zip(places, found[: len(places)], strict=True))
             for place, record in heads.items():
@@ -154,27 +154,29 @@ class Adoption:
     # --- resets -------------------------------------------------------------------------
 
     def has_resets(self, arrivals: Sequence[ArrivedReset]) -> list[bool]:
-        """Which of these exist; ConflictError if the conversation's first reset is another."""
+        """For each, whether it is stored; ConflictError if the first reset stored is another."""
         first = number_text(1)
         tables = self._tables
         rows = tables.resets.find_many([(one.key, first) for one in arrivals])
         for arrival, row in zip(arrivals, rows, strict=True):
             if row is not None and tables.resets.decode(row)[3:5] != (arrival.id, arrival.at_ms):
                 raise ConflictError(
-                    f"conversation {arrival.conversation_id!r} was reset in the store, not as "
-                    "in the source"
+                    f"the first reset of conversation {arrival.conversation_id!r} in the store is "
+                    "not that of the source"
                 )
         return [row is not None for row in rows]
 
     def put_resets(self, arrivals: Sequence[ArrivedReset]) -> None:
-        """Import these in one write."""
+        """Import resets in one write; ConflictError if another writer has reset a conversation."""
         tables = self._tables
         attempts = Attempts("the resets of an import")
         while True:
             attempts.begin()
             latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
             if any(tables.latest_number(one) for one in latest):
-                raise ConflictError("some of the conversations were reset in the store meanwhile")
+                raise ConflictError(
+                    "another writer has reset some of the conversations; import them again"
+                )
             draft = Draft(tables.store)
             for one in arrivals:
                 draft.expect(tables.resets, (one.key, LATEST), None)

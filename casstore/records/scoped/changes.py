@@ -39,10 +39,11 @@ def changed(
 
 
 def put_scope(tables: ScopedTables, draft: Draft, row: ScopeRow, before: ScopeRow | None) -> None:
-    """Write the row of a scope; a scope without values has none."""
+    """Add the row of a scope to a draft, or its deletion if the scope has no values left."""
     if row.keys < 0 or (row.keys == 0) != (row.size_bytes == 0):
         raise CorruptionError(
-            f"scope {row.scope_key} has lost count of its values; check the store"
+            f"scope {row.scope_key} would count {row.keys} values of {row.size_bytes} bytes: its "
+            "counts are wrong; check the store"
         )
     if row.keys:
         tables.scopes.put(draft, row, before)
@@ -58,7 +59,7 @@ def put_leads(
     value: ValueRow,
     before: ValueRow | None = None,
 ) -> None:
-    """Write the index rows of a value: by its writer, and by the subject of its scope."""
+    """Add the index rows of a value to a draft: by its writer, and the subject of its scope."""
     people = set()
     if context.actor is not None and (before is None or before.writer != context.actor):
         people.add(context.actor)
@@ -71,7 +72,7 @@ def put_leads(
 
 
 def forget(tables: ScopedTables, draft: Draft, value: ValueRow) -> None:
-    """Delete a value, and its index row under its last writer."""
+    """Add to a draft the deletion of a value, and of its index row under its last writer."""
     draft.delete(tables.values, value.row_key)
     if value.writer is not None:
         draft.delete(tables.people, (*value.writer, *value.row_key))

@@ -27,7 +27,7 @@ class ScopedCheck:
     def judges(self) -> Judges:
         """For each table, the function that checks a record of it."""
         tables = self._tables
-        # Index rows by person may point to removed values; expiry deletes them.
+        # ``people`` gets no check of its own: its rows may lead to removed values until expiry.
         own = [table for table in vars(tables).values() if isinstance(table, RowTable)]
         checks: dict[Table, RowCheck] = {tables.scopes: self._scope, tables.resets: self._reset}
         return judges(self._store, self._facts, own, checks)
@@ -59,12 +59,15 @@ class ScopedCheck:
             )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
         if soonest_ms is not None and (head.soonest_ms is None or head.soonest_ms > soonest_ms):
-            says = f"a value of scope {key[0]} expires before the scope says that any does"
+            says = (
+                f"a value of scope {key[0]} expires at {soonest_ms}, but the scope's row says that "
+                f"none expires before {head.soonest_ms}"
+            )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
         if strange is not None:
             says = (
                 f"value {strange.key!r} of scope {key[0]} has version {strange.version}, which "
-                f"the scope, at {head.version}, has not given"
+                f"the scope, now at version {head.version}, has not issued"
             )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
@@ -84,13 +87,13 @@ class ScopedCheck:
             if own != record.row:
                 return None
             if number != LATEST and number != number_text(reset.number):
-                return f"reset {reset.number} of a conversation stands under {number}"
+                return f"reset {reset.number} of a conversation is stored under {number!r}"
             if latest is None:
                 return f"reset {reset.number} of a conversation has no row for the latest reset"
             if number == LATEST:
                 return None if other == [own] else "the latest reset of a conversation is lost"
             if table.row_of((conversation, LATEST), latest).number < reset.number:
-                return f"reset {reset.number} of a conversation is not known to the latest"
+                return f"reset {reset.number} of a conversation is later than its latest reset"
             return f"reset {reset.number - 1} of a conversation is lost" if None in other else None
 
         self._facts.ask(codes.RECORD_COUNT_WRONG, where_is(table, record.key), places, judge)

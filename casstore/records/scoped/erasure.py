@@ -58,20 +58,20 @@ class ActorErasure:
         return "scoped"
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
-        """The values and runs of a subject."""
+        """The values and runs of the actor of a subject, each as a text that ``erase`` accepts."""
         tables, person = ScopedTables(store), checked_person(self._actor_of(subject))
         found = [_encode(_VALUE, one.key) for one in concerning(tables, person, *self._place)]
         return found + [_encode(_RUN, one.key) for one in runs_of(tables, person, *self._place)]
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The digests that these records refer to."""
+        """The digests of the objects that the values and runs in ``found`` link to."""
         for table, key in self._places(store, found):
             record = table.find(*key)
             if record is not None:
                 yield from row_links(record.row)
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The keys of the rows of these records."""
+        """The keys of the rows of the values and runs in ``found``."""
         for table, key in self._places(store, found):
             yield table.keys.key(key)
 
@@ -92,7 +92,7 @@ class ActorErasure:
             yield (tables.values if kind == _VALUE else tables.runs, key[2:])
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        """Remove these; returns the number of values and runs."""
+        """Remove the values and runs in ``found``; returns how many were removed."""
         tables, found = ScopedTables(store), list_of(found, "found")
         erased = 0
         for start in range(0, len(found), REMOVED_AT_ONCE):
@@ -119,5 +119,7 @@ def _read(text: str) -> tuple[str, tuple[str, ...]]:
         if (kind, len(key)) not in ((_VALUE, 5), (_RUN, 3)):
             raise ValueError("neither a value nor a run")
     except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidInputError(f"{text!r:.80} is nothing that was found in scoped state") from exc
+        raise InvalidInputError(
+            f"found must be the result of ActorErasure.find, got the item {text!r:.80}"
+        ) from exc
     return kind, tuple(key)

@@ -1,4 +1,7 @@
-"""Expiry of scoped state: removes values and runs that have expired, and leads to none."""
+"""Expiry of scoped state: removes expired values and runs, and index rows that lead to none.
+
+A **lead** is an index row from a person to a value, or from an actor to a run.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from casstore.store import Store
 
 
 class Swept(NamedTuple):
-    """How many were removed."""
+    """How many values, runs and leads were removed."""
 
     values: int
     runs: int
-    #: Rows that led from a person to a value or run that is gone.
+    #: Leads whose value or run was gone already.
     leads: int
 
 
@@ -69,13 +72,14 @@ class _Counting:
 
 
 def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: int) -> int:
-    """Remove the values of a scope that have expired; how many."""
+    """Remove the values of a scope that have expired; returns how many."""
     gone = 0
     attempts = Attempts(f"scope {place[0]}")
     while True:
         attempts.begin()
         while True:
-            # First the scope's own row: as long as it is the same, so are its values.
+            # Read the scope's row before its values: every write to a value changes the row, so the
+            # condition on it covers the values.
             record = tables.scopes.find(*place)
             if record is None:
                 return gone
@@ -97,7 +101,7 @@ def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: 
 
 
 def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
-    """Leads from a person to a value that is gone, or was replaced by another of its key."""
+    """Leads to a value that is gone, or that a later value of the same key has replaced."""
     leads = counting.through(tables.people.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
         found = tables.values.find_many([one.key[2:] for one in some])
@@ -108,7 +112,7 @@ def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record,
 
 
 def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
-    """Index rows that lead from an actor to a run that is gone: a copy can leave such."""
+    """Leads to a run that is gone: copying a store can leave such rows."""
     leads = counting.through(tables.run_actors.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
         found = tables.runs.find_many([one.key[2:] for one in some])
@@ -116,13 +120,13 @@ def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record
 
 
 def _remove(table: Table, found: Iterable[tuple[Record, Any]], store: Store) -> int:
-    """Delete records that no other writer changes meanwhile, with the indexes of rows; how many."""
+    """Delete records and their index rows, unless another writer changes them; returns how many."""
     waiting = iter(found)
     removed = 0
     while some := list(islice(waiting, REMOVED_AT_ONCE)):
         while some:
             draft = Draft(store)
-            # The conditions come in the order of ``some``: the error gives the position of one.
+            # Nothing else adds a condition, so ``exc.index`` below is a position in ``some``.
             for record, row in some:
                 draft.expect(table, record.key, record)
                 if row is not None and isinstance(table, RowTable):
@@ -132,7 +136,7 @@ def _remove(table: Table, found: Iterable[tuple[Record, Any]], store: Store) -> 
             try:
                 draft.commit()
             except ConditionFailedError as exc:
-                # Renewed, written again or deleted by another writer since it was read.
+                # Another writer has renewed, replaced or deleted this record since: leave it.
                 del some[exc.index]
                 continue
             removed += len(some)

@@ -1,9 +1,8 @@
-"""Resets of a conversation: earlier values are kept and are read only by generation.
+"""Resets of a conversation: earlier values stay, and are read only by generation number.
 
 A reset increments the generation. Values of the conversation's scopes are stored under the
-generation in which they were put, so a reset moves and deletes nothing.
-Every write makes the latest number a condition. The time of a reset is stored for readers and
-is never compared.
+generation in which they were put, so a reset moves and deletes nothing. Every write to such a scope
+makes the latest reset a condition. The time of a reset is stored for readers and is never compared.
 """
 
 from __future__ import annotations

@@ -8,14 +8,17 @@
                                                         context, value
     scoped.people         type, id, scope key, generation, key
                                                         leads from a person to a value
-    scoped.resets         conversation, number          the resets; under "", a copy of the latest
+    scoped.resets         conversation, number          a reset; under "", a copy of the latest
     scoped.runs           run                           the grant of a run, fixed when it begins
     scoped.run_actors     type, id, run                 index of the runs of an actor
 
+A **person** is an actor who wrote a value, or the subject of its scope. The **birth** of a scope's
+row is a random id.
+
 Every write to a scope changes its row in ``scoped.scopes`` and makes the row that it has read a
-condition: this alone keeps the counts exact and each decision valid. The row is deleted with the
-last value. Its successor has another birth, so a version (birth and number of changes) is never
-given twice.
+condition. So concurrent writes to a scope conflict, and the counts stay exact. The row is deleted
+with the last value. A new row of the scope has another birth, so a version (birth and number of
+changes) is never issued twice.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from casstore.records.scoped.scope_keys import Context
 from casstore.session.records import Draft, Record
 from casstore.store import Store
 
+#: The slot of the copy of a conversation's latest reset.
 LATEST: Final = ""
 _BIRTH_BYTES: Final = 6
 # Values and contexts up to these sizes are stored in the row.
 _VALUE_IN_ROW_BYTES: Final = 224
 _CONTEXT_IN_ROW_BYTES: Final = 128
-# A text of this length leaves any container, so that it would be fetched with the row.
+# A text of this length is stored as an object of its own even inside a row, and would be read with
+# every read of the row. So a value or context that may contain one is replaced by a link.
 _LONG_BYTES: Final = 512
 
 #: The type and id of an actor.
@@ -220,13 +225,13 @@ class ScopedTables:
         [self.run_actors] = self.runs.indexes
 
     def latest_number(self, reset: Record | None) -> int:
-        """The generation of a conversation whose latest reset is this one; 0: it has none."""
+        """The current generation of a conversation, by its latest reset; 0 without a reset."""
         return 0 if reset is None else self.resets.decode(reset).number
 
     def put_reset(
         self, draft: Draft, conversation: str, number: int, reset_id: str, at_ms: int, note: Any
     ) -> ResetRow:
-        """Put a reset under its number, and as the latest."""
+        """Add a reset to a draft, under its number and as the latest."""
         row = ResetRow(conversation, number_text(number), number, reset_id, at_ms, note)
         self.resets.put(draft, row)
         self.resets.put(draft, row._replace(slot=LATEST))

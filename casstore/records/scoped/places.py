@@ -1,7 +1,7 @@
 """Finds and deletes state by runner, binding, bot or workspace.
 
-The key of a scope is a hash of its dimensions, so these are read from the context in which each
-value was first put. Both functions read every value of the store.
+The key of a scope is a hash of these ids, so they are read from the context in which each value was
+first put. ``located`` and ``delete`` read every value of the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
 
 
 class ContextFilter(NamedTuple):
-    """The dimensions that a context must have; None: any."""
+    """The ids that a context must have; None: any."""
 
     runner_id: str | None
     binding_identity: str | None
@@ -59,12 +59,12 @@ class Located(NamedTuple):
 
 
 def check_where(where: ContextFilter) -> ContextFilter:
-    """Require at least one valid dimension: without one, all state would match."""
+    """Require at least one valid id: without one, all state would match."""
     for name, wanted in zip(_NAMES, where, strict=True):
         if wanted is not None:
             check_text(wanted, name)
     if all(wanted is None for wanted in where):
-        raise InvalidInputError(f"give one of {', '.join(_NAMES)}, or more of them")
+        raise InvalidInputError(f"pass at least one of {', '.join(_NAMES)}")
     return where
 
 
@@ -108,11 +108,11 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
 
 
 def _remove(tables: ScopedTables, where: ContextFilter, keys: Sequence[tuple[str, ...]]) -> int:
-    """Remove values in one write; how many."""
-    attempts = Attempts("the state of a place")
+    """Remove the matching values among ``keys`` in one write; returns how many."""
+    attempts = Attempts("the state to delete")
     while True:
         attempts.begin()
-        # A value of this key that was put since may not match.
+        # A value that another writer has put under one of these keys since may not match.
         still = [
             record
             for record in tables.values.find_many(keys)

@@ -21,7 +21,7 @@ class Reason(StrEnum):
     True
     """
 
-    # The gate of a run.
+    # The run that the call is made through.
     NO_RUN_ID = "no_run_id"
     NO_SCOPE = "no_scope"
     NO_KEY = "no_key"
@@ -137,5 +137,5 @@ def require_allowed(policy: StatePolicy, scope: str) -> None:
 
 
 def refuse_identity(scope: str) -> NoReturn:
-    """Refuse a scope that has no key here."""
-    refuse(Reason.MISSING_IDENTITY, f"scope {scope!r} needs an identity that is not known here")
+    """Refuse a scope whose identity the context does not have."""
+    refuse(Reason.MISSING_IDENTITY, f"scope {scope!r} needs {scope}_id, which the context lacks")

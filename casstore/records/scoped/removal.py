@@ -45,7 +45,10 @@ class ValueRemoval:
         self._draft = Draft(tables.store)
 
     def values(self, wanted: Sequence[tuple[Key, str | None]]) -> int:
-        """Remove values by key, and by origin where one is given; returns how many."""
+        """Add the removal of values to the write; returns how many exist.
+
+        With an origin, a value of that key with another origin stays.
+        """
         tables = self._tables
         places = sorted({key[:2] for key, _ in wanted})
         asked: list[RowPlace] = [(tables.scopes, place) for place in places]
@@ -69,7 +72,7 @@ class ValueRemoval:
         return sum([len(gone) for gone in going.values()])
 
     def record(self, table: Table, record: Record) -> None:
-        """Remove a record, on condition that it is unchanged."""
+        """Add the removal of a record to the write, on condition that it is unchanged."""
         self._draft.expect(table, record.key, record)
         self._draft.delete(table, record.key)
 
@@ -120,9 +123,9 @@ def runs_of(
     """The index rows that lead from an actor to its runs."""
     for record in tables.run_actors.scan(*person):
         key = tables.run_actors.leads_to(record)
-        # The run may end while its row is read, and the objects of the row be collected.
+        # If the run ends while its row is read, gc may collect the objects of the row.
         run = read_again(partial(tables.runs.get, *key), (CorruptionError,))
-        # An index row whose run is gone still names the actor.
+        # An index row whose run is gone still names the actor, so it is erased too.
         if run is None or (
             workspace_id in (None, run.context.workspace_id)
             and bot_id in (None, run.context.bot_id)
@@ -156,7 +159,7 @@ def erase(
 
 def erase_found(tables: ScopedTables, leads: Sequence[Record], own: Sequence[Record]) -> Erased:
     """Remove these index rows, and the values and runs they point to, in one write."""
-    attempts = Attempts("what concerns a person")
+    attempts = Attempts("the state of a person")
     while True:
         attempts.begin()
         leads = _still(tables.people, leads)
@@ -185,7 +188,7 @@ def _still(table: Table, records: Sequence[Record]) -> list[Record]:
 def drop_history(
     tables: ScopedTables, conversation: str, before: int | None, pulse: Pulse | None = None
 ) -> int:
-    """Remove the values of earlier generations of a conversation; how many."""
+    """Remove the values of earlier generations of a conversation; returns how many."""
     if before is not None:
         check_count(before, "before")
     if pulse is not None:

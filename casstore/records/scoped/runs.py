@@ -50,7 +50,7 @@ class RunGrants:
         capabilities: Sequence[str],
         ttl_ms: int,
     ) -> RunGrant:
-        """Store the grant of a run; begun again with the same grant, the run continues."""
+        """Store the grant of a run; returns the stored grant if the run is active with the same."""
         id_bytes(run_id, "a run")
         if type(caller) is not str or not caller.strip():
             raise InvalidInputError(f"caller must be a str that is not blank, got {caller!r:.80}")
@@ -98,7 +98,7 @@ class RunGrants:
         return run if run is not None and run.expires_ms > now_ms else None
 
     def renew(self, run_id: str, ttl_ms: int) -> bool:
-        """Let a run end ``ttl_ms`` from now; False if it has ended."""
+        """Extend a run to ``ttl_ms`` from now; False if it has ended."""
         _check_ttl(ttl_ms)
         tables = self._tables
         attempts = Attempts(f"run {run_id!r}")
@@ -178,7 +178,7 @@ def refuse_ended(run_id: str) -> NoReturn:
 def admitted(tables: ScopedTables, run_id: str | None, caller: str | None) -> RunGrant:
     """The grant of a run for its caller; else StateRefusedError, in the order of ``Reason``."""
     if not run_id:
-        policies.refuse(Reason.NO_RUN_ID, "state is reached through a run: give its id")
+        policies.refuse(Reason.NO_RUN_ID, "run_id is missing: state is accessed through a run")
     run = RunGrants(tables).find(run_id)
     if run is None:
         refuse_ended(run_id)
@@ -189,10 +189,12 @@ def admitted(tables: ScopedTables, run_id: str | None, caller: str | None) -> Ru
             Reason.WRONG_CALLER, f"run {run_id!r} belongs to another caller than {caller!r}"
         )
     if STATE not in run.capabilities:
-        policies.refuse(Reason.NOT_CAPABLE, f"run {run_id!r} was not given access to state")
+        policies.refuse(Reason.NOT_CAPABLE, f"run {run_id!r} lacks the capability {STATE!r}")
     return run
 
 
 def _check_ttl(ttl_ms: Any) -> None:
     if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"ttl_ms must be a whole number of at least 1, got {ttl_ms!r}")
+        raise InvalidInputError(
+            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
+        )

@@ -49,7 +49,7 @@ Built = TypeVar("Built")
 
 
 class StateEntry(NamedTuple):
-    """A value of state; a value of None is not the same as no entry.
+    """A value of a scope, with its version and times. ``value`` None is a stored JSON null.
 
     >>> entry = state.scope(context, "actor").put("language", "de")
     >>> entry.key, entry.value, entry.expires_ms
@@ -102,11 +102,11 @@ class ScopeGuard(Protocol):
 
     @property
     def place(self) -> RowPlace:
-        """The place of the row."""
+        """The table and key of the row."""
         ...
 
     def check(self, record: Record | None, now_ms: int) -> None:
-        """StateRefusedError if it does not allow the call."""
+        """StateRefusedError if the row, or its absence, does not allow the call."""
         ...
 
 
@@ -152,7 +152,7 @@ class Scope:
         self._context = context
         self._quota = quota
         self._guard = guard
-        # The last known generation; every call reads it again.
+        # The generation that the last call found. The next call tries it first, and checks it.
         self._generation = 0
 
     @property
@@ -278,9 +278,9 @@ class Scope:
     def swap(
         self, key: str, value: Any, *, expected: str | None, ttl_ms: int | None = None
     ) -> StateEntry:
-        """Write a value if the key has this version; None: if the key does not exist.
+        """Write a value if the key has the version ``expected``; None: if it does not exist.
 
-        StateConflictError, with the actual version, if not.
+        Else StateConflictError, with the actual version.
 
         >>> scope = state.scope(context, "actor")
         >>> entry = scope.swap("count", 1, expected=None)
@@ -419,12 +419,16 @@ class Scope:
     def _make_room(
         self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
     ) -> ScopeRow:
-        """The scope's row if the quota allows it; removes expired values if the space is needed."""
+        """The scope's new row; StateRefusedError if it exceeds the quota.
+
+        Removes the scope's expired values first if the quota would be exceeded with them.
+        """
         reason = self._excess(old, head)
         if reason is not None and old.soonest_ms is not None and old.soonest_ms <= look.now_ms:
             place = (self._spot.key, number_text(look.generation))
             values = self._tables.values.scan(*place)
-            # All of them: a refusal writes nothing, so the next attempt would find the same ones.
+            # Find all expired values, not one batch: if one batch does not suffice, the refusal
+            # writes nothing, and the next call would find the same batch.
             late = find_late(self._tables, values, look.now_ms, every=True)
             gone = [one for one in late.gone if one.key != name]
             for one in gone:
@@ -441,7 +445,7 @@ class Scope:
         return head
 
     def _excess(self, old: ScopeRow, head: ScopeRow) -> Reason | None:
-        """Which limit is exceeded by this change; a scope over its quota may still shrink."""
+        """The limit that a change exceeds, or None; a scope over its quota may still shrink."""
         keys, size_bytes = self._quota
         if keys is not None and head.keys > max(keys, old.keys):
             return Reason.TOO_MANY_KEYS
@@ -507,7 +511,9 @@ def _checked(key: str, value: Any, ttl_ms: int | None) -> tuple[str, Content]:
     # Check the value first: refusals have a fixed order.
     content = content_of(value)
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"ttl_ms must be a whole number of at least 1, got {ttl_ms!r}")
+        raise InvalidInputError(
+            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
+        )
     return checked_key(key), content
 
 

@@ -1,10 +1,11 @@
 """Contexts, and the key that each scope has in a context.
 
+A runner is a plugin or bot of the host program; a binding says where the host uses it.
+
     key = scope ‖ ":v2:" ‖ SHA-256 of JSON {version, scope, runner, binding, bot, workspace, …}
 
-The JSON contains every dimension of the scope by name, so scopes that differ in a dimension never
-share a key, whatever their ids contain. A scope whose identity is unknown has no key and cannot be
-used.
+The JSON contains the scope's ids by name, so scopes that differ in one never share a key, whatever
+the ids contain. A scope whose own id the context lacks has no key and cannot be used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import InvalidInputError
 from casstore.session.arguments import check_text
 
-#: In the order of listings and messages.
+#: The scopes, in the order in which snapshots and messages list them.
 SCOPES: Final = ("conversation", "actor", "subject", "runner")
 #: The default type of an actor or subject.
 ACTOR_TYPE: Final = "user"
@@ -101,7 +102,8 @@ def checked(context: Context) -> Context:
         if value is None and not needed:
             continue
         if type(value) is not str or (needed and not value):
-            raise InvalidInputError(f"{name} must be a str, got {value!r}")
+            what = "a str that is not empty" if needed else "a str or None"
+            raise InvalidInputError(f"{name} must be {what}, got {value!r}")
         try:
             value.encode()
         except UnicodeEncodeError as exc:
@@ -110,7 +112,7 @@ def checked(context: Context) -> Context:
 
 
 def scope_key(context: Context, scope: str) -> str | None:
-    """The key of a scope; None if the context lacks the identity that it needs.
+    """The key of a scope; None if the context lacks the id that the scope needs.
 
     >>> scope_key(context, "actor") == state.scope(context, "actor").key
     True
@@ -150,7 +152,7 @@ def key_of(context: Context, scope: str) -> str | None:
 
 
 def scope_keys(context: Context) -> dict[str, str]:
-    """The keys of all scopes that the context has the identity for."""
+    """The keys of all scopes whose id the context has."""
     keys = {scope: key_of(context, scope) for scope in SCOPES}
     return {scope: key for scope, key in keys.items() if key is not None}
 

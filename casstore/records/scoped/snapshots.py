@@ -24,7 +24,7 @@ from casstore.records.scoped.scope import ScopeGuard, StateEntry, entries
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import find_records
 
-#: The default limit of a snapshot in memory.
+#: The default of ``max_bytes``: a snapshot is held in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
 
 
@@ -91,7 +91,7 @@ class _Look(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all values of the scopes."""
+        """Whether each scope has as many values here as its row counts."""
         return all(
             len([one for one in values if one is not None]) == (0 if head is None else head.keys)
             for head, values in zip(self.heads, self.values, strict=True)
@@ -130,13 +130,13 @@ class _Reading:
         return (spot.key, number_text(0 if spot.conversation is None else number))
 
     def names(self, spot: Spot, number: int, head: ScopeRow | None) -> list[str]:
-        """The keys of a scope, in order; each page is read in its own transaction."""
+        """The keys of a scope, in order, from several transactions; LimitError above the limit."""
         if head is None:
             return []
         names: list[str] = []
         left = self._max_bytes
         for record in self._tables.values.scan(*self._place(spot, number)):
-            # Values may have been added since the scope's row was read.
+            # Checked here too: values may have been added since the scope's row was read.
             left -= len(record.row)
             if left < 0:
                 raise self._too_large()
@@ -144,7 +144,7 @@ class _Reading:
         return sorted(names)
 
     def look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        """Read the scopes and these keys in one transaction; retried if a run ends meanwhile."""
+        """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
         return read_again(lambda: self._look(number, names), (CorruptionError,))
 
     def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
@@ -176,7 +176,7 @@ class _Reading:
         )
 
     def charge(self, wanted: Sequence[Sequence[ValueRow]]) -> None:
-        """LimitError if these values exceed the limit."""
+        """LimitError if the values have more than ``max_bytes``."""
         if sum([one.charged_bytes for scope in wanted for one in scope]) > self._max_bytes:
             raise self._too_large()
 

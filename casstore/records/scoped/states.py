@@ -34,9 +34,10 @@ Snapshot = dict[str, dict[str, Any]]
 
 
 class ScopedState:
-    """The state that a host stores for its runners. Safe to share between threads.
+    """The state that a host program stores for its runners. Safe to share between threads.
 
-    A scope belongs to one runner, one binding, and one conversation, actor, subject or the
+    A **runner** is a plugin or bot of the host; a **binding** says where the host uses it. A
+    **scope** is the state of one runner in one binding, for one conversation, actor, subject or the
     runner itself. Runners access it only through ``run``.
 
     The examples use ``state``, which is empty, and ``context``: anna talks to the runner
@@ -127,8 +128,8 @@ class ScopedState:
     ) -> RunGrant:
         """Store the grant of a run. Repeating it with the same grant continues the run.
 
-        RunFrozenError if the run is active with another grant. It ends with ``end_run``, or after
-        ``ttl_ms`` unless it is renewed.
+        RunFrozenError if the run is active with another grant. A run ends with ``end_run``, or
+        after ``ttl_ms`` unless ``renew_run`` extends it.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")  # in any process
@@ -167,7 +168,7 @@ class ScopedState:
         return self._runs.end(run_id)
 
     def run(self, run_id: str | None, *, caller: str | None) -> RunState:
-        """The state that a run may access; StateRefusedError if it has none, or for another caller.
+        """The state that a run may access; StateRefusedError if it has ended, or to another caller.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> try:
@@ -190,8 +191,8 @@ class ScopedState:
     ) -> Generation:
         """Reset a conversation, in all its threads and for all runners and bindings.
 
-        Its earlier values are then read only by ``generation``. Other scopes, and any history that
-        the caller stores elsewhere, do not change.
+        Its earlier values stay; ``Scope.find`` reads them only with ``generation``. Other scopes,
+        and any history that the caller stores elsewhere, do not change.
 
         >>> scope = state.scope(context, "conversation")
         >>> entry = scope.put("topic", "cheese")
@@ -211,7 +212,7 @@ class ScopedState:
         conversation_id: str,
         note: Any = None,
     ) -> tuple[Generation, Write]:
-        """A reset for the transaction of a session's commit: ``Commit(also=…)``.
+        """A reset to write in the transaction of a session's commit, as ``Commit(also=…)``.
 
         >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
         >>> generation, write = state.prepare_reset(**conversation)
@@ -308,7 +309,7 @@ class ScopedState:
         bot_id: str | None = None,
         workspace_id: str | None = None,
     ) -> Iterator[Located]:
-        """The values of a runner, a binding, a bot or a workspace, or of several of these at once.
+        """The values whose context has all the given ids; InvalidInputError if none is given.
 
         In all scopes and generations, by the key of their scope. Reads all state of the store.
 
@@ -328,7 +329,7 @@ class ScopedState:
         workspace_id: str | None = None,
         pulse: Pulse | None = None,
     ) -> Erased:
-        """Remove what ``list_state`` gives, and end the runs that belong there.
+        """Remove the values that ``list_state`` returns, and end the runs with such contexts.
 
         Each transaction removes up to 512 values. ``pulse`` is called after each with the number
         removed so far; if it raises, calling again continues. Values put concurrently may stay.
@@ -359,7 +360,7 @@ class RunState:
         self.run = run
 
     def scope(self, scope: str | None) -> Scope:
-        """One scope; StateRefusedError if the run may not reach it.
+        """One scope; StateRefusedError if the run may not access it.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> scope = state.run("run-1", caller="me/agent").scope("actor")
@@ -420,7 +421,7 @@ class RunState:
         expected: str | None,
         ttl_ms: int | None = None,
     ) -> StateEntry:
-        """Write a value if the key has this version; None: if the key does not exist.
+        """Write a value if the key has the version ``expected``; None: if it does not exist.
 
         >>> run = state.begin_run("run-1", context, caller="me/agent")
         >>> reached = state.run("run-1", caller="me/agent")

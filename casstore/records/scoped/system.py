@@ -26,7 +26,7 @@ class ScopedSystem(RecordSystem):
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> list[SystemEntry]:
-        """Scopes, by key and generation."""
+        """A page of the scopes, by key and generation."""
         tables = ScopedTables(store)
         found: list[SystemEntry] = []
         for place in entry_keys(tables.scopes, 2, after=after, limit=limit):
@@ -43,11 +43,11 @@ class ScopedSystem(RecordSystem):
         return found
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
-        """Compare counts, versions, resets, and the index of values by person."""
+        """The checks of counts, versions, resets, and the index of values by person."""
         return ScopedCheck(store, facts).judges()
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
-        """Remove values and runs that have expired, and index rows that lead to none."""
+        """Remove expired values and runs, and index rows that lead to none; returns how many."""
         return sum(expiry.sweep(store, pulse))
 
     def erasure(self) -> ActorErasure:

@@ -172,7 +172,7 @@ def test_a_row_that_is_moved_does_not_open(locked: Lifecycles) -> None:
         record = locked.tables.users.find(locked.subjects.hash(user), name)
         assert record is not None
         locked.store.engine.write(Write(rows=[PutRow("records", place, record.row)]))
-        with pytest.raises(CorruptionError, match="moved from elsewhere"):
+        with pytest.raises(CorruptionError, match="moved here from another user"):
             locked.users.get("anna", "role")
 
 

@@ -539,7 +539,7 @@ def test_a_fork_at_a_node_before_a_fold_or_a_call_is_no_log(log: SessionLog) -> 
             lambda fork=fork: log.pending(fork),
             lambda fork=fork: log.adopt(fork),
         ):
-            with pytest.raises(NotALogError, match="fork it at one"):
+            with pytest.raises(NotALogError, match="fork it at a revision"):
                 call()
     log.store.fork("s", "at a revision", at=at_three)
     assert [message.number for message in log.active("at a revision")] == [1, 2, 3]
