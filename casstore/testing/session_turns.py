@@ -103,7 +103,7 @@ def _renamed(change: Commit) -> Commit:
     return _node(change, 2, parent="x0")
 
 
-# Differences that a retry may have.
+# Differences that a repeated commit may have and still be the same turn.
 IGNORED: dict[str, Callable[[Commit], Commit]] = {
     "nothing": lambda c: c,
     "the revision it expects": lambda c: c._replace(expected=17),
@@ -116,7 +116,7 @@ IGNORED: dict[str, Callable[[Commit], Commit]] = {
     "a time left out": lambda c: _node(c, 1, time=None),
 }
 
-# Differences that make it another commit.
+# Differences for which a commit is another one, so that repeating the turn with it is a conflict.
 COUNTED: dict[str, Callable[[Commit], Commit]] = {
     "a text": lambda c: _part(c, content="ho"),
     "a role": lambda c: _payload(c, 0, role="assistant"),
