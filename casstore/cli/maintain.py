@@ -71,9 +71,9 @@ _HOLDING: Final = 5
 
 @contextmanager
 def _only_run(path: str) -> Iterator[None]:
-    """Lock the directory against a second run; the kernel releases the lock if this one dies.
+    """Lock the directory against a second run; if this process dies, the kernel unlocks it.
 
-    On a server two collections exclude each other, and no other step needs a lock.
+    On a server, gc refuses to run twice at once, and the other steps need no lock.
     """
     if is_server(path):
         yield

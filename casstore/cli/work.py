@@ -54,7 +54,7 @@ def _chosen(store: Store, table: str, session: str | None) -> list[str]:
     if session is None:
         return [*_sessions_in(store, table)]
     if session in _sessions_in(store, table):
-        # ``resolve_session`` does not find a session that was never created, and it may have rows.
+        # A session that was never created may have rows; ``resolve_session`` cannot find it.
         return [session]
     return [naming.resolve_session(store, session)]
 

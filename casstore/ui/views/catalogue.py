@@ -94,7 +94,7 @@ class CataloguePage(NamedTuple):
 
 
 def contents(viewed: Viewed, since: float | None = None) -> Catalogue:
-    """Everything that a store holds, from rows alone; a cached result may be read ``since``."""
+    """Everything that a store holds, from rows alone; cached, but not read before ``since``."""
     return viewed.remembered("contents", lambda: _contents(viewed), keep_s=0.2, since=since)
 
 

@@ -19,7 +19,7 @@ from casstore.ui.views.catalogue import SESSIONS, contents
 from casstore.ui.views.viewed import Viewed
 
 _BIGGEST: Final = 25
-# Sessions whose own share is measured: the newest, in one pass.
+# The own size is measured for this many sessions, the newest: one pass cannot measure more.
 _MEASURED: Final = 62
 _DAYS: Final = 60
 _PLANS: Final = 100

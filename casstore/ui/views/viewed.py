@@ -165,7 +165,7 @@ class Viewed:
 
 
 def read_manifests(viewed: Viewed, digests: Sequence[bytes]) -> list[Manifest | None]:
-    """Manifests, read together; None for one that was collected meanwhile, or is damaged."""
+    """Manifests, read together; None for one that gc has removed, or that is damaged."""
     found: list[Manifest | None] = []
     for digest, item in zip(digests, viewed.reader().find_many(digests), strict=True):
         try:
