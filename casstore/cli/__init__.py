@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 _INTERRUPTED: Final = 130
-# As the command line reports it, which is not there yet.
+# What ``main._report`` would write: that module is not loaded yet.
 _TEXT: Final = b"error: interrupted\n"
 _JSON: Final = (
     b'{"schema": "casstore.error/1", "error": "Interrupted", "message": "interrupted", '
@@ -35,13 +35,13 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 def end_quietly_while_starting() -> None:
     """Until ``started``, let an interrupt end the process with a message and exit code 130."""
-    # The parent process may want interrupts ignored, as nohup does.
+    # The parent process may want interrupts ignored, as a script does for a background job.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def started() -> None:
-    """From now on an interrupt raises KeyboardInterrupt again."""
+    """Let an interrupt raise KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -52,7 +52,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.BundleLimitError, "if you trust the file, import it in Python with larger limits="),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
-# Cases where the general advice is the command that just failed, or is about another store.
+# Advice by command, where the general advice is the command that failed, or is about another store.
 _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
     "check": (
         (errors.CorruptionError, "casstore salvage DAMAGED NEW, into a new directory; or a backup"),
@@ -80,7 +80,7 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
 }
 
 
-#: Part of the error's message if only the log is lost: the store can be opened without it.
+#: An error has this in its message if only the log is lost, so that the store opens without it.
 _DISCARD: Final = "casstore recover --discard-log"
 
 

@@ -23,7 +23,7 @@ _SECTION: Final = "Maintenance"
 
 
 _FINDING: Final[Fields] = {
-    "code": "one of a closed list",
+    "code": "what kind of finding it is, one of a fixed list",
     "severity": "error, warning or info",
     "what": "what is wrong here",
     "meaning": "what the code means",
@@ -39,9 +39,9 @@ _FINDING: Final[Fields] = {
 _CHECK: Final = Shape(
     "check",
     {
-        "sound": "is there no error?",
-        "level": "how thoroughly it was looked at",
-        "since_last": "only what came since the last check without an error",
+        "sound": "true: no error was found",
+        "level": "the level of the check",
+        "since_last": "true: only what was added since the last check without an error was checked",
         "findings": nested("what was found, the worst first", _FINDING),
         "omitted": Field("findings beyond --max-findings", of="findings_omitted"),
         "counts": "how many of each code: {code: number}",
@@ -50,17 +50,17 @@ _CHECK: Final = Shape(
             "sessions that need what is damaged or missing",
             {
                 "session": "the session",
-                "head": "is its present state among it?",
-                "revisions": "the newest of them",
-                "revision_count": "how many there are",
-                "others": "queued batches and attachments",
+                "head": "true: its present state needs it",
+                "revisions": "the newest revisions that need it",
+                "revision_count": "how many revisions need it",
+                "others": "queued batches and attachments that need it",
             },
         ),
-        "affected_omitted": "sessions that are not listed",
-        "affected_pins": "tags and pins that do",
+        "affected_omitted": "affected sessions that are not listed",
+        "affected_pins": "tags and pins that need what is damaged or missing",
         "rows_checked": "rows looked at",
         "objects_checked": "objects looked at",
-        "contents_checked": "objects whose content was read and proven",
+        "contents_checked": "objects whose content was read and compared with its digest",
         "checked_at": "when the check ended",
     },
 )
@@ -74,15 +74,21 @@ _CHECK: Final = Shape(
 )
 @click.option(
     "--level", type=click.Choice(checking.LEVELS), default="connectivity", show_default=True,
-    help="quick: headers. connectivity: all that rows reach is there. sample: and the content "
-    "of some objects. full: of all.",
+    help="quick: headers. connectivity: also that every object in use is stored. sample: also the "
+    "content of some objects. full: also the content of all.",
 )  # fmt: skip
-@click.option("--since-last", is_flag=True, help="Only what came since the last sound check.")
+@click.option(
+    "--since-last", is_flag=True,
+    help="Check only what was added since the last check that found no error.",
+)  # fmt: skip
 @click.option(
     "--share", type=click.FloatRange(0, 1, min_open=True), default=0.05, show_default=True,
-    help="Of level sample: the part of the objects that is read.",
+    help="With --level sample: the fraction of the objects whose content is read.",
 )  # fmt: skip
-@click.option("--seed", type=int, help="Of level sample: which objects; else other ones each time.")
+@click.option(
+    "--seed", type=int,
+    help="With --level sample: the seed of the random choice; otherwise each check reads others.",
+)  # fmt: skip
 @click.option(
     "--max-findings", type=click.IntRange(1), default=100, show_default=True,
     help="List at most this many; the rest is counted.",
@@ -92,10 +98,10 @@ def check(
 ) -> None:
     """Check the store for damage.
 
-    The command ends with 1 if there is any. Agents can go on working. Each finding says what it
-    means and what to do, and lists the sessions that need the damaged objects. The store is only
-    read, until the result is stored for --since-last, stats and ui; the result is not stored if
-    the store was not closed, because that would apply its log.
+    The exit code is 1 if the store is damaged. Agents can go on working. Each finding says what it
+    means and what to do; the sessions that need the damaged objects are listed. The check only
+    reads. Its result is then stored for --since-last, stats and ui, unless the store was left
+    open by a process that died: opening it to write would apply its log.
     """
     with app.open() as store, app.meter() as meter:
         report = checking.check(
@@ -119,7 +125,7 @@ def _record(app: App, report: checking.CheckReport) -> None:
         try:
             was_closed = is_server(app.path) or recovery.count_unapplied(app.path) is None
         except BusyError:
-            was_closed = True  # a process that writes to it has read its log
+            was_closed = True  # another process has it open for writing, and has read its log
         if was_closed:
             with app.open(write=True) as store:
                 checking.record(store, report)
@@ -177,7 +183,7 @@ def _write_check(to: Printer, answer: dict[str, Any]) -> None:
 def rebuild(app: App, grace_ms: int) -> None:
     """Rebuild the index of objects from the stored objects.
 
-    For when check advises it. Nothing is changed if there is damage that cannot be rebuilt; use
+    Run it when check advises it. If there is damage that it cannot repair, it changes nothing; use
     salvage then.
     """
     with app.open(write=True) as store, app.meter() as meter:
@@ -196,10 +202,10 @@ _SAVED: Final[Fields] = {
         "revisions lost", "revisions lost", "revision", of="revisions_lost_count"
     ),
     "lost": Field(
-        "what its newest revision lacks, by name",
+        "what its newest incomplete revision lacks: name and reason",
         of=lambda one: [f"{piece.name}: {piece.why}" for piece in one.lost],
     ),
-    "from_strays": "true: some rows may be outdated",
+    "from_strays": "true: some of its rows may be outdated: no table refers to their pages",
 }
 _SALVAGE: Final = Shape(
     "salvage",
@@ -221,7 +227,7 @@ _SALVAGE: Final = Shape(
         ),
         "rows_existing": "rows that the target has with other content, left unchanged",
         "gaps": Field(
-            "tables in which rows may be missing whose names are not known",
+            "damaged parts of tables, in which rows with unknown names may be missing",
             of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps],
         ),
         "dictionaries_lost": "compression dictionaries that are lost",
@@ -278,8 +284,8 @@ def _row_title(row: LostRow | StrayRow) -> str:
         {
             "needed_log": "false: the store was closed, and nothing was changed",
             "commits_recovered": "commits read from the log, now in data.mdb",
-            "commits_discarded": "commits of the log that could still be read and are lost, "
-            "null: the log was not discarded",
+            "commits_discarded": "readable commits that were lost with the log, null: the log was "
+            "not discarded",
         },
     ),
     "casstore recover",
@@ -296,9 +302,9 @@ def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> No
 
     STORE is a directory; if not given, the one of --store or CASSTORE_PATH. Afterwards data.mdb
     is complete without the log. Opening a store reads its log, so this is never needed before
-    a store is used. With --discard-log a store opens again whose log is missing, damaged or
-    another store's; put the right log back if there is one. No other process may have the store
-    open.
+    a store is used. --discard-log is for a store that cannot be opened because its log is
+    missing, damaged or another store's; if you have the right log, put it back instead. No other
+    process may have the store open.
     """
     if directory == "":
         raise click.UsageError("the store's name is empty")

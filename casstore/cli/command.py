@@ -55,14 +55,14 @@ class App:
         return self._place or os.environ.get(PATH_VARIABLE) or os.curdir
 
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
-        """Open the store, which must exist."""
+        """Open the store, or the one at ``path``; it must exist. Read-only unless ``write``."""
         place = self.path if path is None else path
         if write:
             return open_store(place, durability=self.durability, create=False)
         return open_store(place, readonly=True, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
-        """Report progress on stderr."""
+        """A meter that reports progress on stderr; if ``stoppable``, Ctrl-C requests a stop."""
         # With --json, stderr holds only JSON as well, so progress needs a terminal there.
         hidden = self.quiet or (self.as_json and not sys.stderr.isatty())
         return Meter(silent=hidden, stoppable=stoppable)
@@ -70,7 +70,7 @@ class App:
     def answer(
         self, report: Any, render: Callable[[Printer], None] | None = None, **more: Any
     ) -> None:
-        """Print a report: as JSON, by ``render``, or as the shape describes its fields.
+        """Print a report: with --json as JSON, else by ``render``, else its labelled fields.
 
         ``more`` has values of fields that the report object lacks.
         """
@@ -89,7 +89,7 @@ class App:
             yield Printer(sys.stdout)
             return
         with Pager(sys.stdout) as pages:
-            # Any stream that Printer writes text to.
+            # A Pager has only the attributes of a stream that Printer uses.
             yield Printer(cast(IO[str], pages), shown_on=sys.stdout)
 
     def remark(self, text: str) -> None:
@@ -114,9 +114,9 @@ class Command(click.Command):
 
 
 class Kinds(click.Group):
-    """A command whose first argument is a kind, each a command with its own options.
+    """A group such as ``import KIND``: each kind is a command with its own options.
 
-    The first word of ``subcommand_metavar`` is what messages call a kind.
+    Messages call a kind by the first word of ``subcommand_metavar``.
 
     ``shape`` is the JSON answer of all kinds; None: each has its own.
     """
@@ -179,7 +179,8 @@ _QUIET: Final = click.Option(
 _DURABILITY: Final = click.Option(
     ["--durability"],
     type=click.Choice(DURABILITIES),
-    help="Whether a write waits until a power loss cannot undo it (full, the default) or not.",
+    help="full (the default): a write waits until a power loss cannot undo it. relaxed: it does "
+    "not wait.",
 )
 _NO_PAGER: Final = click.Option(
     ["--no-pager"], is_flag=True, help="Write long text to the terminal without $PAGER."
@@ -191,7 +192,7 @@ COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability", "no_pager")
 def command(
     section: str, shape: Shape, *examples: str, name: str | None = None
 ) -> Callable[[Callable[Concatenate[App, Given], None]], Command]:
-    """Make a command of a function that is given the ``App`` and its own options."""
+    """Make a command of a function that takes the ``App`` and the command's own options."""
 
     def wrap(function: Callable[Concatenate[App, Given], None]) -> Command:
         @functools.wraps(function)
@@ -210,7 +211,7 @@ def command(
                 durability=asked["durability"],
                 no_pager=bool(asked["no_pager"]),
             )
-            # click has made sure that these are the function's own options.
+            # Not typed: click passes exactly the function's own options.
             call: Callable[..., None] = function
             call(app, **given)
             app.write_remarks()
@@ -235,21 +236,21 @@ def require_yes(*, yes: bool, question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-# Larger than any valid secret.
+# One read of this length gets every valid secret whole, and enough of a longer file to refuse it.
 _MAX_SECRET_BYTES: Final = 5000
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def keys_option(help: str, *, exists: bool) -> Callable[[Decorated], Decorated]:
-    """``--keys DIRECTORY``, as the argument ``key_directory``."""
+    """Add the option ``--keys DIRECTORY``, passed as ``key_directory``."""
     return click.option(
         "--keys", "key_directory", type=click.Path(file_okay=False, exists=exists), help=help
     )
 
 
 def secret_option(help: str) -> Callable[[Decorated], Decorated]:
-    """``--secret FILE``, as the argument ``secret_file``."""
+    """Add the option ``--secret FILE``, passed as ``secret_file``."""
     return click.option("--secret", "secret_file", type=click.File("rb"), help=help)
 
 
@@ -261,5 +262,5 @@ def open_keys(directory: str | None) -> FileKeys | None:
 
 
 def read_secret(file: BinaryIO | None) -> bytes | None:
-    """The secret in a file, if one was given; one that is too long is refused where it is used."""
+    """The secret in a file, if one was given; where it is used, a secret too long is refused."""
     return None if file is None else file.read(_MAX_SECRET_BYTES)

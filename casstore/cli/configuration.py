@@ -56,7 +56,7 @@ class Config(NamedTuple):
 
     stores: tuple[str, ...]
     steps: Steps
-    #: Changes for single stores, by path.
+    #: The options of single stores by path: the tables ``[store."PATH"]``.
     own: Mapping[str, Mapping[str, Any]]
     #: Fields of the steps that options have set, for every store.
     options: Mapping[str, Any] = {}
@@ -70,7 +70,7 @@ class Config(NamedTuple):
         return self.steps
 
     def idle(self, paths: Sequence[str]) -> list[str]:
-        """The stores that have a table and are not among these."""
+        """The paths of tables ``[store."PATH"]`` that name none of these stores."""
         return [one for one in self.own if not any(_same(one, path) for path in paths)]
 
 
@@ -79,7 +79,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def read_config(path: str) -> Config:
-    """Read a TOML file; InvalidInputError names a key that is not known."""
+    """Read a TOML file; InvalidInputError for an unknown key or a value of the wrong type."""
     try:
         with open(path, "rb") as source:
             found = tomllib.load(source)
@@ -90,11 +90,13 @@ def read_config(path: str) -> Config:
     stores = found.pop("stores", [])
     own = found.pop("store", {})
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
-        raise InvalidInputError(f'{path}: store is a table for each path, [store."PATH"]')
+        raise InvalidInputError(
+            f'{path}: store must be a table for each path, [store."PATH"], got {own!r}'
+        )
     if not isinstance(stores, list) or not all(isinstance(one, str) for one in stores):
-        raise InvalidInputError(f"{path}: stores is a list of paths")
+        raise InvalidInputError(f"{path}: stores must be a list of paths, got {stores!r}")
     if any("\0" in one for one in (*stores, *own)):
-        raise InvalidInputError(f"{path}: a path holds no NUL")
+        raise InvalidInputError(f"{path}: a path of a store contains a NUL character; remove it")
     steps = change_steps(EVERYTHING, found, path)
     for pattern, changes in own.items():
         change_steps(steps, changes, f'{path}: store."{pattern}"')
@@ -102,20 +104,24 @@ def read_config(path: str) -> Config:
 
 
 def change_steps(steps: Steps, changes: Mapping[str, Any], where: str) -> Steps:
-    """Steps with changes in the form of a configuration."""
+    """The steps with the keys of one table of a file applied; errors begin with ``where``."""
     for key, given in changes.items():
         value: Any = given
         if key not in _KEYS:
-            raise InvalidInputError(f"{where}: no {key!r}; there are {', '.join(_KEYS)}")
+            raise InvalidInputError(f"{where}: unknown key {key!r}; known are {', '.join(_KEYS)}")
         if not isinstance(given, _KEYS[key]) or (key == "batch" and isinstance(given, bool)):
-            raise InvalidInputError(f"{where}: {key} cannot be {value!r}")
+            raise InvalidInputError(
+                f"{where}: {key} cannot be {value!r}; docs/reference/cli.md has an example"
+            )
         if key == "batch" and not 1 <= value <= gc.MAX_BATCH:
-            # Checked before pruning begins.
+            # gc would refuse it as well, but only after pruning.
             raise InvalidInputError(
                 f"{where}: batch must be from 1 to {gc.MAX_BATCH:,}, got {value}"
             )
         if key == "durability" and value not in DURABILITIES:
-            raise InvalidInputError(f"{where}: durability is one of {', '.join(DURABILITIES)}")
+            raise InvalidInputError(
+                f"{where}: durability must be one of {', '.join(DURABILITIES)}, got {value!r}"
+            )
         if key == "grace":
             steps = steps._replace(grace_ms=_duration(value, f"{where}: grace"))
         elif key == "attachments":

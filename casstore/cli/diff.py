@@ -43,7 +43,7 @@ _NODE: Final = {
     "hidden": "true: a tombstone hides it in this session, or in any if no session was named",
 }
 _SIDE: Final = {
-    "name": "the name, in the form that means nothing else",
+    "name": "the unambiguous name",
     "store": "the directory of its store, or the exported file",
     "digest": "its digest; null for a record",
 }
@@ -60,9 +60,9 @@ SHAPE: Final = Shape(
             {
                 "nodes_added": "nodes that only the new one has",
                 "nodes_dropped": "nodes that only the old one has",
-                "added": "places that only the new one has",
-                "removed": "places that only the old one has",
-                "changed": "places with another value",
+                "added": "paths that only the new one has",
+                "removed": "paths that only the old one has",
+                "changed": "paths with another value",
             },
         ),
         "by_part": "the same for each component: {name: {added, removed, changed}}",
@@ -80,14 +80,14 @@ SHAPE: Final = Shape(
             "in order; empty with --stat",
             {
                 "op": "added, removed or changed",
-                "path": "where, in the new one; of a removed place, in the old one",
-                "old_path": "where, in the old one; null if it was added",
+                "path": "the path in the new one; of a removed value, in the old one",
+                "old_path": "the path in the old one; null if the value was added",
                 "before": "the old value, null if there was none",
                 "after": "the new value, null if it was deleted",
                 "usage": nested(
-                    "of a change of usage, what is counted; else null",
+                    "of a change of token usage, which count; else null",
                     {
-                        "source": "who used it",
+                        "source": "the source of the usage, as it was committed",
                         "model": "the model",
                         "field": "input, output …; null: the whole entry",
                     },
@@ -107,7 +107,7 @@ SHAPE: Final = Shape(
                 "text": "lines of a unified diff, at most 201; empty if the content is the same",
             },
         ),
-        "failures": "why a format could not be described: {component: reason}",
+        "failures": "components without details because of an error: {component: reason}",
         "omitted": nested(
             "how many are not listed because of --limit",
             {"nodes": "nodes", "changes": "changes", "details": "details"},
@@ -193,7 +193,7 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
             opened[path] = stack.enter_context(app.open(path=where)), ""
     store, session = opened[path]
     if not rest and not session:
-        raise InvalidInputError(f"{text!r} names a store; say what in it: {text}SESSION")
+        raise InvalidInputError(f"{text!r} names only a store; add a name in it: {text}SESSION")
     target = naming.resolve(store, rest or f"session:{session}")
     if target.entry is None:
         target.require_digest()
@@ -229,11 +229,11 @@ class _Listing:
         self.described = frozenset(described)
         self.details = [one for details in described.values() for one in details]
         self.failures = {} if comparison is None else comparison.failures
-        # The ledger entries by place; read only if usage changed.
+        # The usage entries of a checkpoint, by its digest; read only if usage changed.
         self._ledgers: dict[Digest, list[dict[str, Any]]] = {}
 
     def usage_of(self, change: Change) -> _UsageField | None:
-        """What a change of usage counts; None for other changes."""
+        """The usage entry and field that a change is in; None for changes of other components."""
         found = self.found
         if found.kind != CHECKPOINT or change.path[:1] != ("usage",) or len(change.path) < 2:
             return None
@@ -248,13 +248,13 @@ class _Listing:
         return _UsageField(entry["source"], entry["model"], field)
 
     def cut(self, what: Sequence[Any]) -> Sequence[Any]:
-        """As much as is listed."""
+        """The items that are listed: none with --stat, else the first ``limit``."""
         if self.stat:
             return ()
         return what[: self._limit] if self._limit else what
 
     def is_plain(self, change: Change) -> bool:
-        """Whether no detail describes the change."""
+        """True if the change is listed itself: ``details`` do not describe its component."""
         return not change.path or change.path[0] not in self.described
 
     def by_part(self) -> dict[str, Counter[str]]:
@@ -373,7 +373,7 @@ class _UsageField(NamedTuple):
 
 
 def _usage_words(entry: Any) -> str:
-    """An entry of a ledger, as it is stored, in words."""
+    """The counts of a stored usage entry in words."""
     counts = zip(Usage._fields[2:], entry[2:], strict=False)
     return ", ".join([f"{name} {number:,}" for name, number in counts if number]) or "nothing"
 

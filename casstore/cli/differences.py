@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 class Blobs(NamedTuple):
-    """How two blobs differ: line by line if both are short texts, else where they first do."""
+    """How two blobs differ: ``lines`` if both are short texts, else the first byte that differs."""
 
     old_bytes: int
     new_bytes: int
@@ -101,7 +101,7 @@ class Difference(NamedTuple):
         return self.old.digest == self.new.digest
 
     def patch(self) -> Iterator[dict[str, Any]]:
-        """A JSON Patch. Of checkpoints: of a document with leaf, nodes by id, and components."""
+        """A JSON Patch. Of checkpoints, it applies to {leaf, nodes: {id: node}, components …}."""
         assert self.blobs is None, "the command refuses a patch of blobs"
         found = self.comparison
         if found is not None:
@@ -290,7 +290,8 @@ def _token(step: PathStep) -> str:
 
 
 def operations(changes: Iterable[Change]) -> Iterator[dict[str, Any]]:
-    """The operations that turn the old value into the new one."""
+    """The operations of a JSON Patch that turn the old value into the new one, in this order."""
+    # For each list, how many entries more or fewer it has after the operations so far.
     shifts: dict[Path, int] = {}
     for change in changes:
         if change.op == REMOVED:
@@ -305,7 +306,7 @@ def operations(changes: Iterable[Change]) -> Iterator[dict[str, Any]]:
 
 
 def _current(old: Path, shifts: dict[Path, int]) -> Path:
-    """The current position of an element of the old value."""
+    """The path that an entry of the old value has after the operations so far."""
     at: Path = ()
     for step in old:
         at = (*at, step + shifts.get(at, 0) if isinstance(step, int) else step)
@@ -313,7 +314,7 @@ def _current(old: Path, shifts: dict[Path, int]) -> Path:
 
 
 def _shift(shifts: dict[Path, int], at: Path, by: int) -> None:
-    """Shift every position after this one in a list."""
+    """Count an entry that was added to a list (1) or removed from it (-1) at this path."""
     if at and isinstance(at[-1], int):
         shifts[at[:-1]] = shifts.get(at[:-1], 0) + by
 

@@ -49,8 +49,8 @@ _SHAPE: Final = Shape(
                 "labels": "its labels",
                 "batches": "batches in its queue",
                 "attachments": "its attachments",
-                "elsewhere": "attachments whose bytes are elsewhere, for you to delete",
-                "also_about": "other subjects",
+                "elsewhere": "attachments whose bytes are outside the store: delete them yourself",
+                "also_about": "other subjects that it is about",
             },
         ),
         "pins": Field(
@@ -62,21 +62,21 @@ _SHAPE: Final = Shape(
         "stays": nested(
             "records that may not be erased",
             {
-                "provider": "the kind of records it is among",
+                "provider": "the system that the record belongs to",
                 "record": "its name",
                 "reason": "a hold and its end, a seal, a key that is pending",
             },
         ),
         "to_tell": "recipients of erased data, who must be informed",
         "shared": nested(
-            "objects that others reach as well and that stay; null if not surveyed",
+            "what others reach as well, so that it stays; null with --no-survey",
             {
                 "objects": "objects that the sessions reach",
                 "size_bytes": Field("their size, uncompressed", of="bytes"),
                 "shared_objects": "of those, objects that others reach too",
                 "shared_bytes": "their size, uncompressed",
                 "sharers": Field(
-                    "the others, those that share most first",
+                    "the others: sessions, tags and so on, those that share most first",
                     of=lambda sharing: [one.name for one in sharing.sharers],
                 ),
             },
@@ -85,7 +85,7 @@ _SHAPE: Final = Shape(
         "remaining": "sessions about the subject that were not in the plan: run it again",
         "records_remaining": "records about the subject that were not in the plan",
         "missing_systems": MISSING,
-        "still_to_run": "commands after which the bytes are gone from the disk",
+        "still_to_run": "commands to run next, which remove the bytes from the disk",
     },
 )
 
@@ -98,8 +98,13 @@ _SHAPE: Final = Shape(
 )
 @click.argument("subject")
 @click.option("--dry-run", "-n", is_flag=True, help="Report what would be erased; change nothing.")
-@click.option("--no-survey", is_flag=True, help="Do not measure what others share: faster.")
-@keys_option("Where the keys of encrypted user data are: the subject's is destroyed.", exists=True)
+@click.option(
+    "--no-survey", is_flag=True, help="Faster: do not measure which objects others share."
+)
+@keys_option(
+    "The directory with the keys of encrypted user data; the subject's key is destroyed.",
+    exists=True,
+)
 @secret_option(
     "The file whose bytes are the secret that subjects are hashed with, if there is one."
 )

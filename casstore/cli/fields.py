@@ -133,7 +133,7 @@ class Shape(NamedTuple):
 
     @property
     def schema(self) -> str:
-        """What the document says it is."""
+        """The value of ``schema`` in the document."""
         return f"casstore.{self.name}/1"
 
     def document(self, report: Any, **more: Any) -> dict[str, Any]:

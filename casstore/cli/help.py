@@ -42,7 +42,7 @@ def _text(root: click.Context, topic: tuple[str, ...]) -> str:
         return formatter.getvalue().strip("\n")
     if topic == ("names",):
         return inspect.cleandoc(naming.__doc__ or "").replace("``", "")
-    # As if the command were called: an unknown one gets a suggestion.
+    # Resolve it as a call does, so that an unknown command gets a suggestion.
     name, found, rest = group.resolve_command(root, list(topic))
     assert found is not None
     ctx = click.Context(found, info_name=ALIASES.get(name or "", name), parent=root)

@@ -31,13 +31,13 @@ _SHAPE: Final = Shape(
         "source": "the file, or the server without user and password",
         "dry_run": "true: nothing was written",
         "parts": nested(
-            "the rows by what they are",
+            "how many rows of each kind",
             {
-                "name": "what they are",
+                "name": "the kind of row",
                 "found": "rows in the source",
-                "imported": "rows that the store lacked, written now, or that would be",
-                "updated": "rows that the store held in an earlier state, updated now, or that "
-                "would be",
+                "imported": "rows that the store lacked: written, or in a dry run to be written",
+                "updated": "rows that the store had in an earlier state: updated, or in a dry run "
+                "to be updated",
             },
         ),
         "sessions": nested(
@@ -51,8 +51,8 @@ _SHAPE: Final = Shape(
         "notes": nested(
             "rows that were left out, or are stored in another form",
             {
-                "what": "what they are",
-                "number": "how many",
+                "what": "which rows, and what became of them",
+                "number": "how many rows",
                 "examples": "the first of them, at most 100",
             },
         ),
@@ -61,7 +61,7 @@ _SHAPE: Final = Shape(
         "store_bytes": "the size of the store now, null if its engine does not know",
     },
 )
-# Sessions that the text of a report names; the JSON names all.
+# The most sessions that the text of a report names; the JSON names all.
 _SHOWN_SESSIONS: Final = 20
 
 
@@ -95,10 +95,10 @@ FUNCTIONS: Final[dict[str, str]] = {}
 def _kind(
     kind: str, function: str, *examples: str, source: str = "FILE"
 ) -> Callable[[Callable[..., Options]], None]:
-    """Add a kind. ``function`` is its importer, as ``module:name``.
+    """Add a kind of import. ``function`` is its importer, as ``module:name``.
 
-    The decorated function has the options of the kind, and ``dry_run``; it returns the arguments of
-    the importer.
+    The decorated function gets the options of the kind and ``dry_run``, and returns the arguments
+    of the importer.
     """
 
     def add(options: Callable[..., Options]) -> None:
@@ -175,9 +175,9 @@ _NAME: Final = click.option("--name", metavar="ID", help="The id that the sessio
 def _bundle(**given: Any) -> Options:
     """A session that casstore export wrote.
 
-    FILE is proven as a whole before anything is written. Readers see all of the session or
+    FILE is verified as a whole before anything is written. Readers see all of the session or
     nothing. A bundle has no policy, expiry, protections or subjects: name with --subject the
-    persons the session is about, or casstore erase overlooks it.
+    persons the session is about, or casstore erase will not find it.
     """
     return given
 
@@ -199,9 +199,9 @@ def _bundle(**given: Any) -> Options:
 def _jsonl(**given: Any) -> Options:
     """A transcript of Claude Code or pi, or messages, in lines of JSON.
 
-    FILE becomes one session, with its branches. The same file again adds the lines that it has got
-    since. A line that cannot be read stops the import with its number, before anything is
-    written, unless --leave-out-damaged is given.
+    FILE becomes one session, with its branches. Importing the file again adds the lines that were
+    added to it since. A line that cannot be read stops the import with its number, before anything
+    is written, unless --leave-out-damaged is given.
     """
     return given
 
@@ -265,7 +265,7 @@ def _langgraph_items(**given: Any) -> Options:
 )  # fmt: skip
 @click.option(
     "--messages-table", metavar="NAME", default="agent_messages", show_default=True,
-    help="The table of messages, likewise.",
+    help="The table of messages, if SQLiteSession was given another name.",
 )  # fmt: skip
 def _openai_agents(*, sessions: tuple[str, ...], **given: Any) -> Options:
     """Conversations of the OpenAI Agents SDK.
@@ -294,8 +294,8 @@ def _lash(**given: Any) -> Options:
 
     PATH is a session database, or a directory of them (*.db). Each becomes a session, whole or not
     at all, with its id and revision, nodes, checkpoint, usage, queue, attachments and turns; a
-    turn that was committed there is refused here, not done again. The import stops if a lease
-    is valid, or the store holds another session of that id.
+    turn that was committed there is refused here, so that it does not run again. The import stops
+    if a lease is valid, or the store holds another session of that id.
     """
     return given
 
@@ -361,7 +361,7 @@ def _morrow(*, dry_run: bool, key_directory: str | None, secret_file: Any) -> Op
 
     FILE is .agent_state.db or .user_store.db. A file in the middle of a write is refused.
     """
-    # A dry run creates no directory: one that does not exist has no keys.
+    # FileKeys creates its directory, and a dry run must not; without a directory there are no keys.
     has_keys = not dry_run or os.path.isdir(key_directory or "")
     keys = open_keys(key_directory) if has_keys else None
     return {"dry_run": dry_run, "keys": keys, "secret": read_secret(secret_file)}

@@ -32,10 +32,10 @@ from casstore.store import Store
 
 _SECTION: Final = "Sessions"
 _BATCH: Final = 256
-# The most labels, tags and forks that are read to mark nodes.
+# The most labels, the most tags and the most forks that are read to mark nodes.
 _MARKS: Final = 1000
 _TEXT_WIDTH: Final = 200
-# Of a date and time to the minute.
+# The width of a date with a time to the minute.
 _DATE_COLUMNS: Final = 16
 
 
@@ -56,11 +56,14 @@ class Graph:
         #: The number of nodes that were not read because of the limit.
         self.left_out = 0
         self.marks: dict[bytes, list[Mark]] = {}
-        #: The revision that added each node, in the session that it is listed for.
+        #: The revision that added each node, in the first session given to ``add`` that has it.
         self.added: dict[bytes, Entry] = {}
 
     def add(self, target: Target, *, scope: str, limit: int = 0) -> None:
-        """Add the nodes of a session, at a revision or at its head: all, or the last ``limit``."""
+        """Add nodes of a session at a revision or its head: all, or the last ``limit``.
+
+        ``scope`` is ``path`` or ``full``, as for ``Session.nodes``.
+        """
         assert target.session is not None
         handle = self._store.session(target.session)
         full = scope == "full"
@@ -79,7 +82,7 @@ class Graph:
             self.mark(path[-1].digest, "leaf", f"{target.session}{at}")
 
     def add_left_behind(self, session: str) -> None:
-        """Add the nodes that rewinds of a session left behind."""
+        """Add the nodes that a session had before each of its rewinds."""
         handle = self._store.session(session)
         for entry in handle.history():
             if entry.operation == "rewind":
@@ -94,9 +97,9 @@ class Graph:
     def _attribute(self, handle: Session, revision: int | None, own: Sequence[bytes]) -> None:
         """Find the revision that added each node: follow the history back, past rewinds.
 
-        Nodes are numbered in the order of insertion, and a manifest has the next number. What an
-        adopted or forked session brought along counts as added by that revision. Nodes whose
-        revision was pruned get none.
+        Nodes are numbered in the order of insertion, and a manifest has the next number. A fork's
+        first revision counts as adding all of its nodes, and so does a revision that adopts. Nodes
+        whose revision was pruned get none.
         """
         left = sorted(
             [digest for digest in own if digest not in self.added],
@@ -246,7 +249,8 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                     "id": "its id",
                     "digest": "its digest, which identifies its whole path",
                     "parent": "the id of its parent, null for a root",
-                    "parent_digest": "its parent among the nodes listed; hidden ones are skipped",
+                    "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
+                    "not hidden; null if that was not read",
                     "seq": "its number in insertion order",
                     "depth": "the number of nodes on its path",
                     "time": "the time that the runtime gave it",
@@ -267,7 +271,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                 },
             ),
             "steps": nested(
-                "of the entry of a record system, newest first; otherwise empty",
+                "the steps of one entry of a record system, newest first; otherwise empty",
                 {
                     "id": "its id",
                     "made_at": "when it was made, null if not known",
@@ -276,9 +280,9 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                     "of Claude: transcript, type, role",
                 },
             ),
-            "more": "nodes that are not listed; of steps null: not counted",
-            "cursor": "what continues the list, null at the end: of nodes a name to give to log, "
-            "of steps the id to give to --before",
+            "more": "how many nodes are not listed; null for steps, which are not counted",
+            "cursor": "what continues the list, null at the end: for nodes the NAME to give to "
+            "log, for steps the ID to give to --before",
         },
     ),
     "casstore log agent",
@@ -290,12 +294,12 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
 @click.option("--graph", "-g", "drawn", is_flag=True, help="Draw all branches; otherwise the path.")
 @click.option("--forks", is_flag=True, help="Include sessions that are forks or sources of these.")
 @click.option("--all", "-a", "everything", is_flag=True, help="All sessions.")
-@click.option("--rewound", is_flag=True, help="Include branches that rewinds left behind.")
+@click.option("--rewound", is_flag=True, help="Include the nodes that sessions had before rewinds.")
 @click.option(
     "--limit", "-n", type=click.IntRange(0), default=100, show_default=True,
     help="List at most this many nodes; 0: all.",
 )  # fmt: skip
-@click.option("--before", metavar="ID", help="Of a record: only steps behind this one.")
+@click.option("--before", metavar="ID", help="Of a record: only the steps older than this one.")
 @click.option("--payloads", "-p", is_flag=True, help="Include whole payloads.")
 def log(
     app: App,
@@ -319,7 +323,7 @@ def log(
     """
     if not names and not everything:
         raise click.UsageError(
-            "which session? Name one, or say --all; casstore sessions lists them"
+            "which session? Name one, or give --all; casstore sessions lists them"
         )
     with app.open() as store:
         targets = [naming.resolve_place(store, one) for one in names]
@@ -510,9 +514,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def order(parents: Mapping[Name, Name | None], newest_first: Sequence[Name]) -> Iterator[Name]:
-    """All nodes, children before parents, each branch in one piece down to where it parts.
+    """All nodes, children before parents, each branch without a gap down to where it forked off.
 
-    ``newest_first`` are all nodes in the order in which branches are begun.
+    ``newest_first`` has all nodes; the branches begin in its order.
     """
     waiting: dict[Name, int] = dict.fromkeys(parents, 0)
     for parent in parents.values():
@@ -531,13 +535,13 @@ def order(parents: Mapping[Name, Name | None], newest_first: Sequence[Name]) -> 
 
 
 class Lanes:
-    """Draws the lanes of a graph, node by node."""
+    """Draws a graph as text, node by node; a lane is a column of ``|`` down to a parent."""
 
     def __init__(self) -> None:
         self._lanes: list[Hashable | None] = []
 
     def draw(self, node: Hashable, parent: Hashable | None) -> tuple[str, list[str]]:
-        """The lanes on the line of a node, and the lines that follow it.
+        """The lanes on the line of a node, and the lines of lanes to write after it.
 
         When a lane ends, the lanes to its right move left.
         """
@@ -558,7 +562,7 @@ class Lanes:
         return line, []
 
     def margin(self) -> str:
-        """The current lanes, for a line next to them."""
+        """The current lanes, for a line without a node."""
         return " ".join("|" * len(self._lanes))
 
     def _close(self, at: int) -> list[str]:

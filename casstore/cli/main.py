@@ -57,7 +57,7 @@ _MODULES: Final = {
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))
-#: Other names of commands.
+#: Short names of commands: {short: name}.
 ALIASES: Final = {"ls": "sessions"}
 #: The sections of ``casstore help all`` and of the documentation.
 SECTIONS: Final = (
@@ -88,7 +88,7 @@ class _Terminated(BaseException):
 
 
 def _heed_signals() -> None:
-    """Clean up temporary files and directories when SIGTERM or SIGHUP ends the process."""
+    """Let SIGTERM and SIGHUP raise ``_Terminated``, so that temporary files are removed first."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         # The parent process may want it ignored, as nohup does.
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -109,7 +109,7 @@ class CommandLine(click.Group):
         return list(MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | Kinds | None:
-        """One command; its module is loaded now."""
+        """The command of this name, None if there is none; loads its module."""
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         module = MODULE_OF.get(cmd_name)
         if module is None:
@@ -211,7 +211,7 @@ class CommandLine(click.Group):
 
 
 class _Failure:
-    """How a command failed."""
+    """The JSON report of an error that ended a command."""
 
     def __init__(self, kind: str, message: str, remedy: str | None, exit_code: int) -> None:
         self.data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
@@ -221,7 +221,7 @@ def _usage_hint(exc: click.ClickException) -> str | None:
     ctx = getattr(exc, "ctx", None)
     if ctx is None:
         return None
-    # Some commands take the store as an argument, so it is often given to one that does not.
+    # Commands such as ui take the store as an argument, so users also pass it to the others.
     extra = re.search(r"extra argument \((.+)\)", exc.message)
     if extra is not None and os.path.exists(os.path.join(extra[1], "data.mdb")):
         return f"{ctx.command_path} --store {shlex.quote(extra[1])}"
@@ -229,7 +229,7 @@ def _usage_hint(exc: click.ClickException) -> str | None:
 
 
 def _command_in(given: list[str]) -> str | None:
-    """The name of the given command, of a group with its kind: ``import lash``."""
+    """The command named in the arguments, with the kind for a group: ``import lash``."""
     words = iter(given)
     for word in words:
         if word in ("-s", "--store", "--durability"):
@@ -280,7 +280,10 @@ def _report_refusal(exc: OSError, as_json: bool) -> int:
 
 
 def _report_fault(exc: Exception, as_json: bool) -> int:
-    """Report a fault of casstore with its traceback; its exit code differs from a "no"."""
+    """Report a fault of casstore with its traceback; return exit code 70.
+
+    Left to Python, the exit code would be 1, which means that the answer is no.
+    """
     import traceback
 
     where = "".join(traceback.format_exception(exc))

@@ -62,18 +62,18 @@ from casstore.maintenance.retention_execution import Tally
 from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 
-# A file is compacted if that frees this much, and this part of it.
+# A file is compacted if that frees at least this many bytes, and this fraction of the file.
 _MIN_COMPACT_BYTES: Final = 1 << 20
 _MIN_COMPACT_SHARE: Final = 0.25
-# The sessions that a report names as holding space.
+# How many sessions a report lists under ``holding``, those that take the most space.
 _HOLDING: Final = 5
 
 
 @contextmanager
 def _only_run(path: str) -> Iterator[None]:
-    """Lock the directory against a second run; the kernel releases the lock if this one dies.
+    """Lock the directory against a second run; if this process dies, the kernel unlocks it.
 
-    On a server two collections exclude each other, and no other step needs a lock.
+    On a server, gc refuses to run twice at once, and the other steps need no lock.
     """
     if is_server(path):
         yield
@@ -101,7 +101,7 @@ class _Stopped(Exception):
 
 
 def _stopping(progress: Progress | None, stop: Callable[[], bool]) -> Progress:
-    """Report progress; raise ``_Stopped`` when a stop is requested."""
+    """A progress function that raises ``_Stopped`` when a stop is requested, else reports."""
 
     def note(step: Step) -> None:
         if stop():
@@ -336,9 +336,9 @@ _STORE: Final[Fields] = {
     "holding": nested(
         "what still takes space",
         {
-            "what": Field("a session, by what only it reaches, uncompressed; or free pages",
-                          "still takes space"),
-            "size_bytes": Field("how much", "size"),
+            "what": Field("a session, or the free pages of the file", "still takes space"),
+            "size_bytes": Field("its size; of a session, of what only it reaches, uncompressed",
+                                "size"),
         },
         "holding",
     ),
@@ -364,7 +364,7 @@ _SHAPE: Final = Shape(
 
 
 def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[str, Any]) -> Config:
-    """The configuration of a file with the options on top."""
+    """The configuration file, if there is one, with the options of the command line applied."""
     config = Config((), EVERYTHING, {}) if config_file is None else read_config(config_file)
     policy = policy_of(given)
     changes: dict[str, Any] = {}
@@ -376,7 +376,7 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
         if given[key] is not None:
             changes[key] = given[key]
     if policy is not None:
-        # Checked before any store is opened.
+        # policy_from raises for an invalid policy before any store is opened.
         changes.update(policy=policy_from(policy_fields(policy)), prune=True)
     if given["override_policies"] and policy is None and config_file is None:
         raise InvalidInputError("--override-policies needs a policy, such as --last 10")
@@ -397,7 +397,7 @@ class _Log:
     """Writes lines. A stream that cannot be written to does not stop the maintenance."""
 
     def __init__(self) -> None:
-        #: The exit code for that, if all stores are well.
+        #: The exit code after a write failed, if no store failed; 0: no write failed.
         self.exit_code = 0
 
     def say(self, line: str, stream: TextIO) -> None:
@@ -479,7 +479,7 @@ def maintain(
     if not paths:
         raise click.UsageError("no store; name one, or list stores in the configuration")
     for path in config.idle(paths):
-        # A misspelt path would apply the common policy to a store that has its own.
+        # If the path is misspelt, the store that it means gets the common options: report it.
         log.say(
             f'[store."{shown_place(path)}"] is none of the stores that are maintained', sys.stderr
         )

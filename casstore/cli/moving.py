@@ -1,4 +1,4 @@
-"""Stores and sessions on their way elsewhere: backup, copy, export, verify."""
+"""Copies of stores and sessions: ``backup``, ``copy``, ``export`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SECTION: Final = "Moving"
             "updated": Field("true: an earlier backup was updated", "updated"),
             "objects": Field("objects copied", "copied", "object"),
             "size_bytes": Field(
-                "of the new file; of an update, of the objects, uncompressed", "size"
+                "the size of the new file; with --update, of the objects copied, uncompressed",
+                "size",
             ),
         },
     ),
@@ -61,8 +62,8 @@ def _name_leftovers(app: App, target: str) -> None:
     """Report the parts that unfinished runs left next to the target."""
     for left in leftovers(target):
         app.remark(
-            f"{left} is there as well: an interrupted run left it, or another one builds it; "
-            "remove it once none is running"
+            f"{left} is there as well: an interrupted run left it, or another run is writing it; "
+            "remove it when no other run is active"
         )
 
 
@@ -72,12 +73,14 @@ def _name_leftovers(app: App, target: str) -> None:
         "copy",
         {
             "target": Field("the store copied into", "target"),
-            "sessions": Field("sessions that are new there, or have moved", "copied", "session"),
-            "new_objects": Field("objects that it lacked", "new", "object"),
+            "sessions": Field(
+                "sessions that are new in TARGET, or had another head there", "copied", "session"
+            ),
+            "new_objects": Field("objects that TARGET lacked", "new", "object"),
             "object_bytes": Field("their size, uncompressed", "uncompressed"),
             "rows": Field("rows written", "written", "row"),
             "rows_removed": Field(
-                "rows removed: with --mirror, and of runs that have moved on", "removed", "row"
+                "rows removed from TARGET because SOURCE no longer has them", "removed", "row"
             ),
         },
     ),

@@ -4,20 +4,20 @@
     SESSION@REVISION   a session at a revision
     SESSION@LABEL      a session at the revision that has the label
     TAG                the object that a tag or pin keeps
-    PLACE~N            N revisions before that place; ~ alone is ~1
-    PLACE#NODE         one node of the graph there
+    PLACE~N            N revisions before PLACE, one of the names above; ~ alone is ~1
+    PLACE#NODE         one node of the graph at PLACE
     SYSTEM:ENTRY       an entry of a record system, as in langgraph:t0
     DIGEST             an object, by its 64 digits
 
 If nothing has exactly this name, the beginning of a session's id is enough, or at least four
 digits of a digest, as long as only one thing begins so. Ids may hold any character, so a text can
-mean two things; then it is refused, and the error lists what it could be, each in a form that
-means only that: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``entry:SYSTEM:ENTRY``,
+mean two things; then it is refused, and the error lists what it could be, each as an unambiguous
+name: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``entry:SYSTEM:ENTRY``,
 ``tag:NAME``, ``digest:HEX``. ``STORE::NAME`` is a name in another store. A name that begins with
-a dash goes behind ``--``, so that it is not taken for an option.
+a dash is written after ``--``, so that it is not taken for an option.
 
-A tag or pin that keeps a session's checkpoint is a place as well: the newest revision that has
-this checkpoint. ``TAG~2`` and ``TAG#NODE`` start from there.
+As a PLACE, a tag or pin must keep a session's checkpoint: it stands for the newest revision that
+has this checkpoint. ``TAG~2`` and ``TAG#NODE`` start from there.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ ENTRY: Final = "entry"
 KINDS: Final = (SESSION, REVISION, NODE, ENTRY, TAG, OBJECT)
 STORE_MARK: Final = "::"
 
+# The most meanings of an ambiguous name that an error lists.
 _LISTED: Final = 8
 # The most names that a misspelt one is compared with.
 _COMPARED: Final = 2000
-# The most marks at which a name is split.
+# The most positions of ``@``, ``~`` or ``#`` at which a name is split.
 _CUTS: Final = 16
 _BACK: Final = re.compile(r"(?s)(.+)~(\d{0,18})")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,64}")
@@ -99,7 +100,7 @@ class NothingCommittedError(SessionNotFoundError):
 
 
 class Target(NamedTuple):
-    """The target of a name."""
+    """What a name refers to."""
 
     kind: str
     #: The unambiguous name.
@@ -132,19 +133,19 @@ class Target(NamedTuple):
 
 
 def quoted(text: str) -> str:
-    """A name quoted for a shell, safe also if it looks like an option."""
+    """A name quoted for a shell, and after ``--`` if it begins with a dash."""
     encoded = shlex.quote(text)
     return f"-- {encoded}" if text.startswith("-") else encoded
 
 
 def split_store(text: str) -> tuple[str | None, str]:
-    """The store that a name is in, if it says so, and the name itself.
+    """Split ``STORE::NAME``; the store is None if the text names none.
 
-    Ids may contain ``::`` as well, so the part before it counts only if it is an existing path
-    or a URL.
+    Ids may contain ``::`` as well, so the part before it is a store only if it is an existing
+    path or a URL.
     """
     if is_server(text):
-        # A host may hold the mark, too, as in [::1]; what follows the hosts may not.
+        # A host may contain ``::`` too, as in [::1], so search after the hosts.
         hosts_end = text.find("/", text.index("://") + 3)
         at = text.find(STORE_MARK, max(hosts_end, 0))
         if hosts_end < 0 or at < 0:
@@ -185,7 +186,7 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
 
 
 def resolve_place(store: Store, text: str, *, abbreviated: bool = True) -> Target:
-    """What ``text`` means; a tag or pin on a session's checkpoint is that revision of it."""
+    """Like ``resolve``, but a tag or pin on a session's checkpoint means that revision."""
     target = resolve(store, text, abbreviated=abbreviated)
     return _tagged_place(store, target) or target if target.kind == TAG else target
 
@@ -528,16 +529,16 @@ def _hidden_ids(store: Store, session: str) -> Collection[str]:
 
 
 _OFFERED: Final = 50
-# Revisions of a session that are looked at for names behind session@.
+# The most revisions of a session that are searched for labels.
 _HISTORY_OFFERED: Final = 1000
 
 
 def complete_name(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Sessions, entries and tags that begin so; behind ``session@`` its labels and revisions.
+    """Complete a name to sessions, entries and tags; after ``session@`` to labels and revisions.
 
-    Offers nothing if the store cannot be read: the command itself reports why.
+    Empty if the store cannot be read: the command itself reports why.
     """
     given = ctx.params.get("store") or ctx.find_root().params.get("store")
     path = given or os.environ.get(PATH_VARIABLE) or os.curdir

@@ -1,4 +1,4 @@
-"""Blobs and values in and out: ``put`` and ``cat``."""
+"""``put`` stores files as blobs or values; ``cat`` prints the content of a name."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from casstore.store import Store
 
 _SECTION: Final = "Objects"
 _PART_BYTES: Final = 1 << 20
-# Not part of plain text: control characters, which a terminal obeys, and bidirectional controls,
-# which change the order in which it shows text.
+# Characters that make an output binary: control characters, which a terminal obeys, and
+# bidirectional controls, which change the order in which it shows text.
 _UNSHOWN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # The limit of a JSON input, which is parsed in memory.
 _MAX_JSON_BYTES: Final = 1 << 28
@@ -134,8 +134,8 @@ def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) ->
     Shape(
         "cat",
         {
-            "name": "the name, in the form that means nothing else",
-            "digest": "of the object; null for a part of one",
+            "name": "the unambiguous name",
+            "digest": "the digest of the object; null with --path",
             "kind": "blob, value, node, manifest or record",
             "value": "the content; bytes and links as for put",
         },

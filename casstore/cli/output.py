@@ -24,7 +24,7 @@ from casstore.cli.text import json_pieces, safe
 
 # Without a terminal nothing is cut: wide enough for any line.
 _UNSHOWN_WIDTH: Final = 1_000_000
-# The most remaining lines of a value that are counted.
+# After this many lines that are not shown, counting them stops.
 _COUNTED_LINES: Final = 10_000
 # The smallest width to which a column is cut.
 _LEAST_WIDTH: Final = 6
@@ -47,32 +47,32 @@ Cells = list[Part]
 
 
 def bold(text: str) -> Styled:
-    """Emphasised."""
+    """Bold, for emphasis."""
     return Styled(text, bold=True)
 
 
 def dim(text: str) -> Styled:
-    """Of minor importance."""
+    """Dim, for what is less important."""
     return Styled(text, dim=True)
 
 
 def good(text: str) -> Styled:
-    """Good, or added."""
+    """Green, for what is good or added."""
     return Styled(text, fg="green")
 
 
 def bad(text: str) -> Styled:
-    """Bad, or removed."""
+    """Red, for what is bad or removed."""
     return Styled(text, fg="red")
 
 
 def name(text: str) -> Styled:
-    """A name."""
+    """Yellow, for a name."""
     return Styled(text, fg="yellow")
 
 
 def other(text: str) -> Styled:
-    """Changed."""
+    """Cyan, for what changed."""
     return Styled(text, fg="cyan")
 
 
@@ -113,7 +113,7 @@ class Printer:
         self.width = max(40, shown) if self.is_terminal else _UNSHOWN_WIDTH
 
     def room(self, taken: int, usual: int = 100) -> int:
-        """The width left after ``taken`` columns; ``usual`` without a terminal."""
+        """The columns left after ``taken``, at least 20; without a terminal of ``usual``."""
         return max(20, (self.width if self.is_terminal else usual) - taken)
 
     def line(self, *parts: Part) -> None:
@@ -202,7 +202,7 @@ class Printer:
             self._write((" " * _GAP).join(parts).rstrip() + "\n")
 
     def rows(self, fields: Fields, found: Sequence[Mapping[str, Any]]) -> None:
-        """Documents as a table: a column for each labelled field, the first one a name."""
+        """Documents as a table: a column for each labelled field, the first styled as a name."""
         labelled = [(key, as_field(given)) for key, given in fields.items()]
         labelled = [(key, field) for key, field in labelled if field.label is not None]
         columns = [
@@ -266,10 +266,10 @@ class Printer:
 
 
 class Pager:
-    """A text stream that shows long output through a pager, as it comes.
+    """A text stream that shows output longer than a screen through a pager, as it is written.
 
-    Up to a screenful is written to the terminal itself. The pager is ``$PAGER``, else ``less``; an
-    empty one, or ``cat``, is none. Leaving the pager early is not an error.
+    Shorter output goes to the terminal itself. The pager is ``$PAGER``, else ``less``; an empty
+    ``$PAGER``, or ``cat``, means no pager. Leaving the pager early is not an error.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -367,7 +367,7 @@ def needs_ascii(stream: IO[Any]) -> bool:
 
 
 def has_all_characters(stream: IO[Any]) -> bool:
-    """Whether the stream's encoding has every character; others are escaped, not as JSON does."""
+    """True for UTF-8. In other encodings Python escapes missing characters, which breaks JSON."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
@@ -392,7 +392,7 @@ def _nowhere(mode: Literal["r", "w"]) -> TextIO:
 
 
 def let_go(stream: IO[Any]) -> None:
-    """Prevent an error when Python flushes a stream at exit."""
+    """Redirect a broken stream to ``/dev/null``, so that Python's flush at exit does not fail."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -30,7 +30,7 @@ _RESULTS: Final = frozenset(
 )
 _TEXTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "Text"))
 _THOUGHTS: Final = frozenset(("thinking", "reasoning", "redacted_thinking", "summary_text"))
-# LangChain's names of roles, and those that others use.
+# Other names of roles, in LangChain and in some APIs, and the role that each is shown as.
 _ROLES: Final = {
     "human": "user",
     "ai": "assistant",
@@ -50,18 +50,19 @@ class Block(NamedTuple):
     text: str = ""
     #: Of a call: the tool. Of an image: its media type.
     name: str = ""
-    #: Joins a call and its result.
+    #: The id that a call and its result have in common.
     call: str = ""
     is_error: bool = False
-    #: Where in the payload an image's base64 text is, or the digest of a link.
+    #: Of an image: the path in the payload to its base64 text or URL.
     path: tuple[str | int, ...] = ()
+    #: Of a link: the digest that it names, in hexadecimal.
     digest: str = ""
 
 
 class ParsedPayload(NamedTuple):
     """A parsed payload."""
 
-    #: user, assistant, tool, system, another role as it stands; empty: not a message
+    #: user, assistant, tool, system, or another role unchanged; empty: not a message
     role: str
     blocks: tuple[Block, ...]
     #: Whether it is a summary that replaces messages.
@@ -71,7 +72,7 @@ class ParsedPayload(NamedTuple):
 
 
 def read_message(payload: Any) -> ParsedPayload:
-    """Take a payload apart.
+    """The role of a payload, and its content as blocks.
 
     >>> message = read_message({"role": "user", "content": [{"type": "text", "text": "hello"}]})
     >>> message.role, message.blocks[0].text
@@ -217,27 +218,28 @@ def _image(part: dict[str, Any], place: tuple[str | int, ...]) -> Block:
         if isinstance(source.get("data"), Link):
             return Block(LINK, digest=source["data"].digest.hex())
         where = (*place, "source", "data")
-        return Block(IMAGE, _size_of(source.get("data")), str(source.get("media_type", "")),
+        return Block(IMAGE, _url_of(source.get("data")), str(source.get("media_type", "")),
                      path=where)  # fmt: skip
     for key in ("data", "image_url", "url"):
         value = part.get(key)
         if isinstance(value, Link):
             return Block(LINK, digest=value.digest.hex())
         if type(value) is dict and type(value.get("url")) is str:
-            return Block(IMAGE, _size_of(value["url"]), path=(*place, key, "url"))
+            return Block(IMAGE, _url_of(value["url"]), path=(*place, key, "url"))
         if type(value) is str:
-            return Block(IMAGE, _size_of(value), path=(*place, key))
+            return Block(IMAGE, _url_of(value), path=(*place, key))
     return Block(JSON, as_json(part))
 
 
-def _size_of(data: Any) -> str:
+def _url_of(data: Any) -> str:
+    """The data of an image if it is a URL elsewhere, otherwise the empty text."""
     if type(data) is str and not data.startswith("data:") and "://" in data[:12]:
         return data
     return ""
 
 
 def _side_calls(message: dict[str, Any]) -> Iterator[Block]:
-    """Tool calls that stand next to the content, as in Chat Completions and in LangChain."""
+    """Tool calls under ``tool_calls``, as in Chat Completions and LangChain, not in the content."""
     known: set[str] = set()
     content = message.get("content")
     if type(content) is list:
@@ -267,7 +269,7 @@ def _is_compaction(outer: dict[str, Any]) -> bool:
 
 
 def _usage(message: dict[str, Any]) -> str:
-    """Tokens and cost that a message names, in words."""
+    """The token counts and the cost in a message, in words."""
     used = message.get("usage", message.get("usage_metadata"))
     words: list[str] = []
     if type(used) is dict:
@@ -298,7 +300,7 @@ def as_json(value: Any) -> str:
 
 
 def without_bytes(value: Any) -> Any:
-    """A value with the length of bytes in their place: no pattern finds the text in them."""
+    """The value with bytes replaced by their length: --redact cannot search inside bytes."""
     if isinstance(value, bytes):
         length = value.size_bytes if isinstance(value, BytesBeginning) else len(value)
         return f"<{length:,} bytes>"

@@ -123,9 +123,9 @@ def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> I
 
 
 def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[str, Any]:
-    """A checkpoint as it is shown; components as ``Stored``, or as links.
+    """A checkpoint as it is shown: if ``hydrate``, with components as ``Stored``, else as links.
 
-    Other long parts are ``Stored`` as well.
+    Long parts other than components are always ``Stored``.
     """
     reader = PieceReader(store.engine)
     manifest = graph.read_manifest(reader, digest, named=True)
@@ -153,7 +153,7 @@ def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[s
 
 
 def open_object(store: Store, digest: bytes) -> Stored:
-    """A value or blob, read as it is printed."""
+    """A value or blob whose parts are read only when they are needed."""
     reader = PieceReader(store.engine)
     return open_stored(reader, digest, reader.get(digest))
 

@@ -79,7 +79,7 @@ def moment(time_ms: int) -> str:
     try:
         found = datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        # Outside the calendar. A damaged clock must not prevent inspection.
+        # The year is not in the calendar. Times from a wrong clock must still be shown.
         return f"{time_ms} ms"
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

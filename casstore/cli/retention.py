@@ -184,13 +184,15 @@ PRUNE_FIELDS: Final[Fields] = {
     "sessions_deleted": Field("sessions deleted, or that would be", "deleted", "session"),
     "revisions_removed": Field("revisions removed, or that would be", "removed", "revision"),
     "labels_removed": Field("labels removed with them, or that would be", "removed", "label"),
-    "already_gone": "planned, but removed before",
+    "already_gone": "removals in the plan that another run had done before",
     "skipped": nested(
-        "planned, but in use now; the first 100", _skips("why it was kept"),
+        "revisions that the plan removes and that are in use now; the first 100",
+        _skips("why it was kept"),
         of=lambda report: report.skipped[:_LISTED],
     ),
     "refused": nested(
-        "sessions about which nothing could be decided", _skips("the row that cannot be read"),
+        "sessions that were left unchanged because a row of them cannot be read",
+        _skips("the row that cannot be read"),
         of=lambda report: report.refused[:_LISTED],
     ),
     "overridden": nested(
@@ -207,12 +209,12 @@ PRUNE_FIELDS: Final[Fields] = {
         {
             "pins": "expired pins",
             "protections": "expired protections",
-            "marks": "notes of retention itself",
+            "marks": "rows that kept older plans from removing a revision that came into use",
             "receipts": "receipts of turns, with --receipts",
-            "deletions": "deletions that were finished",
+            "deletions": "deletions of sessions that had been interrupted, completed now",
             "records": "expired records of all systems, and rows that a deletion had left",
             "attachments": "attachments that were never committed, with --attachments",
-            "condemned": "the same with bytes elsewhere: listed until those are deleted",
+            "condemned": "such attachments with bytes elsewhere: listed until you delete those",
         },
     ),
     "missing_systems": MISSING,
@@ -259,7 +261,10 @@ def prune_document(
     "--override-policies", is_flag=True,
     help="Apply the given policy to sessions that have their own policy as well.",
 )  # fmt: skip
-@click.option("--receipts", type=DURATION, help="Remove receipts of turns older than this.")
+@click.option(
+    "--receipts", type=DURATION,
+    help="Forget turns committed longer ago than this: repeated, such a turn commits again.",
+)  # fmt: skip
 @click.option(
     "--attachments", type=DURATION,
     help="Give up attachments announced longer ago than this and never committed.",
@@ -297,7 +302,9 @@ def prune(
         raise click.UsageError("--plan is for --dry-run; a run without it says what it did")
     choices = sessions or prefix or wanted is not None or dry_run or override_policies
     if from_file is not None and choices:
-        raise click.UsageError("--from carries out a plan as it is; it takes no other choice")
+        raise click.UsageError(
+            "--from carries out the plan in FILE; it takes no sessions, no policy and no --dry-run"
+        )
     if not dry_run:
         require_yes(yes=yes, question="Remove what the policy does not keep?")
     listed: list[dict[str, Any]] | None = None
@@ -351,7 +358,7 @@ def _execute_from(path: str, execute: Any) -> RetentionReport:
 def planned(
     plan: Plan, plan_file: str | None = None
 ) -> tuple[RetentionReport, list[dict[str, Any]]]:
-    """Report a plan, and write it to a file if one is given."""
+    """The report of a plan and the sessions in it; writes the plan to ``plan_file`` if given."""
     if plan_file is not None:
         try:
             with whole_file(plan_file) as into:

@@ -28,7 +28,7 @@ _HIT_FIELDS: Final[Fields] = {
     "position": "where in the entry the text is, null for anything else",
     "place": Field("what `casstore show` takes to show it", of=lambda hit: place_of(hit)),
     "snippet": "the part of the text around the words, on one line",
-    "matches": "where in the snippet the words are: first character, and the one behind the last",
+    "matches": "where the words are in the snippet: pairs of first character and end (exclusive)",
     "score": "higher is better; scores of different searches cannot be compared",
     "committed_at": "when the text was committed, null if that is not known",
     "sessions": "sessions that have the text, oldest first, at most 16",
@@ -59,7 +59,7 @@ class Since(click.ParamType[int]):
 
 
 def place_of(hit: Hit) -> str:
-    """What names a hit on the command line."""
+    """The name under which ``casstore show`` shows a hit."""
     if hit.entry is not None:
         return hit.entry
     return f"{hit.session}#{hit.node}" if hit.node is not None else str(hit.session)
@@ -118,7 +118,7 @@ def _where(hit: Hit) -> str:
 @click.option("--since", type=Since(), help="Only what was committed since: 7d, 2026-11-18.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-    help="The most hits.",
+    help="List at most this many hits.",
 )  # fmt: skip
 @click.option(
     "--no-update", is_flag=True,

@@ -1,6 +1,6 @@
-"""What a store holds, and sessions as a whole.
+"""Commands that list what a store holds, and that change sessions as a whole.
 
-Commands: ``sessions``, ``history``, ``label``, ``fork``, ``adopt``, ``rewind``, ``delete``.
+They are ``sessions``, ``history``, ``label``, ``fork``, ``adopt``, ``rewind``, ``delete``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from casstore.session.data import Entry, SessionInfo
 from casstore.store import Store
 
 _SECTION: Final = "Sessions"
-# In a larger store, measuring the sizes of sessions would take longer than a second.
+# With more objects, measuring the sizes of sessions would take longer than a second.
 _MAX_MEASURED: Final = 100_000
 # How many sessions the question before a deletion lists by name.
 _NAMED: Final = 5
 
 
 def _of_head(attribute: str, otherwise: Any = None) -> Any:
-    """A field that the head has; ``otherwise`` before the first commit."""
+    """A function that reads this field of the head; ``otherwise`` before the first commit."""
     return lambda info: otherwise if info.head is None else getattr(info.head, attribute)
 
 
@@ -122,7 +122,10 @@ class _Item(NamedTuple):
 
 
 def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
-    """Sessions by id, then the entries of each record system; those behind the name ``after``."""
+    """Sessions by id, then the entries of each record system by name.
+
+    Only those whose names begin with ``prefix`` and come after ``after`` in this order.
+    """
     held = systems.held_by(store).systems
     begins = {f"{naming.prefix_of(system)}:": system for system in held}
     behind = next((one for one in begins if after is not None and after.startswith(one)), None)
@@ -158,7 +161,7 @@ def _revision_of(item: _Item) -> int | None:
 
 
 def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
-    """The own size of each; None for sessions if measuring them would take long."""
+    """The own size of each item; None for sessions if measuring them would take long."""
     sizes = None
     if any(item.info is not None for item in found):
         sizes = measure_own(store, max_objects=_MAX_MEASURED)
@@ -173,11 +176,11 @@ def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
 
 
 _LISTED: Final[Fields] = {
-    "name": Field("what commands call it", "name"),
+    "name": Field("the name that commands take", "name"),
     "kind": Field("session, or the record system: langgraph, claude …", "kind"),
     "changed_at": Field("when it last changed, null if not known", "last change"),
     "own_bytes": Field(
-        "what only this session reaches, uncompressed; keys and values of an entry's rows",
+        "uncompressed, of the objects that only this session reaches; of an entry, of its rows",
         "own size",
     ),
     "revision": Field("of a session, its revision", "revision", "revision", of=_revision_of),
@@ -205,8 +208,8 @@ _SESSION: Final[Fields] = {
             "entries": nested(
                 "the entries of record systems, in the order asked for",
                 {
-                    "name": "what commands call it: langgraph:t0",
-                    "kind": "the beginning of that name",
+                    "name": "the name that commands take: langgraph:t0",
+                    "kind": "the part of that name before the colon",
                     "id": Field("its id within the system", of=lambda item: item.entry.id),
                     "title": "how a person recognises it",
                     "changed_at": "when it last changed, null if not known",
@@ -218,7 +221,10 @@ _SESSION: Final[Fields] = {
             ),
             "systems": nested(
                 "the record systems in the store",
-                {"name": "the beginning of its tables' names", "kind": "of its entries' names"},
+                {
+                    "name": "the beginning of its tables' names",
+                    "kind": "the beginning of its entries' names",
+                },
             ),
             "missing_systems": "names of systems that are not installed: their rows are kept",
             "more": "true: --limit left some out; --after the last name continues",
@@ -233,7 +239,7 @@ _SESSION: Final[Fields] = {
     "--limit", "-n", type=click.IntRange(0), default=0,
     help="List at most this many; 0: all.",
 )  # fmt: skip
-@click.option("--after", metavar="NAME", help="Only names behind this one, to continue a list.")
+@click.option("--after", metavar="NAME", help="Only names after this one, to continue a list.")
 def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None) -> None:
     """List the sessions and records in the store.
 
@@ -309,7 +315,7 @@ def _changed_at(item: _Item) -> int:
     "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
     help="List at most this many; 0: all.",
 )  # fmt: skip
-@click.option("--before", type=click.IntRange(1), help="Only revisions below this one.")
+@click.option("--before", type=click.IntRange(1), help="Only revisions earlier than this one.")
 @click.option("--labelled", is_flag=True, help="Only revisions that have a label.")
 def history(app: App, session: str, limit: int, before: int | None, labelled: bool) -> None:
     """List the revisions of a session, newest first."""
@@ -461,7 +467,7 @@ def fork(app: App, source: str, target: str) -> None:
 
 
 def _committed(store: Store, text: str, only: str, *, abbreviated: bool = True) -> Target:
-    """A place in a session that has a commit."""
+    """Resolve a name to a session or revision with a commit; ``only`` ends the error for others."""
     found = naming.resolve_place(store, text, abbreviated=abbreviated)
     if found.session is None:
         raise InvalidInputError(f"{text!r} is {naming.described(store, found)}; {only}")
@@ -494,7 +500,7 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
     another owner holds the lease of SESSION.
     """
     with app.open(write=True) as store:
-        into = _committed(store, session, "only a session adopts", abbreviated=False)
+        into = _committed(store, session, "only a session can adopt", abbreviated=False)
         source = _committed(store, other, "only a session can be adopted", abbreviated=False)
         if source.kind != naming.SESSION or into.kind != naming.SESSION:
             raise InvalidInputError(
@@ -571,12 +577,12 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
 def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> None:
     """Delete sessions for good; their ids cannot be used again.
 
-    Ids are given in full. Content that forks share stays; gc removes the rest.
+    Ids must be complete. Content that forks share stays; gc removes the rest.
     """
     wanted = list(dict.fromkeys(sessions_))
     with app.open(write=not dry_run) as store:
         for session in wanted:
-            # Delete all of them or none.
+            # Raises for an id that does not exist, before any session is deleted.
             store.session(session).meta()
         if not dry_run:
             require_yes(yes=yes, question=f"Delete {_listing(wanted)} for good?")

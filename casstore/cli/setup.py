@@ -1,4 +1,4 @@
-"""Making a store, and what belongs to the command itself: version and completion."""
+"""``init`` creates a store; ``version`` and ``completion`` are about the command itself."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SECTION: Final = "Setup"
 def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     """Create a store in DIRECTORY.
 
-    If it is not given, where --store or CASSTORE_PATH say. On a server, named by a URL, the tables
-    are created. An existing store is left as it is.
+    If DIRECTORY is not given, --store or CASSTORE_PATH names it. It may be the URL of a server:
+    then the tables are created there. An existing store is not changed.
     """
     if directory == "":
         raise click.UsageError("the store's name is empty")
@@ -73,9 +73,9 @@ def _is_there(path: str) -> bool:
         "version",
         {
             "casstore": "the version of casstore",
-            "python": "of Python",
+            "python": "the version of Python",
             "packages": nested(
-                "of the packages it uses",
+                "the versions of the packages it uses, unknown if no installer recorded one",
                 {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
             ),
         },
@@ -102,7 +102,7 @@ def _installed(package: str) -> str:
     try:
         return installed(package)
     except PackageNotFoundError:
-        # Importable, or this would not run, but not installed by a package manager.
+        # The package can be imported, or casstore would not run, but no installer recorded it.
         return "unknown"
 
 
@@ -116,7 +116,7 @@ def _installed(package: str) -> str:
 def completion(app: App, shell: str | None) -> None:
     """Print the completion script of a shell.
 
-    Without SHELL, for the one that $SHELL names.
+    If SHELL is not given, it is the one that $SHELL names.
     """
     from casstore.cli.main import COMPLETE_VARIABLE, cli
 

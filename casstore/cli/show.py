@@ -44,7 +44,7 @@ from casstore.store import Store
 _SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
 _LINES_SHOWN: Final = 40
-# The bytes of a blob that are read.
+# How many bytes of a blob are read.
 _BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
 _WHOLE_BYTES: Final = 1 << 20
@@ -65,15 +65,15 @@ _ENTRY: Final[Fields] = {
 _SHAPE: Final = Shape(
     "show",
     {
-        "name": "the name, in the form that means nothing else",
+        "name": "the unambiguous name",
         "kind": "session, revision, node, entry, manifest, value, list, map or blob",
-        "digest": "of the checkpoint, node or object; null before the first commit",
+        "digest": "the digest of the checkpoint, node or object; null before the first commit",
         "session": nested("the session, null if no session was named", SESSION_FIELDS),
         "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
         "checkpoint": ('the components, as links {"$link": digest}; null for others'),
         "node": "the node with its payload, or hidden and without it; null for others",
         "value": "the value at --path, a short value, or the content of an entry; null for others",
-        "size_bytes": "of an object, null for others",
+        "size_bytes": "the size of the object, null for others",
         "links": "digests that an object links to, the first 1,000",
         "kept_by": "tags and pins that name the digest",
         "expires_at": "when the pin that was named expires, null for others",
@@ -337,7 +337,7 @@ class _Shown:
 
 
 def _first(stored: Stored, limit: int, room: int) -> list[TreeLine]:
-    """The first entries of a list or map, with their keys or places."""
+    """The first entries of a list or map, with their indices or keys."""
     return [
         TreeLine(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
         for step, value in islice(stored.entries(), limit)

@@ -24,13 +24,13 @@ from casstore.maintenance.vacuum import VacuumReport
 
 _SECTION: Final = "Space"
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
-# Of each list, the lines that text shows.
+# The most lines of each list that the text shows.
 _SHOWN: Final = 20
 
 GC_FIELDS: Final[Fields] = {
     "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
     "grace_ms": Field("objects put within this time were kept", "grace period"),
-    "roots": "distinct digests that rows name",
+    "roots": "distinct digests that sessions, tags and other roots name",
     "objects_kept": Field("objects that are reachable", "reachable", "object"),
     "kept_bytes": Field("their size before compression", "reachable size", of="bytes_kept"),
     "objects_unreached": Field(
@@ -78,9 +78,11 @@ _VACUUMED: Final[Fields] = {
     "session": Field("the session", "session"),
     "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
     "nodes_removed": Field("hidden nodes removed", "nodes removed", "node"),
-    "nodes_rewritten": Field("nodes behind them", "nodes rewritten", "node"),
+    "nodes_rewritten": Field(
+        "nodes rewritten because they came after a removed one", "nodes rewritten", "node"
+    ),
     "revisions_rewritten": Field(
-        "revisions that had one of them", "revisions rewritten", "revision"
+        "revisions rewritten because they had a removed node", "revisions rewritten", "revision"
     ),
     "problem": PROBLEM,
 }
@@ -163,9 +165,9 @@ _DRY_RUN: Final = click.option(
 def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:
     """Remove unreachable objects.
 
-    Those that no session, revision, tag, pin, queue or attachment reaches. Agents can go on
-    working. Ctrl-C stops it between transactions, and the next run continues. The file keeps
-    its length: see pack and compact.
+    Removes the objects that no session, revision, tag, pin, queue, attachment or record reaches.
+    Agents can go on working. Ctrl-C stops it between transactions, and the next run continues.
+    The file keeps its length: see pack and compact.
     """
     with app.open(write=not dry_run) as store, app.meter(stoppable=True) as meter:
         report = collecting.collect(
@@ -206,8 +208,8 @@ def write_gc(to: Printer, answer: dict[str, Any]) -> None:
 def pack(app: App, min_age_ms: int) -> None:
     """Rewrite small slabs into large, better compressed ones.
 
-    The bytes of removed objects are dropped. Agents can go on working; writers wait for short
-    steps. Ctrl-C loses nothing. Damaged slabs are left unchanged, and the command ends with 1.
+    The bytes of removed objects are dropped. Agents can go on working; writers wait only for single
+    short steps. Ctrl-C loses nothing. Damaged slabs are left unchanged, and the exit code is 1.
     """
     with app.open(write=True) as store, app.meter() as meter:
         report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
@@ -273,7 +275,7 @@ def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
     """The document of vacuum, for people."""
     collected = answer["collected"]
     if answer["outcome"] != "nothing to do" or collected is None:
-        # Otherwise the collection says it.
+        # Otherwise ``write_gc`` prints the outcome below.
         write_outcome(to, answer)
     if answer["sessions"]:
         to.rows(_VACUUMED, answer["sessions"])
@@ -320,7 +322,7 @@ def compact(app: App, wait_ms: int) -> None:
     """Rewrite the file without free pages.
 
     The new file is verified and replaces the old one. No other process may have the store open;
-    a process that opens it waits. The disk needs space for both files. If it is stopped, the
+    a process that opens it waits. The disk needs space for both files. If compact is stopped, the
     store is unchanged.
     """
     with app.meter() as meter:

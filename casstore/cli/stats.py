@@ -18,7 +18,7 @@ from casstore.maintenance.contents import measure_contents, measure_sessions, mo
 _SECTION: Final = "Maintenance"
 _DAY_MS: Final = 86_400_000
 _DAYS_SHOWN: Final = 14
-# Of the sessions, those that text lists.
+# The most sessions that the text lists.
 _SHOWN: Final = 20
 
 
@@ -30,7 +30,7 @@ SYSTEM_FIELDS: Final[Fields] = {
     "name": Field("its name: its tables are called NAME.table", "records"),
     "rows": Field("its rows", "rows", "row"),
     "size_bytes": Field("their keys and values, without objects that they link to", "size"),
-    "version": "the version of its rows that is installed, null if none is",
+    "version": "the version of its row layout in the installed code, null if it is not installed",
     "missing": "why its code cannot be used, null if it can",
     "title": Field("what it stores, null if it is not installed", "title", gives=True),
 }
@@ -41,7 +41,7 @@ _FILE: Final[Fields] = {
     "free_bytes": Field("free pages, which later writes use", "free pages"),
     "content_bytes": "stored keys and values",
     "fragmentation": Field(
-        "the part of the file that holds nothing, 0 to 1",
+        "the fraction of the file that is empty: free pages, and the empty parts of others",
         of=lambda one: round(one.fragmentation, 4),
     ),
     "reclaimable_by_pack_bytes": Field(
@@ -60,7 +60,9 @@ _OBJECTS: Final[Fields] = {
     "slabs": Field("slabs", "slabs", "slab"),
     "dead_objects": "removed objects whose bytes are still in slabs",
     "reached_objects": Field(
-        "objects that a session, tag, pin, queue or attachment reaches", "reachable", "object"
+        "objects that a session, tag, pin, queue, attachment or record reaches",
+        "reachable",
+        "object",
     ),
     "reached_bytes": "their size before compression",
 }
@@ -91,8 +93,8 @@ _SHAPE: Final = Shape(
             "the last check that could store its result, null if there was none",
             {
                 "checked_at": Field("when it ended", "last check"),
-                "level": Field("how thoroughly it looked", "check level"),
-                "since_last": "true: only at what came since the check before",
+                "level": Field("its level", "check level"),
+                "since_last": "true: it looked only at what was added since the check before",
                 "sound": Field("true: it found no error", "sound"),
                 "findings": Field("what it found, harmless notes included", "findings", "finding"),
             },
@@ -106,7 +108,9 @@ _SHAPE: Final = Shape(
             {
                 "id": Field("the session", "session", of="session"),
                 "own_bytes": Field("what only this session reaches, uncompressed", "own size"),
-                "shared_bytes": Field("what others reach as well, uncompressed", "shared size"),
+                "shared_bytes": Field(
+                    "what other sessions, tags or records reach too, uncompressed", "shared size"
+                ),
                 "size_bytes": "both together",
                 "objects": Field("objects it reaches, from all its revisions", "objects", "object"),
             },
@@ -161,7 +165,6 @@ def stats(app: App, wanted: int, biggest: int) -> None:
     The deduplication factor compares what is stored with every revision written whole: its path
     and its state.
     """
-    # Not at the top: the list of sessions imports this module, and needs no check.
     from casstore.maintenance.check import last_check
 
     with app.open() as store, app.meter() as meter:

@@ -1,4 +1,4 @@
-"""Names that keep objects from gc: ``tag`` for good, ``pin`` for a time."""
+"""``tag`` and ``pin`` name objects, so that gc keeps them: a tag for good, a pin for a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIN_FIELDS: Final[Fields] = {
     "expires_at": Field("when it expires, null: never", "expires"),
     "note": Field("the note given with it", "note", gives=True),
 }
-_NAMES: Final = nested("those listed, or the one that was set or removed", _PIN_FIELDS)
+_NAMES: Final = nested("the names listed, or the one that was set or removed", _PIN_FIELDS)
 _CHANGED: Final = "set, removed or null: only listed"
 
 

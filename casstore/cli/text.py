@@ -46,13 +46,13 @@ def safe(text: str) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """The beginning of a text, on one line."""
+    """The beginning of a text on one line of at most ``width`` characters, escaped."""
     line = safe(" ".join(text[: 4 * width + 8].split()))
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
 def clip_name(text: str) -> str:
-    """The beginning of an id: nothing in it is left out or made equal, only escaped."""
+    """The beginning of an id, escaped; unlike ``clip``, it keeps every space."""
     line = safe(text[: _NAME_WIDTH + 1])
     return line if len(line) <= _NAME_WIDTH else line[: _NAME_WIDTH - 1] + "…"
 
@@ -254,6 +254,6 @@ def _base64(parts: Iterator[bytes]) -> Iterator[str]:
 
 
 def _parts(events: Iterator[WalkEvent]) -> Iterator[Any]:
-    """The parts of a long text or of bytes that was begun."""
+    """The parts of the text or bytes whose first event was just read, up to its end."""
     while (event := next(events)).kind != stored.END:
         yield event.value

@@ -1,4 +1,4 @@
-"""``ui`` and ``html``: a store in the browser, and a session as one HTML file."""
+"""``ui`` shows a store in the browser; ``html`` writes a session as one HTML file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _tell(text: str) -> None:
     Shape(
         "ui",
         {
-            "address": "what to open in a browser; the token in it is for this run alone",
+            "address": "the URL to open in a browser; the token in it is for this run alone",
             "store": "the store that is shown",
             "write": "true: the pages can change the store",
             "warning": "which other machines can reach the viewer, null if none can",
@@ -54,7 +54,7 @@ def _tell(text: str) -> None:
 @click.argument("store_", metavar="[STORE]", required=False)
 @click.option(
     "--port", type=click.IntRange(0, 65535),
-    help="The port to listen on; 0 takes a free one. 8642 if not given, or a free one.",
+    help="The port to listen on; 0: any free one. Default: 8642, or a free one if it is in use.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
@@ -112,7 +112,7 @@ def ui(
             "size_bytes": "its size",
             "nodes": "how many nodes are in it",
             "hidden": "how many hidden nodes were left out",
-            "redacted": "how many places --redact has replaced",
+            "redacted": "how many pieces of text --redact has replaced",
         },
     ),
     "casstore html agent -o agent.html",

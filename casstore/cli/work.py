@@ -41,7 +41,7 @@ def _sessions_in(store: Store, table: str) -> Iterator[str]:
         if session is None:
             head, meta = store.engine.get_rows([head_key(part), meta_key(part)])
             if head is None and meta is None:
-                # A long id is not in the key, and no other row has it: skip it.
+                # The id is too long for the key, and the rows that store it do not exist.
                 continue
             session = catalogue.name_of(KnownSession(part, head, meta))
         if session is not None:
@@ -53,7 +53,7 @@ def _chosen(store: Store, table: str, session: str | None) -> list[str]:
     if session is None:
         return [*_sessions_in(store, table)]
     if session in _sessions_in(store, table):
-        # Work may be queued for a session that has no commit yet.
+        # A session that was never created may have rows; ``resolve_session`` cannot find it.
         return [session]
     return [naming.resolve_session(store, session)]
 
@@ -71,16 +71,16 @@ _BATCH: Final[Fields] = {
     "id": Field("the batch", "batch"),
     "session": Field("the session that the work is for", "session"),
     "state": Field("queued, delayed or claimed", "state"),
-    "owner": Field("the owner of the lease that claimed it, null if it is not claimed", "owner"),
+    "owner": Field("the worker that claimed it, null if it is not claimed", "owner"),
     "enqueued_at": "when it was queued",
     "age_ms": Field("how long ago that was", "age"),
     "available_at": Field("when it can be claimed, null: at once", "available"),
     "expires_at": Field("when the claim ends unless the lease is renewed, null: not claimed",
                         "claim expires"),
-    "claims": Field("how often it was claimed", "claims", "claim"),
-    "delivery": "after_turn or earliest",
-    "slot": "exclusive or join",
-    "merge_key": "batches with the same key are claimed together, null if none",
+    "claims": Field("how many times it was claimed", "claims", "claim"),
+    "delivery": "after_turn: claimed when the session is idle; earliest: also during a turn",
+    "slot": "exclusive: claimed alone; join: together with batches of the same merge_key",
+    "merge_key": "batches with the same key can be claimed together, null if none",
     "source_key": "the key that keeps the work from being queued twice, null if none",
     "items": Field("the number of items", "items", "item"),
     "content": "the items themselves, if one BATCH is named; otherwise null",
@@ -125,8 +125,8 @@ def _batch(batch: Batch, lease: Lease | None, now_ms: int, *, whole: bool) -> di
 def queue(app: App, session: str | None, batch: str | None, cancel: str | None) -> None:
     """List, show or cancel the work queued for sessions.
 
-    Of SESSION, or of all sessions; BATCH shows one batch with its items. A claim lasts as long as
-    the lease of the worker that made it.
+    Lists the batches of SESSION, or of all sessions; BATCH shows one batch with its items. A claim
+    lasts as long as the lease of the worker that made it.
     """
     if cancel is not None and (session is None or batch is not None):
         raise click.UsageError("--cancel takes the SESSION and no BATCH argument")
@@ -257,13 +257,17 @@ def leases(app: App, session: str | None, everything: bool, release: bool, yes: 
 
 _ATTACHMENT: Final[Fields] = {
     "id": Field("the attachment", "attachment"),
-    "session": Field("the session, null: its id is too long and it never began", "session"),
-    "state": Field("intent, committed, or condemned: no commit may refer to it", "state"),
+    "session": Field(
+        "the session, null: it has no commit, and its id is too long for a key", "session"
+    ),
+    "state": Field(
+        "intent: not committed yet; committed; or condemned: no commit may refer to it", "state"
+    ),
     "owner": Field("the owner that announced it, null: not given", "owner"),
     "announced_at": Field("when it was last announced", "announced", of="intent_at_ms"),
     "age_ms": Field("how long ago that was", "age"),
     "committed_at": "when a commit referred to it, null: not yet, or condemned",
-    "digest": "the blob of this store, null: none",
+    "digest": "the digest of its blob in this store, null: it has none",
     "uri": Field("where the bytes are, null: in this store or not known", "bytes at", gives=True),
 }
 
@@ -310,7 +314,7 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 )  # fmt: skip
 @click.option("--all", "-a", "everything", is_flag=True, help="Of SESSION: committed ones as well.")
 @click.option("--cancel", metavar="ID", help="Condemn this one: no commit may refer to it.")
-@click.option("--release", metavar="ID", help="Forget this one: its bytes elsewhere are deleted.")
+@click.option("--release", metavar="ID", help="Remove this one; delete its bytes elsewhere first.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def attachments(
     app: App,
@@ -324,9 +328,9 @@ def attachments(
 ) -> None:
     """List attachments that were never committed, or give one up.
 
-    Sessions that never began are included. ATTACHMENT shows one, committed or not. Attachments do
-    not expire: prune --attachments gives up all old ones. Condemned ones stay listed until their
-    bytes elsewhere are deleted and --release is given.
+    Those of sessions without any commit are included. ATTACHMENT shows one, committed or not.
+    Attachments do not expire: prune --attachments gives up all old ones. Condemned ones stay listed
+    until you delete their bytes elsewhere and remove them with --release.
     """
     chosen = cancel or release
     if (chosen is not None or everything) and session is None:
@@ -391,12 +395,12 @@ def attachments(
     "--limit", "-n", type=click.IntRange(0), default=0, show_default=True,
     help="End after this many commits; 0: never.",
 )  # fmt: skip
-@click.option("--since", type=click.IntRange(0), help="Of SESSION: begin behind this revision.")
+@click.option("--since", type=click.IntRange(0), help="Of SESSION: begin after this revision.")
 def watch(app: App, session: str | None, limit: int, since: int | None) -> None:
     """Print commits as they happen.
 
-    Those to SESSION, or to all sessions; Ctrl-C ends it. With --json each commit is one line
-    with one JSON document. Every process that writes to the store is seen.
+    Prints the commits to SESSION, or to all sessions, by any process, until Ctrl-C. With --json
+    each commit is one line with one JSON document.
     """
     if since is not None and session is None:
         raise click.UsageError("--since needs the SESSION")
@@ -437,7 +441,7 @@ def _revisions(store: Store, only: str | None) -> dict[str, int]:
 
 
 def _news(store: Store, only: str | None, known: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The commits since ``known``, by time; updates ``known``."""
+    """The commits since the revisions in ``known``, by time; updates ``known``."""
     news: list[dict[str, Any]] = []
     now = _revisions(store, only)
     for session, revision in now.items():
@@ -448,7 +452,7 @@ def _news(store: Store, only: str | None, known: dict[str, int]) -> Iterator[dic
                 entries = [one for one in history if one.revision > last]
                 documents = entry_documents(store, session, entries)
             except (NotFoundError, SessionDeletedError):
-                # Deleted or pruned meanwhile.
+                # Another process has deleted or pruned the session.
                 continue
             news += [{"session": session, **one} for one in documents]
             revision = max([revision, *[one.revision for one in entries]])

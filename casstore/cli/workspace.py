@@ -1,4 +1,4 @@
-"""``workspace`` and ``bisect``: the files of a session, on the command line."""
+"""``workspace`` commits and restores files with a session; ``bisect`` searches its revisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from casstore.workspace.workspace import MAX_FILE_BYTES
 
 _SECTION: Final = "Sessions"
 _CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
-# As in git bisect run: the exit code of a test that cannot decide.
+# As for git bisect run: the exit code of a test that cannot tell good from bad, and those with
+# which a shell reports that it could not run the test.
 _CANNOT_TELL: Final = 125
 _CANNOT_RUN: Final = (126, 127)
 
@@ -77,10 +78,11 @@ def _files_options(function: Decorated) -> Decorated:
             ),
             click.option(
                 "--no-defaults", is_flag=True,
-                help="Ignore only what --ignore says, not repositories, caches and the like.",
+                help="Ignore only what --ignore names, not repositories, caches and the like.",
             ),
             click.option(
-                "--gitignore", is_flag=True, help="Heed the .gitignore files in the directory."
+                "--gitignore", is_flag=True,
+                help="Leave out what the .gitignore files in the directory name.",
             ),
             click.option(
                 "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
@@ -171,10 +173,12 @@ def _render_text(to: Printer, lines: Sequence[str]) -> None:
             "digest": "the digest of the snapshot",
             "files": "regular files in it",
             "bytes": "bytes in them",
-            "files_read": "files whose content was read; the others are as they were",
+            "files_read": "files whose content was read; the others had not changed",
             "bytes_read": "bytes that were read",
             "ignored": "files and directories that the rules leave out",
-            "left_out": nested("what else is not in it", {"path": "the path", "reason": "why"}),
+            "left_out": nested(
+                "other paths that are not in the snapshot", {"path": "the path", "reason": "why"}
+            ),
             "unstable": "files that changed each time they were read",
         },
     ),
@@ -334,12 +338,12 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
             "changed": "how many are changed",
             "deleted": "how many are deleted",
             "plan": nested(
-                "what a dry run found, null: it was none",
+                "what a dry run found, null without --dry-run",
                 {
                     "created": "paths that are missing",
                     "changed": "paths that differ",
                     "deleted": "paths that the snapshot does not have",
-                    "untracked": "paths that no snapshot has and that are not in the way",
+                    "untracked": "paths in no snapshot, which would stay",
                 },
             ),
             "conflicts": nested(
@@ -365,12 +369,12 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
 def restore(
     app: App, /, name: str, directory: str, dry_run: bool, force: bool, **options: Any
 ) -> None:
-    """Make a directory what it was at a revision of a session.
+    """Restore the files of a directory as they were at a revision of a session.
 
     NAME is a session, SESSION@REVISION, or the pin of a snapshot that a forced restore has saved.
     DIRECTORY gets its files; ignored files stay. A file that was changed since the last snapshot
-    stops the restore before anything is changed, unless it is forced. If it is killed, run it
-    again.
+    stops the restore before anything is changed, unless --force is given. If the command is
+    killed, run it again.
     """
     ws = _workspace(app, directory, **options)
     with app.open(write=not dry_run) as store:
@@ -497,7 +501,7 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
 def log_(app: App, session: str, limit: int) -> None:
     """List the revisions in which the files of a session changed, newest first.
 
-    SESSION is a session.
+    SESSION is the id of a session, or its beginning.
     """
     with app.open() as store:
         found_id = naming.resolve_session(store, session)
@@ -629,7 +633,7 @@ def bisect(app: App, session: str, good: str, bad_: str, command_: tuple[str, ..
 
 
 def _candidates(session: Session, first: Entry, last: Entry) -> list[Entry]:
-    """The good revision, and then each one up to the bad one whose files differ from before."""
+    """The good revision, then each up to the bad one whose files differ from the one before."""
     if first.revision >= last.revision:
         raise click.UsageError(
             f"--good is revision {first.revision}, which must be before --bad, {last.revision}"
@@ -658,7 +662,7 @@ def _candidates(session: Session, first: Entry, last: Entry) -> list[Entry]:
 
 
 def _run_at(app: App, session: Session, revision: int, words: Sequence[str]) -> int:
-    """Run a command on the files of a revision; its exit code."""
+    """Run a command on the files of a revision; return its exit code."""
     with tempfile.TemporaryDirectory(
         prefix="casstore-bisect-", ignore_cleanup_errors=True
     ) as scratch:
@@ -667,7 +671,7 @@ def _run_at(app: App, session: Session, revision: int, words: Sequence[str]) -> 
         with suppress(OSError, ValueError):
             sys.stderr.flush()
         try:
-            # stdout is the answer.
+            # stdout=2: the command writes to stderr, since stdout has only the answer.
             code = subprocess.run(words, cwd=place, stdout=2, check=False).returncode
         except OSError as exc:
             raise InvalidInputError(f"cannot run {words[0]!r}: {exc.strerror}") from exc

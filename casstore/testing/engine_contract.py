@@ -47,7 +47,10 @@ class PersistentEngineContract(EngineContract):
 
     @pytest.fixture
     def reopen(self) -> Reopen:
-        """A function that closes an engine and reopens its store; ``make_engine`` closes that."""
+        """A function that closes an engine and opens its store again in a new one.
+
+        The fixture ``make_engine`` closes the new one.
+        """
         raise NotImplementedError(f"{type(self).__name__} must override the fixture reopen")
 
     def test_an_empty_store_is_empty_when_opened_again(
@@ -68,7 +71,7 @@ class PersistentEngineContract(EngineContract):
         for _ in range(3):
             engine = reopen(engine)
             found = all_objects(engine)
-            # Objects that share one stored time after reopening have the time of the last one.
+            # Compare without times: after reopening, some objects may share the time of the latest.
             assert [info._replace(stored_at_ms=0) for info in found] == [
                 info._replace(stored_at_ms=0) for info in infos
             ]
@@ -145,7 +148,7 @@ class PersistentEngineContract(EngineContract):
     def test_no_id_is_reused_after_deleting_the_newest_objects_and_reopening(
         self, engine: Engine, reopen: Reopen, deleted: int
     ) -> None:
-        # The highest id used cannot be derived from the remaining objects.
+        # The remaining objects do not show the highest id used, so the engine has to store it.
         blobs = [new_blob(b"%d" % n) for n in range(3)]
         put_objects(engine, *blobs)
         highest = engine.scan_objects()[0].id

@@ -95,7 +95,7 @@ def new_parent(*children: NewObject) -> NewObject:
 
 
 def time_bytes(time_ms: int) -> bytes:
-    """A time in the encoding of rows."""
+    """A time as rows store it, for conditions on times."""
     return time_ms.to_bytes(TIME_BYTES, "big")
 
 

@@ -33,7 +33,7 @@ from casstore.testing.engine_fixtures import (
 
 _BLOB = new_blob(b"a blob of its own")
 
-#: Every position of a write that takes bytes.
+#: For each field of a write that takes bytes, a write in which ``make`` has made that field.
 _PLACES: dict[str, Callable[[Callable[[bytes], Any]], Write]] = {
     "digest": lambda make: Write(objects=[_BLOB._replace(digest=make(_BLOB.digest))]),
     "data": lambda make: Write(objects=[_BLOB._replace(data=make(_BLOB.data))]),

@@ -40,7 +40,8 @@ from casstore.testing.engine_fixtures import Reopen, all_objects
 _KEYS = (b"a", b"a\x00", b"ab", b"b", b"\x00", b"\xff", b"\xff\xff", b"k" * 510, b"k" * 511)
 _TABLES = ("heads", "leases", "records")
 _OWNERS = (b"ada ", b"bob ")
-# Stamps are farther from now than the time between the calls of the two engines.
+# Stamps are this far from now, much longer than the two engines are apart when they run one call:
+# so a condition on a stamp has the same result in both.
 _FAR_MS = 3_600_000
 
 

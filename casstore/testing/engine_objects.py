@@ -66,7 +66,7 @@ class ObjectContract(EngineFixtures):
     def test_missing_keeps_the_order_asked_and_names_each_once(self, engine: Engine) -> None:
         stored = new_blob(b"stored")
         put_objects(engine, stored)
-        # Neither this order nor its reverse is sorted.
+        # The order asked below, c, a, b, is neither ascending nor descending.
         b, a, c = sorted(Digest.of_blob(bytes([n])) for n in range(3))
         assert engine.missing([c, a, stored.digest, b, a, c, stored.digest]) == [c, a, b]
 
@@ -228,7 +228,7 @@ class ObjectContract(EngineFixtures):
     def test_data_reads_back_where_a_digest_overlaps_itself(
         self, engine: Engine, size_bytes: int
     ) -> None:
-        # Real digests do not do this; an engine that looks for them must not care.
+        # Hashes do not look like this, but an engine that searches data for digests must cope.
         zeros = new_object(b"named by zeros", digest=bytes(32))
         parent = new_object(bytes(size_bytes), [zeros.digest] * 2)
         put_objects(engine, zeros, parent)
@@ -278,7 +278,7 @@ class ObjectContract(EngineFixtures):
         there = sorted([blob.digest for blob in blobs[1:]])
         lowest, highest = bytes(32), b"\xff" * 32
         assert engine.digests(lowest, highest, limit=1000) == there
-        # Both bounds count, and need not be stored.
+        # Both bounds are inclusive, and need not be digests of stored objects.
         assert engine.digests(there[5], there[20], limit=1000) == there[5:21]
         assert engine.digests(there[5], there[5], limit=1000) == there[5:6]
         between = there[5][:-1] + bytes([(there[5][-1] + 1) % 256])
@@ -286,7 +286,7 @@ class ObjectContract(EngineFixtures):
             one for one in there if min(between, there[5]) <= one <= there[9]
         ]
         assert engine.digests(there[20], there[5], limit=1000) == []
-        # The first of them, if there are more.
+        # If there are more than the limit, the first are returned.
         assert engine.digests(lowest, highest, limit=7) == there[:7]
         for wrong in (b"short", "x" * 32):
             with pytest.raises(InvalidInputError):
@@ -386,7 +386,7 @@ class ObjectContract(EngineFixtures):
     def test_the_object_stored_under_a_digest_never_changes(
         self, engine: Engine, *, together: bool
     ) -> None:
-        # P2. An engine cannot know which of the two is true; the first one stays.
+        # P2. An engine cannot know which of the two contents has this digest; the first one stays.
         child = new_blob(b"child")
         first = new_object(b"first", [child.digest], kind=5, digest=ABSENT)
         second = new_object(b"second", kind=6, digest=ABSENT)
@@ -416,7 +416,7 @@ class ObjectContract(EngineFixtures):
         stored_first = clock.now_ms
         clock.now_ms += 5000
         parent = new_object(b"parent", [child.digest], kind=77)
-        # The child is known by now, and keeps the time at which it arrived.
+        # The child is stored already, so it keeps the time at which it was stored first.
         put_objects(clocked, child, parent)
         newest, oldest = clocked.scan_objects()
         assert newest.digest == parent.digest
@@ -547,7 +547,7 @@ class ObjectContract(EngineFixtures):
         assert_reads_back(engine, new_parent(known))
 
     def test_a_parent_outlives_its_deleted_child(self, engine: Engine) -> None:
-        # Whether that is right is for the collector to know; the bytes stay true (P1).
+        # Collectors delete parents first. An engine need not check that, but P1 holds in any case.
         child, other = new_blob(b"child"), new_blob(b"other")
         parent = new_parent(child, other)
         put_objects(engine, child, other, parent)
@@ -573,7 +573,7 @@ class ObjectContract(EngineFixtures):
         assert_reads_back(engine, *blobs[:500])
 
     def test_an_id_is_never_reused(self, engine: Engine) -> None:
-        # A collector's bitmap is by id: a reused one would pass a new object off as a dead one.
+        # A collector marks ids: with a reused id, it would take a new object for a dead one.
         seen: set[int] = set()
         highest = 0
         blobs = [new_blob(b"%d" % n) for n in range(6)]
@@ -591,7 +591,7 @@ class ObjectContract(EngineFixtures):
                 round_ % 4
             ]
             engine.write(Write(deletes=doomed))
-            # After another write the stored objects no longer show which ids were used.
+            # Neither this last write nor the stored objects show the highest id used.
             put_row(engine, "records", b"between", b"%d" % round_)
 
     def test_an_id_stays_with_its_object(self, engine: Engine) -> None:

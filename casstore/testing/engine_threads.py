@@ -33,7 +33,7 @@ TIMEOUT_S = 120.0
 # Python switches threads every five milliseconds, longer than a whole write takes, so two writes
 # would hardly ever interleave.
 _SWITCH_S = 1e-6
-# How often a thread polls for the progress of another; each poll takes some milliseconds.
+# How many times at most a thread polls whether another is done.
 _LOOKS = 20_000
 
 Answer = TypeVar("Answer")
@@ -46,7 +46,7 @@ def start(work: Callable[[], Answer]) -> Future[Answer]:
     def run() -> None:
         try:
             answer.set_result(work())
-        except BaseException as exc:  # whatever it is, the test that waits must see it
+        except BaseException as exc:  # any exception must reach the test that waits
             answer.set_exception(exc)
 
     threading.Thread(target=run, daemon=True).start()
@@ -171,14 +171,14 @@ class ThreadContract(EngineFixtures):
             assert len(winners) == 1
             current = proposals[winners[0]]
             assert find_row(engine, "heads", b"key") == current
-            # Each loser was shown what it lost to.
+            # The error of each loser has the value that the winner wrote.
             assert set(answers) == {None, current}
 
     def test_no_write_comes_between_the_conditions_of_another_and_its_changes(
         self, engine: Engine
     ) -> None:
-        # If conditions are evaluated in this process, the comparison starts a second write and
-        # waits for it. The second write must not complete before the first.
+        # If the engine compares rows in this process, comparing ``expected`` starts a second write
+        # and waits for it for a while. The second must not complete before the first.
         put_row(engine, "heads", b"key", b"before")
         others: list[Future[bool]] = []
 
@@ -231,7 +231,7 @@ class ThreadContract(EngineFixtures):
     def test_writes_made_at_the_same_time_succeed_and_fail_each_on_its_own(
         self, engine: Engine
     ) -> None:
-        # An engine may batch them; the results must be the same.
+        # An engine may put concurrent writes in one batch; each result must be the same as alone.
         put_row(engine, "heads", b"key", b"1")
 
         def work(thread: int) -> list[str]:

@@ -23,12 +23,12 @@ from casstore.testing.engine_fixtures import (
 from casstore.testing.engine_threads import TIMEOUT_S, start
 
 WRITES = 300
-# Spurious wake-ups are allowed, but not without end.
+# Spurious wake-ups are allowed, but not this many in a row.
 MANY = 1000
 
 
 def falls_silent(watch: Watch) -> bool:
-    """True if a wait times out while there are no writes."""
+    """True if one of many waits times out; there must be no writes meanwhile."""
     return any(not watch.wait(0.01) for _ in range(MANY))
 
 
@@ -39,9 +39,9 @@ def is_readable(watch: Watch, timeout_s: float) -> bool:
 
 
 def watch_heads(engine: Engine, watch: Watch, last: int) -> Iterator[int]:
-    """The values of a counting head as they are seen, up to ``last``.
+    """The values of a counter in a row, as this waiter sees them change, up to ``last``.
 
-    A write between the last read of the head and the wait must not be lost.
+    A write between a read of the row and the next wait must end that wait.
     """
     seen = 0
     while seen < last:

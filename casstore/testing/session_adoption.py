@@ -95,7 +95,7 @@ class AdoptionConformance(SessionFixtures):
         with pytest.raises(TurnConflictError):
             session.commit(turns[0]._replace(append=[message("something else")]))
         assert contents_of(store) == before
-        # Its own turns are replayed as before, and those of both after the other is deleted.
+        # The session's own turns are replayed, too; all of them also after the other is deleted.
         assert step(session, "a", turn="t0").replayed
         store.delete_session("beta")
         assert session.commit(turns[1]).nodes == ("n2",)

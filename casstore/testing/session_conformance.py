@@ -51,8 +51,8 @@ In addition, ``test_fault_NN_`` shows that a known fault of earlier systems is a
 ``test_fork_`` in session_forks, ``test_adopt_`` in session_adoption, ``test_compare_``,
 ``test_tags_`` and ``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes,
 ``test_subjects_``, ``test_expiry_`` and ``test_protection_`` in session_lifetimes. session_races
-tests the same guarantees with a concurrent write just before or after. session_model runs random
-steps on sessions and on a model of plain dictionaries.
+tests the same guarantees while another writer writes between the read and the write of a call.
+session_model runs random steps on sessions and on a model of plain dictionaries.
 
 Tested elsewhere: garbage collection, its reports and the vacuuming of tombstones (the maintenance
 suite); the refusal of other format versions and the reported durability (the tests of the store).
@@ -62,7 +62,7 @@ from __future__ import annotations
 
 import pytest
 
-# Without it a failing assert of the suites would not show the compared values.
+# Unless modules are registered before their import, a failing assert does not show its values.
 pytest.register_assert_rewrite(
     "casstore.testing.session_fixtures",
     "casstore.testing.session_commits",

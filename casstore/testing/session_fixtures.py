@@ -280,7 +280,7 @@ def interrupted(
     before: Callable[[], object] | None = None,
     after: Callable[[], object] | None = None,
 ) -> Store:
-    """The same store through a handle whose next write is interrupted by a concurrent one."""
+    """Another handle on the store; ``before`` or ``after`` runs at its next write, as a race."""
     return Store(cast(Engine, Interruption(store.engine, before, after)))
 
 
@@ -294,7 +294,7 @@ def start(work: Callable[[], Answer]) -> Future[Answer]:
     def run() -> None:
         try:
             answer.set_result(work())
-        except BaseException as exc:  # whatever it is, the test that waits must see it
+        except BaseException as exc:  # any exception must reach the test that waits
             answer.set_exception(exc)
 
     threading.Thread(target=run, daemon=True).start()

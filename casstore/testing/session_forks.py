@@ -48,7 +48,8 @@ def _grow(session: Session) -> None:
     step(session, message("c", parent="a"), "d", checkpoint=Checkpoint(turn_state=3))
 
 
-# Where to fork the session of ``_grow``: the arguments, the revision, its path, all nodes.
+# Where to fork the session of ``_grow``: the arguments for ``fork``, and what the fork must have:
+# its revision, the nodes on its path, and all of its nodes.
 PLACES: dict[str, tuple[Callable[[Session], dict[str, Any]], int, str, str]] = {
     "the head": (lambda _: {}, 3, "acd", "abcd"),
     "a revision": (lambda _: {"at": 2}, 2, "ab", "ab"),
@@ -86,7 +87,7 @@ class ForkConformance(SessionFixtures):
         before = contents_of(store)
         store.fork("alpha", "beta", **chosen)
         after = contents_of(store)
-        # A fork of an earlier revision also marks it as used; a fork of the head writes one row.
+        # A fork of an earlier revision also marks it, so that no older plan removes the revision.
         marks = 1 if "at" in chosen else 0
         assert len(after.rows["heads"]) == len(before.rows["heads"]) + 1
         assert after.row_count == before.row_count + 1 + marks

@@ -236,7 +236,7 @@ class HistoryConformance(SessionFixtures):
         _grow(session, 3)
         session.rewind(1)
         assert step(session, "new").revision == 5
-        # The nodes left behind are not in the graph, so their ids are free.
+        # After the rewind n2 and n3 are not in the graph, so their ids may be used again.
         step(session, "n2")
         assert path(session) == ["n1", "new", "n2"]
         assert path(session, at=3) == ["n1", "n2", "n3"]

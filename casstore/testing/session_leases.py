@@ -126,7 +126,7 @@ class LeaseConformance(SessionFixtures):
         assert renewed == lease._replace(expires_at_ms=clock.now_ms + 2 * MINUTE_MS)
         clock.now_ms += 2 * MINUTE_MS - 1
         assert session.claim_lease("successor", MINUTE_MS) is None
-        # Both copies are the same lease.
+        # ``lease`` and ``renewed`` are the same lease, so a commit accepts either.
         session.commit(Commit(append=[message("a")], lease=lease))
         session.commit(Commit(append=[message("b")], lease=renewed))
 

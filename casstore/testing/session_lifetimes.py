@@ -30,7 +30,7 @@ from casstore.testing.session_fixtures import (
 )
 
 _LONG = "s" * 4999
-# Each is one subject, and none counts as a prefix of another.
+# Each is a subject of its own, even if another begins with the same characters.
 ODD_SUBJECTS = ["anna", "anna ", "Anna", "ann", "../anna", "安娜", "a\nb", _LONG, _LONG + "x"]
 
 

@@ -85,7 +85,7 @@ class _Run:
         """Run one step on one session; returns its description."""
         name = self.random.choice(sorted(self.models))
         session, model = self.session(name), self.models[name]
-        kinds = [self.commit, self.commit, self.commit, self.start_anew, self.rewind, self.hide]
+        kinds = [self.commit, self.commit, self.commit, self.replace_graph, self.rewind, self.hide]
         kinds += [self.move_leaf, self.fork, self.fork, self.fork_node, self.delete]
         kind = self.random.choice(kinds)
         kind(session, model)
@@ -116,7 +116,7 @@ class _Run:
             made[-1].id,
         )
 
-    def start_anew(self, session: Session, model: _Model) -> None:
+    def replace_graph(self, session: Session, model: _Model) -> None:
         made = self.drafts([None])
         result = session.commit(Commit(replace=made))
         model.revisions[result.revision] = _Graph(

@@ -1,4 +1,4 @@
-"""The part of the session suite about the summary of a session for a picker."""
+"""The part of the session suite about a session's title for a picker, a list to choose from."""
 
 from __future__ import annotations
 

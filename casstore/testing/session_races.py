@@ -1,4 +1,4 @@
-"""The part of the session suite about races: another writer commits a moment earlier."""
+"""The part of the session suite about races: another writer commits between read and write."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from casstore.testing.session_fixtures import (
     take,
 )
 
-# The concurrent action between the read and the write of a commit that appends ``b`` to ``a``, and
-# the error that it causes.
+# What another writer does between the read and the write of a commit that appends ``b`` to ``a``,
+# fields of that commit, and the error that it must get.
 BETWEEN: dict[
     str, tuple[Callable[[Store, Session], object], dict[str, Any], type[CasstoreError]]
 ] = {
@@ -102,7 +102,7 @@ class RaceConformance(SessionFixtures):
         late = interrupted(store, before=lambda: happen(store, session)).session("alpha")
         with pytest.raises(error):
             late.commit(change)
-        # It is refused permanently, and nothing of it was written.
+        # A retry is refused as well, and writes nothing.
         with nothing_written(store), pytest.raises(error):
             session.commit(change)
 

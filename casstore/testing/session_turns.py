@@ -103,20 +103,20 @@ def _renamed(change: Commit) -> Commit:
     return _node(change, 2, parent="x0")
 
 
-# Differences that a retry may have.
+# Differences that a repeated commit may have and still be the same turn.
 IGNORED: dict[str, Callable[[Commit], Commit]] = {
     "nothing": lambda c: c,
     "the revision it expects": lambda c: c._replace(expected=17),
     "the lease": lambda c: c._replace(lease=None),
     "the ids of nodes": _renamed,
     "a parent before the commit": lambda c: _node(c, 0, parent="elsewhere"),
-    "a parent spelled out": lambda c: _node(c, 1, parent="n0"),
-    "a leaf spelled out": lambda c: c._replace(leaf="n2"),
+    "a parent given explicitly": lambda c: _node(c, 1, parent="n0"),
+    "a leaf given explicitly": lambda c: c._replace(leaf="n2"),
     "the time of a node": lambda c: _node(c, 0, time="2027-12-31T00:00:00Z"),
     "a time left out": lambda c: _node(c, 1, time=None),
 }
 
-# Differences that make it another commit.
+# Differences for which a commit is another one, so that repeating the turn with it is a conflict.
 COUNTED: dict[str, Callable[[Commit], Commit]] = {
     "a text": lambda c: _part(c, content="ho"),
     "a role": lambda c: _payload(c, 0, role="assistant"),
@@ -138,7 +138,7 @@ COUNTED: dict[str, Callable[[Commit], Commit]] = {
     "a node more": lambda c: c._replace(append=[*c.append, message("n3")]),
     "a node less": lambda c: c._replace(append=c.append[:2]),
     "the order of nodes": lambda c: c._replace(append=[c.append[i] for i in (0, 2, 1)]),
-    "starting anew": lambda c: c._replace(append=(), replace=_NODES),
+    "replacing the graph": lambda c: c._replace(append=(), replace=_NODES),
     "the turn state": lambda c: _checkpoint(c, turn_state={"turn_index": 2, "timestamp": 1}),
     "a timestamp in the turn state": lambda c: _checkpoint(
         c, turn_state={"turn_index": 1, "timestamp": 2}

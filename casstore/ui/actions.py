@@ -1,7 +1,7 @@
 """The changes that the viewer makes with ``--write``: fork, label, tag, rewind, adopt, delete.
 
-Each action is one call of the store's own interface. The page asks first, in a dialog that says
-what will happen.
+Each action is one call of the store's public interface. Before it, the page asks the user in a
+dialog that says what will happen.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def act(store: Store, action: str, given: Mapping[str, str]) -> Done:
     """Carry out an action; InvalidInputError if there is no such action, or a field is missing."""
     known = _ACTIONS.get(action)
     if known is None:
-        raise InvalidInputError(f"there is no action {action!r}; there are {', '.join(_ACTIONS)}")
+        raise InvalidInputError(f"unknown action {action!r}; known are {', '.join(_ACTIONS)}")
     return known(store, given)
 
 
 def _field(given: Mapping[str, str], name: str) -> str:
     value = given.get(name, "")
     if not value:
-        raise InvalidInputError(f"{name} is empty")
+        raise InvalidInputError(f"the field {name!r} is empty; fill it in")
     return value
 
 
@@ -78,7 +78,7 @@ def _rewind(store: Store, given: Mapping[str, str]) -> Done:
     session = _field(given, "session")
     to = _revision(given)
     if to is None:
-        raise InvalidInputError("at is empty: the revision to rewind to")
+        raise InvalidInputError("the field 'at' is empty; it must name the revision to rewind to")
     result = store.session(session).rewind(to, expected=_expected(given))
     where = href("/session", id=session)
     return Done(f"Revision {result.revision} is like revision {to}.", where)
@@ -92,16 +92,16 @@ def _adopt(store: Store, given: Mapping[str, str]) -> Done:
 
 
 def _expected(given: Mapping[str, str]) -> int | None:
-    """The head that the page showed, so that a newer commit is not overwritten unseen."""
+    """The head revision that the page showed: if a newer one exists, the action is refused."""
     return _revision({"at": given.get("expected", "")})
 
 
 def _delete(store: Store, given: Mapping[str, str]) -> Done:
     session = _field(given, "session")
     if given.get("confirm") != session:
-        raise InvalidInputError("the id that was typed is another one; nothing was deleted")
+        raise InvalidInputError(f"the id that you typed is not {session!r}; nothing was deleted")
     if not store.delete_session(session):
-        raise InvalidInputError(f"session {session!r} does not exist any more")
+        raise InvalidInputError(f"session {session!r} was deleted already")
     return Done(f"Deleted {session}.", "/")
 
 

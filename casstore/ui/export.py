@@ -1,7 +1,7 @@
-"""A session as one HTML file: opens from disk, loads nothing, runs nothing.
+"""Writes a session as one HTML file, which opens from disk, without scripts or other files.
 
 The file has the whole path, without hidden nodes, the branches and forks, and the state. It is
-written page by page, to a temporary file that takes the place of the target when it is complete.
+written page by page to a temporary file, which replaces the target when it is complete.
 With patterns to redact, every text is read whole and redacted before it is cut or escaped, so that
 no part of a match stays; images and bytes are left out then, because patterns cannot look into
 them.
@@ -42,7 +42,9 @@ class Written(NamedTuple):
     revision: int
     size_bytes: int
     nodes: int
+    #: Hidden nodes, which were left out.
     hidden: int
+    #: Texts in which a pattern was found and replaced.
     redacted: int
 
 
@@ -55,7 +57,7 @@ def write_file(
     redact: Sequence[re.Pattern[str]] = (),
     progress: Progress | None = None,
 ) -> Written:
-    """Write a session, at its head or at a revision, to a file; replaces a file that is there."""
+    """Write a session, at its head or at a revision, to a file; replaces an existing file."""
     viewed = Viewed(store)
     place = viewed.place(session, at)
     target = Path(path)
@@ -85,7 +87,7 @@ class _Export:
         self._write = write
         self._replaced = 0
         self._redact: Redact | None = self._counted(redactor(patterns)) if patterns else None
-        # Values are redacted before they come to a template; the templates do it once more.
+        # Values are redacted, and counted, before they are cut; then the templates redact again.
         self._templates = environment(redactor(patterns) if patterns else None)
 
     def _counted(self, redact: Redact) -> Redact:
@@ -100,7 +102,7 @@ class _Export:
         return value if self._redact is None else redacted(value, self._redact)
 
     def write(self, progress: Progress | None) -> Written:
-        """Write all of it."""
+        """Write the whole file; the result does not have its size yet."""
         viewed, place = self._viewed, self._place
         about = self._clean(sessions.summary(viewed, place))
         picture = self._clean(lanes(viewed, place))
@@ -128,9 +130,9 @@ class _Export:
         return Written(place.revision, 0, nodes, hidden, self._replaced)
 
     def _parts(self, template: str, **data: Any) -> tuple[str, str]:
-        """What comes before the rows, and what comes behind them."""
+        """The HTML before the rows, and the HTML after them."""
         whole = self._templates.get_template(template).render(**data)
-        # The mark holds characters that no escaped text can hold.
+        # Escaped text has no "<", so the first match is the template's own mark.
         head, _, tail = whole.partition("<!--rows-->")
         return head, tail
 

@@ -1,4 +1,4 @@
-"""Changes of a store as server-sent events: one watch for all pages that are open."""
+"""Sends changes of a store to open pages as server-sent events; all pages share one watch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from casstore.ui.views import catalogue
 from casstore.ui.views.viewed import Viewed
 
 MAX_LISTENERS: Final = 64
-# Changes within this time are sent as one event: of a session, and of the whole content.
+# Changes within this time are sent as one event: to pages of a session, and to overviews.
 _GATHER_S: Final = 0.15
 _GATHER_ALL_S: Final = 0.5
-# After a look at the whole content, wait for this multiple of the time that it took.
+# An overview is not read again before this multiple of the time that reading it took.
 _RESTS: Final = 4
-# A watch may sleep through the death of another process; and proxies close what is silent.
+# Read at least this often, and send a comment: a process that dies may commit without waking the
+# watch, and proxies close connections that are silent.
 _LOOK_S: Final = 15.0
 
 
@@ -67,7 +68,7 @@ class Changes:
         changed.set()
 
     async def stream(self, session: str | None) -> AsyncIterator[str]:
-        """Events about a session, or about the whole content, for as long as a page listens."""
+        """The events for a page of a session, or for an overview (None), until the page closes."""
         if self._listeners >= MAX_LISTENERS or self._is_closed:
             yield "retry: 60000\n\n"
             return
@@ -87,7 +88,7 @@ class Changes:
                     yield ": still here\n\n"
                 if self._is_closed:
                     return
-                # Taken before the look: what changes during it is looked at next.
+                # Before the look: a change during it sets this event, so the next look sees it.
                 waiting = self._changed
                 now = await run_in_threadpool(look)
                 if known.data and not now.data:
@@ -104,7 +105,7 @@ class Changes:
                 self._stop()
 
     def _session(self, session: str) -> Callable[[], _Seen]:
-        """A function that reads the rows that change with a session."""
+        """A function that reads the rows that change with a commit, the lease or the queue."""
         engine = self._viewed.store.engine
         key = keys.session_key(session)
         places = [head_key(key), leases.lease_key(key), keys.queue_counter(key)]
@@ -123,7 +124,7 @@ class Changes:
 
 
 class _Seen(NamedTuple):
-    """What a page shows, as far as it is compared; what the page receives; how long it took."""
+    """One look: what the next look is compared with, the data of the event, the time taken."""
 
     state: Any
     data: dict[str, Any]

@@ -53,7 +53,7 @@ def redacted(value: Any, redact: Redact) -> Any:
 
 
 def _redacted_text(text: str, redact: Redact) -> str:
-    """A text redacted; of JSON, the values in it: escapes hide what a pattern looks for."""
+    """Redact a text. In JSON, redact each value decoded, because escapes hide matches."""
     found = redact(text)
     if text[:1] in ("{", "["):
         try:
@@ -67,7 +67,7 @@ def _redacted_text(text: str, redact: Redact) -> str:
 
 
 def environment(redact: Redact | None = None) -> Environment:
-    """The templates. Everything that is put into them is escaped, and redacted if asked for."""
+    """The templates. Every text that is put into one is escaped, and redacted by ``redact``."""
 
     def finalize(value: Any) -> Any:
         if isinstance(value, Markup) or not isinstance(value, str):
@@ -92,14 +92,14 @@ def environment(redact: Redact | None = None) -> Environment:
 
 
 def href(page: str, /, **parameters: Any) -> str:
-    """An address of the viewer; parameters that are None are left out."""
+    """The URL of a page with parameters; those that are None or empty are left out."""
     given = {name: value for name, value in parameters.items() if value is not None and value != ""}
-    # A lone surrogate cannot be in an id, but may be in an address typed by a user.
+    # No id has a lone surrogate, but the URL that a user typed may have one: replace it.
     return f"{page}?{urlencode(given, errors='replace')}" if given else page
 
 
 def _ago(then_ms: int, now_ms: int) -> str:
-    """How long ago something was; a date if that is long."""
+    """How long ago something was; from 30 days on, its date."""
     past_ms = max(0, now_ms - then_ms)
     for unit_ms, unit in ((_DAY_MS, "d"), (3_600_000, "h"), (60_000, "min")):
         if past_ms >= unit_ms:
@@ -131,5 +131,5 @@ def _anchor(text: str, kind: str) -> str:
 
 
 def _role(text: str) -> str:
-    """The name of a style: roles may be any text."""
+    """The CSS class for a role; ``other`` for a role without one, as roles may be any text."""
     return text if text in _ROLES | _KINDS else "other"

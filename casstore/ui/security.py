@@ -38,8 +38,8 @@ _HEADERS: Final = {
 }
 _SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
 _MAX_BODY_BYTES: Final = 64 << 10
-# The page that sets the cookie leads on by itself: a strict cookie is not sent along with the
-# redirect of a request that another page began.
+# The answer to the URL with the token: a page that sets the cookie and then loads "/". A redirect
+# would not do: browsers do not send a strict cookie with one that a link of another site began.
 _WELCOME: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<link rel="icon" href="/static/icon.png"><title>casstore</title>'
@@ -51,15 +51,16 @@ class Keys:
     """The secrets of one run of the viewer."""
 
     def __init__(self, port: int) -> None:
-        #: In the first address.
+        #: In the URL that is opened first.
         self.token = secrets.token_urlsafe(32)
-        #: In the cookie, whose name has the port: browsers share cookies between ports.
+        #: The value of the cookie.
         self.session = secrets.token_urlsafe(32)
+        #: The name of the cookie. It has the port, because browsers share cookies between ports.
         self.cookie = f"casstore_{port}"
 
 
 class Guard:
-    """Passes requests of a browser that has presented the token."""
+    """Passes on the requests of browsers that have presented the token; refuses all others."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys, hosts: Collection[str]) -> None:
         self._app = app
@@ -92,15 +93,18 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return PlainTextResponse("this viewer does not answer for this host", 421)
+            return PlainTextResponse(
+                "this viewer has another host name; open the address that casstore ui has printed",
+                421,
+            )
         if scope["method"] not in _SAFE_METHODS | {"POST"}:
             return PlainTextResponse("GET and POST only", 405)
         if not self._is_own_origin(headers, scope["method"]):
-            return PlainTextResponse("requests of other sites are refused", 403)
+            return PlainTextResponse("requests that another site began are refused", 403)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if token and scope["path"] == "/" and scope["method"] == "GET":
             if not hmac.compare_digest(token.encode(), self._keys.token.encode()):
-                return _locked("The token in this address is not the one of this viewer.")
+                return _locked("This token is of another run; open the address printed last.")
             answer = HTMLResponse(_WELCOME)
             answer.set_cookie(
                 self._keys.cookie, self._keys.session, httponly=True, samesite="strict", path="/"
@@ -134,7 +138,7 @@ class Guard:
 
 
 class _Limited:
-    """Receives a body up to a length; behind it, the connection counts as closed."""
+    """Receives a body up to a length; of a longer one it reports that the client disconnected."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

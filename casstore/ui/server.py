@@ -1,4 +1,4 @@
-"""The viewer's server: an address for each page, and fragments that a page loads later."""
+"""The viewer's server: a URL for each page, and for each part that a page loads later."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Viewer:
         text = made.render(
             place=self.place, write=self.write, now_ms=self.viewed.now_ms(), is_file=False, **data
         )
-        # Ids cannot hold lone surrogates; payloads can, and are shown escaped.
+        # "replace" is a safeguard: ids have no lone surrogates, and those in payloads are escaped.
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
     # --- pages ----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Viewer:
         )
 
     def charts(self, given: Given) -> Response:
-        """Size, sharing and growth, loaded after the page; then the list has sizes, too."""
+        """Size, sharing and growth, loaded after the overview; also measures the list's sizes."""
         is_current = catalogue.measure_sizes(self.viewed)
         return self.render("charts.html", charts=space.charts(self.viewed), is_current=is_current)
 
@@ -142,7 +142,7 @@ class Viewer:
         )
 
     def rows(self, given: Given) -> Response:
-        """More of a timeline; 205, "reset", if the path does not continue the one that is shown."""
+        """More rows of a timeline; status 205 if the path does not continue the rows shown."""
         session, at, leaf = _session_in(given), _at(given), given.get("leaf") or None
         place = self.viewed.place(session, at, leaf)
         start, before = _number(given, "start"), _number(given, "before")
@@ -156,7 +156,7 @@ class Viewer:
         return self.render("rows.html", timeline=found, about=about, at=at, leaf=leaf, selected="")
 
     def state(self, given: Given) -> Response:
-        """The entries of a place in the state, of a session or of an object."""
+        """The entries at a path in the state of a session, or in an object."""
         if "digest" in given:
             digest = _digest(given)
             found = things.object_level(
@@ -195,7 +195,7 @@ class Viewer:
         return self.render("reached.html", reached=things.reached(self.viewed, _digest(given)))
 
     def raw(self, given: Given) -> Response:
-        """A payload or value as JSON, whole."""
+        """A payload or value as JSON, up to ``RAW_CHARACTERS``."""
         found = things.raw_value(self.viewed, _digest(given), given.get("session") or None)
         return StreamingResponse(
             _cut_off(json_pieces(found, ascii_only=True, indented=True), things.RAW_CHARACTERS),
@@ -203,7 +203,7 @@ class Viewer:
         )
 
     def blob(self, given: Given) -> Response:
-        """The bytes of a blob, to be saved."""
+        """The bytes of a blob, for the browser to save."""
         digest = _digest(given)
         blob = self.store.open_blob(digest)
         return StreamingResponse(
@@ -217,7 +217,7 @@ class Viewer:
         media, data = things.image_bytes(
             self.viewed, _digest(given), _path(given), given.get("session") or None
         )
-        # On its own it may do nothing either.
+        # An image that is opened by itself must not run or load anything, either.
         return Response(
             data,
             media_type=media,
@@ -252,7 +252,7 @@ class Viewer:
         )
 
     def search(self, given: Given) -> Response:
-        """Texts by the words in them."""
+        """The texts in which the given words occur."""
         return self.render("search.html", answer=search.search(self.viewed, given.get("q", "")))
 
     def space(self, given: Given) -> Response:
@@ -260,7 +260,7 @@ class Viewer:
         return self.render("space.html", space=space.space(self.viewed))
 
     def find(self, given: Given) -> Response:
-        """Redirect to the page of a name."""
+        """Redirect to the page of a name; if there is none, to the overview, filtered by it."""
         name = given.get("name", "").strip()
         if not name:
             return _redirect("/")
@@ -290,7 +290,7 @@ class Viewer:
         return _redirect("/")
 
     def act(self, given: Given) -> Response:
-        """Change the store."""
+        """Carry out one of the ``actions``, if the viewer may write."""
         if not self.write:
             raise NotFoundError("this viewer changes nothing: start it with --write")
         done = actions.act(self.store, given.get("action", ""), given)
@@ -311,7 +311,7 @@ class Viewer:
 
 def _session_in(given: Given, name: str = "id") -> str:
     if not given.get(name):
-        raise InvalidInputError(f"the address names no session: {name} is missing")
+        raise InvalidInputError(f"the URL names no session: its parameter {name} is missing")
     return given[name]
 
 
@@ -335,7 +335,8 @@ def _digest(given: Given) -> Digest:
     try:
         return Digest.from_hex(given.get("digest", ""))
     except (ValueError, CasstoreError) as exc:
-        raise InvalidInputError("digest must be 64 hexadecimal digits") from exc
+        got = given.get("digest", "")
+        raise InvalidInputError(f"digest must be 64 hexadecimal digits, got {got!r:.80}") from exc
 
 
 def _path(given: Given) -> list[PathStep]:
@@ -349,7 +350,7 @@ def _path(given: Given) -> list[PathStep]:
 
 
 def _around(place: Any, node: str) -> int | None:
-    """Where a window begins that shows a node; None if it is not on the path."""
+    """The first position of a window with a node in it; None if the node is not on the path."""
     [found] = place.nodes.find([node])
     if found is None:
         return None
@@ -409,7 +410,7 @@ _POSTS: Final[dict[str, Page]] = {"/check": Viewer.check, "/act": Viewer.act}
 
 
 class Application(NamedTuple):
-    """The viewer behind its guard, and the streams that must end before it does."""
+    """The pages behind their guard, and the streams to close before the server ends."""
 
     guard: Guard
     changes: Changes

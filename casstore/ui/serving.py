@@ -17,7 +17,7 @@ from casstore.ui.server import Viewer, application
 from casstore.ui.views.catalogue import contents
 
 LOOPBACK: Final = "127.0.0.1"
-#: Tried first; a free one is taken if another program listens there.
+#: The default port. If another program listens there, a free one is taken.
 USUAL_PORT: Final = 8642
 
 
@@ -58,13 +58,13 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """What to open: it has the token."""
+        """The URL to open in a browser; it has the token."""
         shown = "localhost" if is_any(self.host) else _bracketed(self.host)
         return f"http://{shown}:{self.port}/?token={self.keys.token}"
 
     def run(self) -> None:
         """Serve until the process is interrupted, which is the usual end, or ``stop`` is called."""
-        # The SDKs whose entries the overview lists take seconds to import: begin now.
+        # The overview imports the SDKs whose entries it lists, which takes seconds: begin now.
         threading.Thread(target=self._warm_up, daemon=True).start()
         try:
             asyncio.run(self._serve())
@@ -77,12 +77,12 @@ class Serving:
         try:
             contents(self._viewed)
         except CasstoreError:
-            # The page will say what is wrong.
+            # The overview will fail with the same error, and show it.
             return
 
     async def _serve(self) -> None:
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
-        # Streams of events last as long as their pages: end them first when the server ends.
+        # The server waits for open streams of events, which last as long as pages: end them first.
         while not serving.done():
             if self._server.should_exit:
                 self._changes.close()
@@ -136,16 +136,16 @@ def is_any(host: str) -> bool:
 
 
 def _hosts(host: str, port: int) -> list[str]:
-    """The host names that a request may use."""
+    """The values of the ``Host`` header that requests may have."""
     names = [host]
     if is_loopback(host):
         names += [LOOPBACK, "localhost", "::1"]
     elif is_any(host):
-        # Every name of this machine that a browser on another one may use.
+        # Every name of this machine that a browser on another machine may use.
         names = [LOOPBACK, "localhost", "::1", socket.gethostname(), socket.getfqdn()]
         names += [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)]
     found = [f"{_bracketed(name)}:{port}" for name in names]
-    # Browsers leave out the port that http has anyway.
+    # Browsers leave out port 80, the default of http.
     return found + ([_bracketed(name) for name in names] if port == 80 else [])
 
 

@@ -1,7 +1,7 @@
 """Prepares text of a store for a page: escapes control characters and cuts long text.
 
-HTML is escaped by the templates, everywhere. What is done here concerns what a browser would
-obey although it is not markup: characters that turn the direction of writing, or show nothing.
+The templates escape markup. This module escapes the characters that are no markup and that a
+browser would still obey: those that turn the direction of writing, or show nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shown(text: str) -> str:
 
 
 def one_line(text: str, width: int = 120) -> str:
-    """The beginning of a text, on one line.
+    """The beginning of a text, on one line of at most ``width`` characters, escaped.
 
     >>> one_line("a long text", 6)
     'a lon…'

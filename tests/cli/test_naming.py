@@ -262,7 +262,7 @@ def test_an_empty_name_is_not_the_only_session(tmp_path: Path) -> None:
     for arguments in (("show", ""), ("cat", ""), ("export", "", "x"), ("fork", "", "x")):
         assert "the name is empty" in run(*arguments, store=place, ends=3).err
     told = run("diff", f"{place}::", "only", store=place, ends=3).err
-    assert "names a store; say what in it" in told
+    assert "names only a store; add a name in it" in told
     assert run("sessions", "--json", store=place).json["sessions"][0]["id"] == "only"
 
 

@@ -25,7 +25,7 @@ async function fill(element) {
   delete element.dataset.fill;
   try {
     element.replaceChildren(...parsed(await text(url)).body.childNodes);
-    // The sizes in the list have been measured with the charts.
+    // Measuring the charts has also measured the sizes in the list: show them.
     if (element.id === "charts") {
       await show_list();
       if ($("[data-again]", element)) measure_later();
@@ -108,10 +108,7 @@ async function load_rows(direction) {
     const added = [...fresh.children];
     const count = $$("li.row", fresh).length;
     if (direction > 0) keeping_place(list, edge, () => list.prepend(...added));
-    else {
-      // Events behind the last node belong before what follows it.
-      list.append(...added);
-    }
+    else list.append(...added);
     prune(list, direction);
     show_edges(list, Number(fresh.dataset.total));
     return count;
@@ -170,7 +167,7 @@ function watch_edges() {
       for (const one of seen) {
         if (!one.isIntersecting || !one.target.firstElementChild) continue;
         await load_rows(one.target.id === "earlier" ? 1 : -1).catch(() => 0);
-        // It may still be in sight: observe it again, and be told so.
+        // If it is still in sight, observing it again calls this function again.
         observer.unobserve(one.target);
         observer.observe(one.target);
       }
@@ -217,8 +214,8 @@ function follow() {
   const url = document.body.dataset.events;
   if (!url) return;
   events = new EventSource(url);
-  events.addEventListener("hello", told);
-  events.addEventListener("change", told);
+  events.addEventListener("hello", handle_event);
+  events.addEventListener("change", handle_event);
   events.addEventListener("gone", () => {
     events.close();
     $("#live")?.replaceChildren("gone");
@@ -227,7 +224,7 @@ function follow() {
 
 let updating = Promise.resolve();
 
-function told(event) {
+function handle_event(event) {
   if (document.body.dataset.page === "overview") {
     const version = JSON.parse(event.data).version;
     if (version !== document.body.dataset.version) updating = updating.then(update_overview).catch(() => {});
@@ -245,7 +242,7 @@ function told(event) {
 }
 
 async function update() {
-  // Behind an earlier revision only the slider moves.
+  // A page of an earlier revision keeps its rows and state: only #about and #work are replaced.
   const url = new URL(location.href);
   url.searchParams.set("parts", "1");
   for (const name of ["before", "start", "node"]) url.searchParams.delete(name);
@@ -264,7 +261,7 @@ async function update() {
       const later = $("#later a");
       if (!later) await append_all(stays);
     } catch (error) {
-      // The path has changed behind the last node: a rewind, or another branch.
+      // 205: the new path does not continue the rows shown, after a rewind or on another branch.
       if (error.status === 205) await visit(location.href, false);
     }
   } else swap("#work", page);
@@ -280,7 +277,7 @@ async function update_overview() {
 }
 
 function measure_later() {
-  // Charts take a pass over all objects: they follow at most every few seconds.
+  // Charts need a pass over all objects, so they are loaded at most every few seconds.
   measuring ||= setTimeout(() => {
     measuring = 0;
     const charts = $("#charts");
@@ -294,7 +291,7 @@ let lists = 0;
 async function show_list(url = location.href) {
   const number = ++lists;
   const page = parsed(await text(url));
-  // A later list has been asked for meanwhile.
+  // Another list was requested after this one: drop this one.
   if (number !== lists) return [];
   const before = new Set($$("#list tr").map(row_state));
   // A row may have moved: the focus stays on its session.
@@ -314,7 +311,7 @@ function row_state(row) {
 
 async function append_all(stays) {
   const list = $("#timeline ol.rows");
-  // Events behind the last node come again, with what follows.
+  // The server sends the events after the last node again with the rows that follow.
   while (list.lastElementChild?.classList.contains("event")) list.lastElementChild.remove();
   const before = new Set($$("li.row", list));
   for (let pages = 0; pages < 4; pages++) {
@@ -366,7 +363,7 @@ let visits = 0;
 async function visit(url, push = true) {
   const number = ++visits;
   const page = parsed(await text(url));
-  // A later visit has begun meanwhile.
+  // Another visit has begun after this one: drop this one.
   if (number !== visits) return;
   const slider = document.activeElement?.closest("#slider input[type=range]");
   $("#main").replaceWith($("#main", page));
@@ -381,7 +378,7 @@ async function visit(url, push = true) {
 }
 
 function keep_slider(slider) {
-  // The reader may have moved it further: it stays the same element, with the same value.
+  // The reader may be moving it: keep the same element with its value, and only set its range.
   const fresh = $("#slider input[type=range]");
   if (!fresh) return;
   [slider.min, slider.max] = [fresh.min, fresh.max];

@@ -21,7 +21,7 @@ PAGE: Final = 100
 # The most sessions, and entries of each system, that are sorted and searched.
 _MAX_SESSIONS: Final = 20_000
 _MAX_ENTRIES: Final = 1_000
-# The key of the cached sizes, and how long they are not measured again.
+# The key of the sizes in the cache, and the shortest time before they are measured again.
 _SIZES: Final = "sizes"
 _KEEP_SIZES_S: Final = 2.0
 SESSIONS: Final = "session"
@@ -58,7 +58,7 @@ class Listed(NamedTuple):
     depth: int = 0
     #: The bytes that only it reaches; of an entry, those of its rows. None: not measured yet.
     own_bytes: int | None = None
-    #: Whether the search matches it, or a fork of it.
+    #: True: the search matches it. False: it is listed because a fork of it matches.
     is_match: bool = True
 
 
@@ -89,12 +89,12 @@ class CataloguePage(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Behind the last row."""
+        """The position after the last row."""
         return self.start + len(self.rows)
 
 
 def contents(viewed: Viewed, since: float | None = None) -> Catalogue:
-    """Everything that a store holds, from rows alone; cached, or read ``since`` then."""
+    """Everything that a store holds, from rows alone; cached, but not read before ``since``."""
     return viewed.remembered("contents", lambda: _contents(viewed), keep_s=0.2, since=since)
 
 
@@ -104,7 +104,7 @@ def version(viewed: Viewed, since: float | None = None) -> str:
 
 
 def measure_sizes(viewed: Viewed) -> bool:
-    """Measure what only one session reaches, in a pass over all objects, for the list.
+    """Measure what each session alone reaches, in one pass over all objects, for the list.
 
     False if the cached sizes are of an earlier version, and too recent to be measured again.
     """
@@ -172,7 +172,7 @@ def listing(
     start: int = 0,
     page: int = PAGE,
 ) -> CataloguePage:
-    """A page of the list: filtered, searched by id, name and title, and in order."""
+    """A page of the list of entries of a kind whose id, name, title or model has all words."""
     all_of_it = contents(viewed)
     chosen: list[tuple[Known, int, bool]]
     wanted = [one for one in all_of_it.entries if not kind or one.kind == kind]
@@ -203,7 +203,7 @@ def _newest_first(one: Known) -> tuple[int, str]:
 
 
 def _as_tree(wanted: Sequence[Known], matches: Sequence[Known]) -> list[tuple[Known, int, bool]]:
-    """Forks below their sources; those that match, and what they were forked from."""
+    """The entries that match, below the sessions that they were forked from."""
     by_id = {one.id: one for one in wanted if one.kind == SESSIONS}
     shown: dict[tuple[str, str], bool] = {(one.kind, one.id): True for one in matches}
     for one in matches:
@@ -218,7 +218,7 @@ def _as_tree(wanted: Sequence[Known], matches: Sequence[Known]) -> list[tuple[Kn
             below.setdefault(one.parent if has_parent else None, []).append(one)
     found: list[tuple[Known, int, bool]] = []
     seen: set[tuple[str, str]] = set()
-    # Deepest last in, first out; parents may form a ring, so each is taken once.
+    # Depth first. Parents may form a ring, so each entry is taken once.
     ready = [(one, 0) for one in reversed(below.get(None, []))]
     while ready:
         one, depth = ready.pop()

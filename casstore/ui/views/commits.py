@@ -1,9 +1,9 @@
 """Which commit created a node: the revisions of a session walked back from one of them.
 
-Nodes are numbered in insertion order, and a manifest has the next number. So the numbers between
-those of a revision and of the one before it are the nodes that it created. A rewind continues at
-the revision that it went back to, and the first revision of a fork in its source. The walk reads
-as far as it is asked for, and remembers what it has read.
+Nodes are numbered in insertion order, and a manifest has the next number. So a revision created
+the nodes from the next number of the revision before it up to its own. After a rewind the walk
+continues at the revision that was restored, after the first revision of a fork in its source. It
+reads only as far back as it is asked for, and remembers what it has read.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Created(NamedTuple):
     first: int
     stop: int
     entry: Entry
-    #: Of a fork: where it comes from.
+    #: Of the first revision of a fork: the place that was forked.
     origin: Origin | None
     ledger: Encoded
     ledger_before: Encoded | None
 
 
 class TokenCounts(NamedTuple):
-    """What one commit added to the ledger."""
+    """The tokens that one commit added to the usage of its session."""
 
     input: int
     output: int
@@ -58,7 +58,7 @@ class Commits:
         self._is_done = False
 
     def down_to(self, number: int) -> list[Created]:
-        """All revisions that created nodes from ``number`` on, and those between; newest first."""
+        """Walk back to the revision that created node ``number``; all revisions read so far."""
         with self._lock:
             while not self._is_done and (not self._found or self._found[-1].first > number):
                 following = next(self._walk, None)
@@ -80,7 +80,7 @@ class Commits:
             for at, (entry, manifest) in enumerate(zip(entries, manifests, strict=True)):
                 is_last = at + 1 == len(entries)
                 if is_last and len(entries) == _PAGE:
-                    # Read again as the first of the next page, with the one before it.
+                    # It needs the entry before it: read it again as the first of the next page.
                     moved = session, entry.revision + 1
                     break
                 left -= 1
@@ -107,7 +107,7 @@ class Commits:
         try:
             yield from self._viewed.store.session(session).history(before=before, limit=_PAGE)
         except CasstoreError:
-            # The source of a fork may be deleted, or is being deleted.
+            # The session is the source of a fork, and it was deleted or is being deleted.
             return
 
     def _origin(self, session: str) -> Origin | None:
@@ -127,7 +127,7 @@ class Commits:
         return _created(entry, manifest, earlier, origin)
 
     def _grown_from(self, entry: Entry, manifest: Manifest, earlier: Manifest | None) -> Manifest:
-        """The manifest before, cut to what the two have in common."""
+        """The manifest of the revision before, with the number of nodes that both share."""
         if earlier is None:
             return manifest
         if entry.operation == "adopt" or manifest.next_seq < earlier.next_seq:

@@ -82,7 +82,10 @@ def compare(viewed: Viewed, old: str, new: str) -> Compared:
 def _side(viewed: Viewed, text: str) -> Side:
     target = naming.resolve_place(viewed.store, text)
     if target.digest is None:
-        raise InvalidInputError(f"nothing was committed to {text!r} yet")
+        raise InvalidInputError(
+            f"{text!r} has no checkpoint: it is a session without a commit, or a record; "
+            "compare sessions, revisions or tags of them"
+        )
     if naming.kind_of(viewed.store, target.digest) != Kind.MANIFEST:
         kind = naming.described(viewed.store, target)
         raise InvalidInputError(f"{text!r} is {kind}; compare sessions, revisions or tags of them")

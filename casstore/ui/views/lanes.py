@@ -1,8 +1,9 @@
-"""The branches and forks of a session as lanes: layered by depth, straight, drawn as SVG.
+"""The coordinates of a picture of a session's branches and forks: each is a *lane*.
 
-Each lane is one path: the active one, branches inside the graph, what rewinds have left, forks,
-and the session that this one was forked from. Only depths at which a lane begins or ends have a
-place on the axis; what lies between is one line with the number of its nodes.
+A lane is a horizontal line for one path, from left to right by depth: the active path, branches
+inside the graph, paths that rewinds and adoptions left, forks, and the session that this one was
+forked from. Only depths at which a lane begins or ends get a coordinate of their own; the nodes
+between two of them are one line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from casstore.ui.views.catalogue import forks_of
 from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 MAX_LANES: Final = 40
-# A graph with more nodes than this is searched for branches among its newest nodes.
+# Of a graph with more nodes, only this many, the newest, are searched for branches.
 _MAX_NODES: Final = 20_000
 # How many of the newest revisions are searched for rewinds.
 _MAX_ENTRIES: Final = 256
@@ -55,7 +56,7 @@ class Lane(NamedTuple):
     #: The number of the lane that it leaves; None for the first.
     parent: int | None
     session: str
-    #: Shows this path: a revision, and a leaf in it.
+    #: The revision and the leaf at which the session's page shows this path.
     at: int | None = None
     leaf: str | None = None
 
@@ -73,7 +74,7 @@ class DrawnLane(NamedTuple):
     parent_y: int | None
     x1: int
     x2: int
-    #: Where other lanes leave it.
+    #: The x coordinates at which other lanes leave it.
     joints: tuple[int, ...]
 
 
@@ -88,7 +89,7 @@ class Picture(NamedTuple):
 
 
 def lanes(viewed: Viewed, place: ViewedPlace) -> Picture:
-    """The lanes of a session as it is at a place."""
+    """Draw the branches and forks of a session, at the revision that is viewed, as lanes."""
     return read_again(lambda: draw(*_found(viewed, place)))
 
 
@@ -105,7 +106,7 @@ def _found(viewed: Viewed, place: ViewedPlace) -> tuple[list[Lane], int]:
 
 
 def _others(viewed: Viewed, place: ViewedPlace, found: list[Lane]) -> Iterator[Lane]:
-    """All other lanes; ``found`` has those before."""
+    """All lanes but the active one; the caller adds each to ``found`` before it takes the next."""
     yield from _branches(viewed, place, len(found))
     yield from _left_behind(viewed, place)
     origin = place.head.head.origin
@@ -134,7 +135,7 @@ def _others(viewed: Viewed, place: ViewedPlace, found: list[Lane]) -> Iterator[L
 
 
 def _branches(viewed: Viewed, place: ViewedPlace, first: int) -> Iterator[Lane]:
-    """Paths of the graph that the active one does not take."""
+    """A lane for each path of the graph that ends outside the active path."""
     index = place.nodes
     if len(place.path) == index.count:
         return
@@ -166,7 +167,7 @@ def _branches(viewed: Viewed, place: ViewedPlace, first: int) -> Iterator[Lane]:
 
 
 def _left_behind(viewed: Viewed, place: ViewedPlace) -> Iterator[Lane]:
-    """The paths that rewinds and adoptions removed from the active path."""
+    """Lanes of the paths that were active until a rewind or adoption, the newest first."""
     handle = viewed.store.session(place.session)
     left = _MAX_LEFT
     seen: set[bytes] = set()
@@ -208,7 +209,7 @@ def _left_lane(viewed: Viewed, place: ViewedPlace, state: State) -> Lane | None:
 
 
 def _depth_at(viewed: Viewed, session: str, revision: int, node: str | None) -> int | None:
-    """The depth at which a fork begins."""
+    """The depth of the node at which a fork begins; None if its revision is gone."""
     try:
         manifest = viewed.runtime.at(session, revision).manifest
         digest = manifest.leaf
@@ -269,7 +270,7 @@ def draw(found: Sequence[Lane], omitted: int = 0) -> Picture:
     while ready:
         number = ready.pop()
         order.append(number)
-        # The last to leave comes first: what leaves earlier turns off further left, below it.
+        # Draw a lane that leaves later above one that leaves earlier, so that no lines cross.
         ready += sorted(below.get(number, ()), key=lambda one: (found[one].start, -one))
     rows = {number: row for row, number in enumerate(order)}
     places = _axis(sorted({0, *[lane.start for lane in found], *[lane.end for lane in found]}))
@@ -289,7 +290,7 @@ def draw(found: Sequence[Lane], omitted: int = 0) -> Picture:
 
 
 def _axis(depths: Sequence[int]) -> dict[int, int]:
-    """Where each depth is: a longer way between two is wider, by its logarithm."""
+    """The x coordinate of each depth; a gap grows with the logarithm of the depths in it."""
     gaps = [_LEAST_GAP + 14 * math.log2(1 + after - before) for before, after in pairwise(depths)]
     scale = min(1.0, _WIDEST / sum(gaps)) if gaps else 1.0
     places = {depths[0]: _LEFT}

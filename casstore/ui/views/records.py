@@ -63,14 +63,14 @@ class RecordPage(NamedTuple):
     rows: tuple[RecordRow, ...]
     start: int
     total: int | None
-    #: Parts of it that have pages of their own: namespaces, subagents.
+    #: The part that is shown, and all parts: a thread's namespaces, a transcript's subagents.
     part: str
     parts: tuple[str, ...]
     has_more: bool
 
     @property
     def stop(self) -> int:
-        """Behind the last row."""
+        """The position after the last row."""
         return self.start + len(self.rows)
 
 
@@ -90,7 +90,7 @@ def record(
 
 
 def _fitting(rows: Iterator[RecordRow]) -> tuple[list[RecordRow], bool]:
-    """As many rows as fit on a page; whether there are more."""
+    """The first rows, as many as fit on a page, and whether there are more."""
     found: list[RecordRow] = []
     left = WEIGHT_BYTES
     for row in rows:
@@ -288,7 +288,7 @@ def _entries(entries: Sequence[dict[str, Any]], start: int) -> Iterator[RecordRo
 
 
 def _rows(viewed: Viewed, system: systems.RecordSystem, entry: str, start: int) -> RecordPage:
-    """The rows whose keys begin with those of an entry, table by table."""
+    """A page of the rows of an entry, by table: an entry is named by the first texts of keys."""
     rows, has_more = _fitting(_plain_rows(viewed, system, entry, start))
     if not rows and not start:
         raise NotFoundError(f"{system.title} has no entry {entry!r}")
@@ -300,7 +300,7 @@ def _rows(viewed: Viewed, system: systems.RecordSystem, entry: str, start: int) 
 def _plain_rows(
     viewed: Viewed, system: systems.RecordSystem, entry: str, start: int
 ) -> Iterator[RecordRow]:
-    """An entry is named by the first texts of its keys; how many is the system's own."""
+    """The rows of an entry from number ``start`` on, by table."""
     at = -1
     for name in sorted(system.tables):
         for key, value in _of_table(viewed, name, entry):
@@ -313,6 +313,7 @@ def _plain_rows(
 
 
 def _of_table(viewed: Viewed, name: str, entry: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    # Each system chooses how many of the first texts of a key name an entry: try 1, 2 and 3.
     prefixes: set[tuple[str, ...]] = {(entry,)}
     for depth in (2, 3):
         try:
@@ -334,7 +335,7 @@ def _of_table(viewed: Viewed, name: str, entry: str) -> Iterator[tuple[tuple[str
 
 
 def _parts(viewed: Viewed, name: str) -> int | None:
-    """How many texts the keys of a table have; None if it has no row whose key shows it."""
+    """How many texts the keys of a table have; None if the table has no row with a valid key."""
     start = name.encode() + b"\0"
     rows = viewed.store.engine.scan_rows("records", start=start, stop=past(start), limit=1)
     try:

@@ -1,4 +1,4 @@
-"""The page that searches: words in, snippets with links to their places out."""
+"""The search page: snippets of the texts that have the words, each with a link to its text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class FoundText(NamedTuple):
 
     hit: Hit
     parts: tuple[SnippetPart, ...]
-    #: The name of the record system that its page is asked for; "" for a session.
+    #: The name of its record system and the id of its entry, for the link; "" in a session.
     system: str
-    #: The id of its entry in that system.
     entry: str
 
 
@@ -36,7 +35,7 @@ class SearchPage(NamedTuple):
     words: str
     found: tuple[FoundText, ...]
     problem: str
-    #: The index is not brought up to date by a viewer that must not write.
+    #: True: the viewer is read-only, so the index was not brought up to date.
     may_be_old: bool
 
 

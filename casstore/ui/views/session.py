@@ -176,7 +176,7 @@ def _following(viewed: Viewed, key: bytes, revision: int) -> int:
 
 
 def fork_points(viewed: Viewed, place: ViewedPlace) -> dict[str, list[str]]:
-    """By the id of the node, the sessions that were forked there."""
+    """The sessions that were forked from this one: {id of the node at the fork: sessions}."""
     found: dict[str, list[str]] = {}
     leaves: dict[int, str | None] = {}
     for fork in forks_of(viewed, place.session)[:_FORKS]:
@@ -314,7 +314,7 @@ class Component(NamedTuple):
     """A component of the state."""
 
     name: str
-    #: A plain value; bytes by their length.
+    #: A plain value, with the length of bytes in their place.
     value: Any
 
     @property
@@ -324,7 +324,7 @@ class Component(NamedTuple):
 
 
 def whole_state(viewed: Viewed, place: ViewedPlace) -> tuple[Component, ...]:
-    """All components at a place; one that is too long is named only."""
+    """All components at a place; one that is too long has a note instead of its value."""
     found: list[Component] = []
     for name, stored in components(viewed, place.state.manifest):
         if not isinstance(stored, Stored):

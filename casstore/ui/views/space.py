@@ -19,12 +19,12 @@ from casstore.ui.views.catalogue import SESSIONS, contents
 from casstore.ui.views.viewed import Viewed
 
 _BIGGEST: Final = 25
-# Sessions whose own share is measured: the newest, in one pass.
+# The own size is measured for this many sessions, the newest: one pass cannot measure more.
 _MEASURED: Final = 62
 _DAYS: Final = 60
 _PLANS: Final = 100
 _FINDINGS: Final = 10
-# Sessions that a retention plan looks at.
+# The most sessions for which the page plans retention.
 _MAX_PLANNED: Final = 2_000
 _DAY_S: Final = 86_400
 # Passes over all objects are repeated at the earliest after this time.
@@ -38,7 +38,7 @@ class DayShown(NamedTuple):
     revisions: int
     size_bytes: int
     total_bytes: int
-    #: Where the day begins and the next shown one begins, as parts of the time shown.
+    #: The beginning of this day and of the next one shown, as fractions of the time shown.
     start: float = 0
     stop: float = 1
 
@@ -260,13 +260,13 @@ def _policy_text(policy: retention.Policy | None) -> str:
 
 
 def run_check(viewed: Viewed) -> Health:
-    """Check the store now; a store that is open read-only does not get the result."""
+    """Check the store now; the result is stored unless the store is open read-only."""
     report = check(viewed.store, max_findings=_FINDINGS)
     return Health(result_of(report), tuple([f"{one.code}: {one.what}" for one in report.findings]))
 
 
 def health(viewed: Viewed, own: Health | None) -> Health | None:
-    """The result of the last check: of this viewer's ``own``, or a newer one of another process."""
+    """The newest result of a check: ``own``, by this viewer, or the one stored in the store."""
     stored = last_check(viewed.store)
     if stored is None or (own is not None and own.last.checked_at_ms >= stored.checked_at_ms):
         return own

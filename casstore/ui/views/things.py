@@ -29,12 +29,12 @@ from casstore.ui.views.viewed import Viewed
 
 _LINKS: Final = 100
 _PARENTS: Final = 50
-# Payloads are shown up to this length; the raw view has all of it, up to the second.
+# A page shows a payload up to the first length; the raw view up to the second.
 _SHOWN_CHARACTERS: Final = 60_000
 RAW_CHARACTERS: Final = 16 << 20
 _BLOB_BYTES: Final = 20_000
 _MAX_IMAGE_BYTES: Final = 16 << 20
-# An object directory with more objects than this is not searched for links to an object.
+# In a store with more objects, those that link to an object are not searched for.
 _MAX_SEARCHED: Final = 300_000
 
 _IMAGES: Final = (
@@ -71,7 +71,7 @@ class Thing(NamedTuple):
     digest: str
     kind: str
     size_bytes: int
-    #: The session whose node it is, if the page was asked for it there.
+    #: The session in which a node is shown; None: outside all sessions.
     session: str | None
     node: NodeFacts | None
     is_hidden: bool
@@ -93,7 +93,7 @@ class Reached(NamedTuple):
     parents: tuple[LinkShown, ...]
     parents_more: bool
     keepers: tuple[Keeper, ...]
-    #: The store has too many objects to be searched.
+    #: True: nothing was searched, because the store has too many objects.
     is_omitted: bool
 
 
@@ -270,7 +270,8 @@ def _reached(viewed: Viewed, digest: bytes) -> Reached:
     newest = engine.scan_objects(limit=1)
     if newest and newest[0].id > _MAX_SEARCHED:
         return Reached((), False, (), True)
-    # Two passes: what links to it is known by its id, and comes before it.
+    # Two passes, by descending id: the first finds the object's own id. Links are lists of ids, and
+    # a parent has a higher id than its children, so the second pass stops at the object itself.
     own = next((info.id for info in newest_first(engine, "find", None) if info.digest == digest), 0)
     found: dict[bytes, int] = {}
     for info in newest_first(engine, "find", None):
@@ -284,7 +285,7 @@ def _reached(viewed: Viewed, digest: bytes) -> Reached:
 
 
 def _named(viewed: Viewed, keeper: Keeper) -> Keeper:
-    """A pin that never expires is a tag."""
+    """The keeper with its kind as users know it: a pin that never expires is a tag."""
     if keeper.kind == "pin":
         pin = viewed.store.find_pin(keeper.name)
         if pin is not None and pin.expires_at_ms is None:

@@ -1,8 +1,8 @@
 """The timeline of a session: a window of the nodes on its path, grouped by turns.
 
-A turn begins with a message of the user; every node counts those on its path, so a window knows
-the number of its turns without reading what lies before. A window holds at most ``PAGE`` nodes,
-and fewer if they are long.
+A turn begins with a message of the user. Every node stores the number of such messages on its
+path, so a window numbers its turns without reading earlier nodes. A window has at most ``PAGE``
+nodes, and fewer if they are long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from casstore.ui.views.viewed import Viewed, ViewedPlace
 PAGE: Final = 80
 #: The most bytes that the texts of a window take, escaped.
 WEIGHT_BYTES: Final = 110_000
-# Of a node's payload, as much is read; of each text in it, as much is shown.
+# The most characters that are read of a payload, and that are shown of each text in it.
 _PAYLOAD_CHARACTERS: Final = 9_000
 TEXT_CHARACTERS: Final = 1_500
 _WHOLE_CHARACTERS: Final = 8 << 20
@@ -73,7 +73,7 @@ class CommitMark(NamedTuple):
 class TimelineRow(NamedTuple):
     """A node on the path."""
 
-    #: Its place on the path, from 0 on.
+    #: Its position on the path, from 0 on.
     at: int
     id: str
     digest: str
@@ -87,7 +87,7 @@ class TimelineRow(NamedTuple):
     #: The number of its turn; it begins one if ``begins_turn``.
     turn: int
     begins_turn: bool
-    #: Given where it is another than that of the node before.
+    #: The commit that created it; None if the row before shows it, or if it is not known.
     commit: CommitMark | None
     events: tuple[TimelineEvent, ...]
     forks: tuple[str, ...]
@@ -199,7 +199,7 @@ def _whole_message(payload: Any, whole: Callable[[Any], Any]) -> ParsedPayload:
 
 
 def begun(payload: Any, size: int, text_size: int) -> Any:
-    """As much of a payload as is asked for; a plain value."""
+    """The beginning of a payload as a plain value; see ``Stored.beginning``."""
     return payload.beginning(size, text_size) if isinstance(payload, Stored) else payload
 
 
@@ -350,7 +350,7 @@ def _event(created: Created) -> TimelineEvent:
 
 
 def _collapsed(events: Sequence[TimelineEvent]) -> tuple[TimelineEvent, ...]:
-    """Events in order; changes of the state in a row are one."""
+    """The last events, in order; consecutive changes of the state are joined into one."""
     found: list[TimelineEvent] = []
     first = 0
     for event in events:

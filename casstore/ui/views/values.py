@@ -1,4 +1,4 @@
-"""Values as trees: the entries of one level, short values whole, long ones to be opened."""
+"""Values as trees that a page shows level by level: it loads inner entries when they are opened."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ class ValueBranch(NamedTuple):
     kind: str
     #: How many entries it has.
     size: int
+    #: Of a link: the digest that it names.
     digest: str = ""
     is_changed: bool = False
+    #: Its first entries, and how many it has besides; None: the page loads them when asked.
     children: tuple[ValueBranch, ...] | None = None
     more: int = 0
 
@@ -53,12 +55,12 @@ class Level(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Behind the last entry."""
+        """The position after the last entry."""
         return self.start + len(self.branches)
 
 
 def path_text(path: Sequence[PathStep]) -> str:
-    """A path for an address: JSON."""
+    """A path as JSON, for a URL."""
     return json.dumps(list(path), ensure_ascii=True, separators=(",", ":"))
 
 
@@ -88,7 +90,7 @@ def branch(
     changed: frozenset[tuple[PathStep, ...]] = frozenset(),
     deeper: int = 0,
 ) -> ValueBranch:
-    """One entry."""
+    """One entry as the page shows it; its own entries too, for ``deeper`` levels."""
     is_changed = path in changed
     if isinstance(value, Link):
         return ValueBranch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
@@ -127,7 +129,7 @@ def kind_of(value: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A value on one line."""
+    """A text unchanged, another value as JSON."""
     return value if isinstance(value, str) else as_json(value)
 
 
@@ -139,7 +141,7 @@ class Line(NamedTuple):
 
 
 class ShownChange(NamedTuple):
-    """A place that differs."""
+    """A difference between two values, or between two states."""
 
     op: str
     path: tuple[PathStep, ...]

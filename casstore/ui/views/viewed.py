@@ -1,4 +1,7 @@
-"""A store as the viewer reads it: one runtime for all pages, and places in sessions."""
+"""A store as the viewer reads it: one runtime and one cache of results for all pages.
+
+A *place* is what a page of a session shows: the session at one revision, up to one leaf.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class ViewedPlace(NamedTuple):
     hidden: Mapping[bytes, str]
     #: The graph's nodes, by position and by id.
     nodes: NodeIndex
-    #: The path from the root to the leaf, hidden nodes included.
+    #: The positions in ``nodes`` of the path from the root to the leaf, hidden nodes included.
     path: Sequence[int]
 
     @property
@@ -72,9 +75,9 @@ class Viewed:
     def place(
         self, session: str, at: int | str | None = None, leaf: str | None = None
     ) -> ViewedPlace:
-        """A session, now or ``at`` a revision or label, on the path to its leaf or to ``leaf``.
+        """A session, at its head or ``at`` a revision or label, up to its leaf or to ``leaf``.
 
-        A number that retention has removed means the newest revision before it.
+        The number of a revision that was removed stands for the newest one before it.
         """
         return read_again(lambda: self._place(session, at, leaf))
 
@@ -156,13 +159,13 @@ class Viewed:
             return self._kept.get(key, (0, 0, None))[2]
 
     def forget(self) -> None:
-        """Clear the cache: the viewer itself has changed the store."""
+        """Clear the cache, after the viewer itself has changed the store."""
         with self._lock:
             self._kept.clear()
 
 
 def read_manifests(viewed: Viewed, digests: Sequence[bytes]) -> list[Manifest | None]:
-    """Manifests, read together; None for one that was collected meanwhile, or is damaged."""
+    """Manifests, read together; None for one that gc has removed, or that is damaged."""
     found: list[Manifest | None] = []
     for digest, item in zip(digests, viewed.reader().find_many(digests), strict=True):
         try:
