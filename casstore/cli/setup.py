@@ -123,7 +123,9 @@ def completion(app: App, shell: str | None) -> None:
     wanted = shell or os.path.basename(os.environ.get("SHELL", ""))
     kind = get_completion_class(wanted)
     if kind is None:
-        raise click.UsageError(f"no completion for {wanted or 'no shell'!r}: bash, zsh or fish")
+        if not wanted:
+            raise click.UsageError("$SHELL is not set: name the shell, bash, zsh or fish")
+        raise click.UsageError(f"no completion for {wanted!r}: bash, zsh or fish")
     try:
         script = kind(cli, {}, "casstore", COMPLETE_VARIABLE).source()
     except (OSError, RuntimeError) as exc:

@@ -164,7 +164,7 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
     def render(to: Printer) -> None:
         summary = f", {count(done.nodes, 'node')}, {size(done.size_bytes)}"
         if done.redacted:
-            summary += f", {count(done.redacted, 'place')} redacted"
+            summary += f", {count(done.redacted, 'text')} redacted"
         to.line("wrote ", name(output), dim(summary))
 
     app.answer(document, render)

@@ -39,7 +39,9 @@ _FORMS: Final = {
     "key": "INTEGER",
     "rowless": " WITHOUT ROWID",
 }
-_BUSY: Final = ("locked", "busy")
+# Codes of SQLite, without the bits that say more.
+_PRIMARY: Final = 0xFF
+_BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 # Parts of the messages of operational errors which mean that the file is damaged.
 _DAMAGE: Final = ("no such", "vtable", "malformed")
 
@@ -266,9 +268,10 @@ def translated(path: str) -> Iterator[None]:
         if isinstance(exc, sqlite3.ProgrammingError | sqlite3.InterfaceError):
             # A mistake in this package.
             raise
-        if any(word in said for word in _BUSY):
+        code = getattr(exc, "sqlite_errorcode", 0) & _PRIMARY
+        if code in _BUSY:
             raise BusyError(f"{path} is being written by another process; try again") from exc
-        if "full" in said:
+        if code == sqlite3.SQLITE_FULL:
             raise StorageFullError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}") from exc
         if isinstance(exc, sqlite3.OperationalError) and not any(word in said for word in _DAMAGE):
             raise StorageError(f"cannot use {path}: {said}") from exc

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
-from casstore.errors import ConditionFailedError
+from casstore.errors import ConditionFailedError, HeadConflictError
 from casstore.format import splitting
 from casstore.format.graph import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Encoded
@@ -33,8 +33,13 @@ from casstore.session.state import HeadRow, HiddenNodes, Runtime, State, encode_
 _HEAL_BATCH: Final = 64
 
 
-def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
-    """Hide nodes of a session; ids that it does not have are reported and left."""
+def hide(
+    runtime: Runtime, session: str, node_ids: Sequence[str], expected: int | None = None
+) -> Hidden:
+    """Hide nodes of a session; ids that it does not have are reported and left.
+
+    ``expected``: the revision that the ids are from; HeadConflictError if the head is at another.
+    """
     key = keys.session_key(session)
     wanted = list(dict.fromkeys(list_of(node_ids, "node_ids")))
     for node in wanted:
@@ -45,6 +50,8 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
         state = runtime.find(session)
         if state is None:
             return Hidden((), (), tuple(wanted))
+        if expected is not None and state.head.revision != expected:
+            raise HeadConflictError(session, expected, state.head.revision)
         hidden = runtime.hidden(state.head)
         places = dict(zip(wanted, runtime.index(state.manifest).find(wanted), strict=True))
         found = {node: place.digest for node, place in places.items() if place is not None}

@@ -19,6 +19,7 @@ from casstore import NodeDraft
 from casstore.engine.protocol import Engine, Row
 from casstore.errors import ReadOnlyError, StorageError
 from casstore.search import indexing, rebuild, remove, update
+from casstore.search.sqlite import DamagedIndexError, translated
 from casstore.store import Store
 
 
@@ -239,3 +240,8 @@ def test_a_store_on_which_nothing_was_searched_has_no_index(store: Store, place:
     store.gc()
     store.check()
     assert "search.sqlite" not in os.listdir(place)
+
+
+def test_a_message_that_has_the_word_full_is_not_taken_for_a_full_disk() -> None:
+    with pytest.raises(DamagedIndexError), translated("search.db"):
+        sqlite3.connect(":memory:").execute("SELECT full")

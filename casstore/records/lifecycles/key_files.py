@@ -111,7 +111,7 @@ class FileKeys:
         """
         file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
         key = secrets.token_bytes(KEY_BYTES)
-        part = self._file(f"{name}.{secrets.token_hex(8)}", _PART)
+        part = self._directory / f"{secrets.token_hex(8)}{_PART}"
         try:
             if gone.exists():
                 raise KeyDestroyedError(name)

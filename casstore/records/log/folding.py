@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from casstore.errors import InvalidInputError
+from casstore.errors import HeadConflictError, InvalidInputError
 from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage
 from casstore.records.log.layout import FoldRow
 from casstore.records.log.messages import check_number, payload_of
@@ -20,7 +20,7 @@ from casstore.records.log.view import runs_of
 from casstore.records.schema import number_text
 from casstore.session import tombstones
 from casstore.session.arguments import check_count, check_flag, list_of
-from casstore.session.attempts import read_again
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import NodeDraft
 from casstore.session.records import Draft
 
@@ -114,22 +114,34 @@ def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int 
     """Hide folded messages; returns how many.
 
     The ``keep_recent`` newest stay, and those younger than ``older_than_ms``. This cannot be
-    undone. A folded message stays folded, so no shown message can be removed.
+    undone. If another writer moves the head meanwhile, the messages are chosen again: after a
+    rewind to before a fold, its messages are shown.
     """
     check_count(keep_recent, "keep_recent")
     if older_than_ms is not None:
         check_count(older_than_ms, "older_than_ms")
-    going = read_again(lambda: _going(tables, session, keep_recent, older_than_ms))
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
+        try:
+            return read_again(lambda: _prune(tables, session, keep_recent, older_than_ms))
+        except HeadConflictError:
+            continue
+
+
+def _prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
+    """One attempt; HeadConflictError if the head has moved."""
+    at, going = _going(tables, session, keep_recent, older_than_ms)
     if not going:
         return 0
-    done = read_again(lambda: tombstones.hide(tables.runtime, session, going))
-    return len(done.hidden)
+    revision = at.revision.head.revision
+    return len(tombstones.hide(tables.runtime, session, going, revision).hidden)
 
 
 def _going(
     tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None
-) -> list[str]:
-    """The node ids of the folded messages to hide, oldest first."""
+) -> tuple[At, list[str]]:
+    """The revision, and the node ids of its folded messages to hide, oldest first."""
     at, nodes = opened(tables, session, payloads=False)
     limit_ms = None if older_than_ms is None else tables.now_ms() - older_than_ms
     shown = at.state.view.shown(at.last)
@@ -143,4 +155,4 @@ def _going(
             folded.append("" if young else node.id)
         start = last + 1
     kept = folded[: max(0, len(folded) - keep_recent)]
-    return [node_id for node_id in kept if node_id]
+    return at, [node_id for node_id in kept if node_id]

@@ -553,3 +553,10 @@ def test_without_the_package_clear_data_works_and_keys_say_what_to_install(tmp_p
     )  # fmt: skip
     assert "clear works" in answer.stdout
     assert "pip install '.[sealing]'" in answer.stderr
+
+
+def test_a_key_name_may_have_its_full_length(tmp_path: Path) -> None:
+    """The name of the temporary file was checked as a key's, and was longer."""
+    keys = FileKeys(tmp_path / "keys")
+    name = "k" * 128
+    assert keys.create(name) == keys.get(name)

@@ -51,7 +51,7 @@ from casstore.errors import (
 )
 from casstore.maintenance import check, gc, vacuum
 from casstore.maintenance.condemned import list_condemned
-from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
+from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals, folding
 from casstore.session.data import Commit, Lease, NodeDraft
 from casstore.store import Store
 from tests.records.one_transaction import assert_one_transaction
@@ -1030,6 +1030,28 @@ def test_prune__only_folded_messages_and_not_the_newest_of_them(
     assert log.prune("s") == 0
     assert log.active("s") == active
     assert [fold.messages for fold in log.folds("s")] == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_prune__hides_no_message_that_a_rewind_shows_again_meanwhile(
+    log: SessionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prune hid messages 1 and 2 for ever although a rewind had undone their fold."""
+    log.create("s")
+    fill(log, "s", 3)
+    session = log.store.session("s")
+    before = session.head().revision
+    log.fold("s", [1, 2], "note")
+    choose = folding._going
+
+    def choose_and_rewind(*arguments: Any) -> Any:
+        chosen = choose(*arguments)
+        monkeypatch.undo()
+        session.rewind(before)
+        return chosen
+
+    monkeypatch.setattr(folding, "_going", choose_and_rewind)
+    assert log.prune("s") == 0
+    assert [message.number for message in log.active("s")] == [1, 2, 3]
 
 
 def test_prune__is_irreversible_and_vacuum_gives_the_bytes_back(log: SessionLog) -> None:
