@@ -1039,14 +1039,15 @@ def test_prune__hides_no_message_that_a_rewind_shows_again_meanwhile(
     log.create("s")
     fill(log, "s", 3)
     session = log.store.session("s")
-    before = session.head().revision
+    head = session.head()
+    assert head is not None
     log.fold("s", [1, 2], "note")
     choose = folding._going
 
     def choose_and_rewind(*arguments: Any) -> Any:
         chosen = choose(*arguments)
         monkeypatch.undo()
-        session.rewind(before)
+        session.rewind(head.revision)
         return chosen
 
     monkeypatch.setattr(folding, "_going", choose_and_rewind)
