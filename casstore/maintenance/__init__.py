@@ -46,6 +46,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            # As ``casstore`` loads its names.
+            # Imported when it is first used.
             return __import__(f"{__name__}.{name}", fromlist=(name,))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

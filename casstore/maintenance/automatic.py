@@ -43,13 +43,14 @@ class AutoCollector:
         batch: int = DEFAULT_BATCH,
         on_report: Callable[[gc.GcReport], None] | None = None,
     ) -> None:
-        """Check every ``interval_s`` whether ``every_commits`` were made, and collect if so.
+        """Collect when ``every_commits`` were made since the last collection.
 
-        ``on_report`` is called with each report, in the collecting thread.
+        The thread looks every ``interval_s`` seconds. ``on_report`` is called with each report, in
+        that thread.
         """
         check_store(store)
         if not isinstance(store.engine, Collecting):
-            raise InvalidInputError("the engine of this store does not collect")
+            raise InvalidInputError("the engine of this store does not support gc")
         check_count(every_commits, "every_commits", least=1)
         check_positive(interval_s, "interval_s", most=threading.TIMEOUT_MAX)
         gc.check_grace(grace_ms)

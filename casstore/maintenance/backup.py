@@ -1,6 +1,7 @@
-"""``backup``: a second store with all of the first, as of one moment, or an update of one.
+"""``backup``: creates a second store with all that the first has at one moment, or updates it.
 
-An engine with files is copied as files. Others, and updates, go through ``copying``.
+If the engine can copy its files, a new backup is a copy of them. New backups of other engines, and
+all updates, are made by ``copying``, object by object.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from casstore.store import open as open_store
 class BackupReport(NamedTuple):
     """What a backup did."""
 
-    #: An earlier backup was updated; otherwise the backup is new.
+    #: True: an earlier backup was updated. False: the backup is new.
     updated: bool
-    #: Objects that were copied; those of the whole store, unless it was an update.
+    #: Objects that were copied: all of the store, or for an update those that the backup lacked.
     objects: int
-    #: The size of the new data file; of an update, the objects' size before compression.
+    #: The size of the new backup on disk; for an update, the objects' size before compression.
     size_bytes: int
 
 
@@ -42,10 +43,11 @@ def backup(
     """Make ``target_path`` a store with everything that was acknowledged before the call.
 
     The store may be in use in any process. The backup appears under its name when it is
-    complete, verified and on the disk. ``compact`` leaves free space out. An existing target is
-    refused, unless ``replace`` puts the new backup in its place at once, or ``update`` mirrors
-    the store in it: then only what it lacks is copied, session by session, and what the store no
-    longer has is removed. SessionDivergedError if it is not an earlier state of the store.
+    complete, verified and on the disk. ``compact`` leaves free space out. TargetExistsError if the
+    target exists, unless ``replace`` puts the new backup in its place at once, or ``update``
+    mirrors the store in it: only what the target lacks is copied, session by session, and what the
+    store no longer has is removed from it. SessionDivergedError if the target is not an earlier
+    state of the store.
 
     >>> report = backup(store, place / "saved")
     >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")]))
@@ -56,13 +58,13 @@ def backup(
     'why'
     """
     check_store(store)
-    for flag in (update, replace, compact):
-        check_flag(flag, "whether to update, replace or compact")
+    for name, flag in (("update", update), ("replace", replace), ("compact", compact)):
+        check_flag(flag, name)
     target = os.path.abspath(
-        require_directory(target_path, "backup", "casstore copy brings everything there")
+        require_directory(target_path, "backup", "use casstore copy to copy all of it")
     )
     if update and (replace or compact):
-        raise InvalidInputError("an update neither replaces nor compacts; choose one")
+        raise InvalidInputError("update cannot be combined with replace or compact")
     if update and os.path.lexists(target):
         return _update(store, target, progress)
     engine = store.engine

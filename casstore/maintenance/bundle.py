@@ -1,7 +1,7 @@
-"""The file of a bundle: ``BundleWriter`` and ``BundleReader``.
+"""``BundleWriter`` and ``BundleReader``: the file of a bundle, which holds one exported session.
 
-A file is written under another name and renamed when it is complete. The reader trusts nothing: it
-compares sizes with limits before it allocates memory, each block with its checksum before it
+The file is written under another name and renamed when it is complete. The reader trusts nothing:
+it compares sizes with limits before it allocates memory, each block with its checksum before it
 inflates it, and the whole file with the trailer. Errors name the offset.
 """
 
@@ -57,7 +57,7 @@ class BundleBlock(NamedTuple):
 
 
 class BundleWriter:
-    """``with BundleWriter(path, header) as writer``: the file exists after the block, or never.
+    """Writes a bundle; a context manager. The file exists once its block ends without an error.
 
     A writer that is killed leaves a file with a name that ``engine.files.leftovers`` describes.
     """
@@ -181,7 +181,7 @@ class BundleReader:
             try:
                 self._file: BinaryIO = os.fdopen(handle, "rb")
             except BaseException:
-                # A directory can be opened, and has no content.
+                # ``os.open`` opens a directory as well; ``os.fdopen`` refuses it.
                 os.close(handle)
                 raise
         except OSError as exc:
@@ -204,7 +204,7 @@ class BundleReader:
         return BundleError(self.path, offset, str(reason))
 
     def blocks(self) -> Iterator[BundleBlock]:
-        """All blocks of objects and rows, in order; at the end the trailer is compared."""
+        """All blocks of objects and rows, in order; BundleError if the file is not as written."""
         self._file.seek(0)
         hasher = BlobHasher()
         if self._read(len(layout.MAGIC)) != layout.MAGIC:
@@ -323,7 +323,7 @@ class BundleReader:
         return block.raw
 
     def charge(self, size_bytes: int) -> None:
-        """Count work; BundleLimitError if it exceeds the limit."""
+        """Count bytes that were read again; BundleLimitError above the limit of ``allow``."""
         if self._work_left is None:
             return
         self._work_left -= size_bytes

@@ -1,14 +1,14 @@
-"""Check: is everything there, is it what was written, and does it fit together?
+"""Check: is everything stored, is it what was written, and does it fit together?
 
-Nothing that is damaged raises: it becomes a finding, and the sessions and revisions that
-need it are named. Objects are gone through once, by ascending id, with one bit or two for
-each: a child's id is lower than its parent's, so when an object is met it is known whether
-all it links to is in order. A check reads snapshots, concurrently with writers and collectors; what
-looks wrong is looked at again in a fresh one before it is reported.
+Damage does not raise: it becomes a finding, and the report names the sessions and revisions that
+need the damaged object or row. Objects are read once, by ascending id, with one bit or two of
+memory for each: a child's id is lower than its parent's, so when an object is read, it is known
+whether all it links to is undamaged. A check runs concurrently with writers and gc, on snapshots;
+what looks wrong is read again in a fresh snapshot before it is reported.
 
     quick         headers, dictionaries, numbers
-    connectivity  everything that rows reach is there; the node index of every head lists its
-                  nodes; rows are proven; what records say in several rows agrees
+    connectivity  everything that rows reach is stored; the node index of every head lists its
+                  nodes; rows match their checksums; rows about the same record agree
     sample        the same, and the content of a random share of the objects
     full          the same, and the content of every object, the node index of every revision,
                   and the number of every message
@@ -54,15 +54,16 @@ SAMPLE: Final = "sample"
 FULL: Final = "full"
 LEVELS: Final = (QUICK, CONNECTIVITY, SAMPLE, FULL)
 
-# How many sessions, and revisions of each, a report names.
+# How many sessions, and revisions of each, a report names at most.
 _NAMED_SESSIONS: Final = 1000
 _NAMED_REVISIONS: Final = 20
 _MARK_VERSION: Final = 1
-# Taken for the cost of an object without parts, which is not kept.
+# The assumed cost of a part that has no parts itself: the computed cost is not kept.
 _COST_WITHOUT_PARTS: Final = 1024
 _TOLD_EVERY: Final = 64
-# Without these no object can be read; without those no graph.
+# If one of these tables is damaged, no object is read.
 _OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
+# If one of these tables is damaged, no graph is checked.
 _GRAPH_TABLES: Final = frozenset(("heads", "history"))
 
 
@@ -71,18 +72,19 @@ class CheckReport(NamedTuple):
 
     level: str
     since_last: bool
-    #: Is no error among the findings?
+    #: True: no finding is an error.
     sound: bool
     findings: tuple[Finding, ...]
-    #: Findings beyond the number asked for, and how many there are of each code.
+    #: How many findings there are beyond ``max_findings``.
     findings_omitted: int
+    #: How many findings there are of each code, omitted ones included.
     counts: dict[str, int]
-    #: How many need no remedy.
+    #: How many findings need no remedy.
     harmless: int
-    #: Sessions that need what is damaged or missing; and how many are not listed.
+    #: Sessions that need an object that is damaged or missing; and how many more there are.
     affected: tuple[Affected, ...]
     affected_omitted: int
-    #: Pins and tags that do.
+    #: Pins and tags that need such an object.
     affected_pins: tuple[str, ...]
     rows_checked: int
     objects_checked: int
@@ -118,11 +120,11 @@ def check(
     max_findings: int = 100,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Look for damage; never raises because of any.
+    """Look for damage and report it; damage never raises.
 
     ``since_last`` looks only at objects that came after the last check of this level, or a
     stricter one, that found no error. ``share`` and ``seed`` are for level ``sample``: how
-    many of the objects, and which. At most ``max_findings`` are kept; the rest is counted.
+    many of the objects, and which. At most ``max_findings`` are listed; the rest is counted.
     Unless the store is read-only, ``record`` stores the result for ``last_check``.
 
     >>> report = check(store, level="full")
@@ -143,7 +145,7 @@ def check(
     checking = _Check(store, engine, level, wanted, Findings(max_findings), progress)
     report = checking.run(since_last=since_last)
     with suppress(ReadOnlyError):
-        # Then the next check starts where this one did, which is correct.
+        # Without the result, the next check with ``since_last`` looks at more than it has to.
         record(store, report)
     return report
 
@@ -174,7 +176,7 @@ class LastCheck(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """What checks store: the ids that those without an error reached, and the last result."""
+    """What checks store: up to which id each level found no error, and the last result."""
 
     connectivity: int = 0
     full: int = 0
@@ -232,11 +234,13 @@ def _read_mark(checking: Checking) -> _Mark:
             return _Mark(connectivity, full, LastCheck(*last))
     except (TypeError, ValueError, CasstoreError):
         pass
-    # Without a mark the next check looks at everything.
+    # A mark that cannot be decoded counts as absent: the next check looks at everything.
     return _Mark()
 
 
 class _Check:
+    """One call of ``check``."""
+
     def __init__(
         self,
         store: Store,
@@ -253,7 +257,7 @@ class _Check:
         self._found = found
         self._progress = progress
         self._named = IdSet()
-        # Objects that are damaged or missing, or need one that is.
+        # The ids of objects that are damaged or missing, or link to one that is.
         self._tainted = IdSet()
         self._any_tainted = False
         self._objects = self._contents = 0
@@ -275,14 +279,14 @@ class _Check:
         return progress
 
     def run(self, *, since_last: bool) -> CheckReport:
-        """Everything that the level asks for, as far as it can be read."""
+        """Check everything that the level includes, as far as it can be read."""
         checking, found = self._checking, self._found
         unsafe: frozenset[str] = frozenset()
         if self._level != QUICK:
             structure = checking.check_structure()
             self._take(structure.faults)
             unsafe = self._rows.unsafe = structure.unsafe
-        # LMDB may die of reading a table whose pages are damaged, so those are left alone.
+        # LMDB may crash the process when it reads a damaged page, so such tables are not read.
         readable = not unsafe & _OBJECT_TABLES
         if readable:
             self._attempt(lambda: self._take(checking.check_header()))
@@ -327,7 +331,7 @@ class _Check:
         )
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        """Do a part of the check; what LMDB itself calls damage is a finding, too."""
+        """Run a part of the check; damage that ends it, as LMDB reports it, becomes a finding."""
         try:
             work()
         except CorruptionError as exc:
@@ -355,7 +359,7 @@ class _Check:
             progress(self._objects)
 
     def _taint(self, ids: range) -> None:
-        # A damaged key may claim any number of ids; those that matter lie close to others.
+        # A damaged key may claim any number of ids: take only the last, to bound time and memory.
         for object_id in ids[-(1 << 16) :]:
             self._tainted.add(object_id)
         self._any_tainted = True
@@ -369,10 +373,13 @@ class _Check:
         for child in one.children:
             if not 0 < child < one.id:
                 sound = False
-                what = f"object {one.digest.hex()} links to id {child}, its own is {one.id}"
+                what = (
+                    f"object {one.digest.hex()} links to id {child}, which is not below its own id "
+                    f"{one.id}"
+                )
                 self._found.add(codes.LINK_ORDER, what, where)
             elif child <= self._start:
-                # It was in order when it was last looked at; that it is there is asked again.
+                # An earlier check found the child undamaged; only look whether it is still stored.
                 sound = self._child_is_there(one, child) and sound
             elif child in self._tainted:
                 sound = False
@@ -392,11 +399,14 @@ class _Check:
         return self._checking.find_ids([one.digest])[0] == one.id
 
     def _child_is_there(self, one: Examined, child: int) -> bool:
-        """Look again, in one fresh snapshot: both may have been collected since they were read."""
+        """False, with a finding, if a child is missing while its parent is stored.
+
+        Reads both in one fresh snapshot: gc may have removed both since the parent was read.
+        """
         own, below = self._checking.find_names([one.id, child])
         if below is not None or own != one.digest:
             return True
-        what = f"object {one.digest.hex()} links to id {child}, which has no name"
+        what = f"object {one.digest.hex()} links to id {child}, which is not in the index"
         self._found.add(codes.OBJECT_MISSING, what, Where(digest=Digest(one.digest)))
         self._tainted.add(child)
         return False
@@ -443,7 +453,7 @@ class _Check:
     # --- graphs ----------------------------------------------------------------------------
 
     def _check_graphs(self) -> None:
-        """Hold the node index of every head against its nodes; at the strictest level, of all."""
+        """Compare the node index of each head, at level ``full`` each revision, with its nodes."""
         reader = PieceReader(self._engine)
         proof = GraphProof(reader)
         progress = self._progress_of("graphs", "revisions")
@@ -454,7 +464,7 @@ class _Check:
             digest = revision.head.manifest
             [known] = self._checking.find_ids([digest])
             if known is None or known in self._tainted or 0 < known <= self._start:
-                # It has made findings already, or none the last time.
+                # Missing or damaged, which is reported already; or proven by an earlier check.
                 continue
             try:
                 proof.prove(digest, graph.read_manifest(reader, digest))
@@ -465,7 +475,7 @@ class _Check:
 
     def _wrong_graph(self, revision: Revision, exc: CasstoreError) -> None:
         if self._rows.now([revision.place]) != [revision.row]:
-            # It moved meanwhile, and what it named may have been collected.
+            # The row has changed meanwhile, so gc may have removed the objects that it named.
             return
         code = codes.NODE_INDEX_WRONG if isinstance(exc, IndexMismatch) else codes.GRAPH_WRONG
         what = f"the graph of session {revision.session!r}: {exc}"
@@ -473,7 +483,7 @@ class _Check:
         where = Where(revision.session, head.revision, Digest(head.manifest))
         self._found.add(code, what, where)
 
-    # --- who is affected ---------------------------------------------------------------------
+    # --- affected sessions -------------------------------------------------------------------
 
     def _find_affected(self) -> list[Affected]:
         """The sessions and revisions that need something damaged or missing."""
@@ -545,8 +555,8 @@ def rebuild(
 ) -> RebuildReport:
     """Rebuild the index of objects from the slabs.
 
-    Only the index records which objects were collected while their bytes are still in slabs. The
-    rebuilt one names what rows reach and what is younger than ``grace_ms``, as after gc.
+    Only the index records which objects gc removed while their bytes are still in slabs. So the
+    rebuilt index names what rows reach and what is younger than ``grace_ms``, as after gc.
     CorruptionError, and nothing is changed, if a row that names objects or the directory of a slab
     is damaged; then use ``salvage``.
 
@@ -561,7 +571,8 @@ def rebuild(
     check_grace(grace_ms)
     if progress is not None:
         progress(Step("index", 0, None, "objects"))
-    # The index names what rows reach. An expired pin must neither keep its object nor outlive it.
+    # The rebuilt index names what rows reach, so remove expired pins first: none may keep its
+    # object longer, or remain without it.
     remove_pins(engine, progress)
     index = engine.rebuild_index(ROOTS, grace_ms=grace_ms)
     engine.sum_rows()

@@ -58,6 +58,6 @@ def compact(
             progress(Step(phase, done, total, _UNITS.get(phase, "rows")))
 
     place = require_directory(
-        path, "compact", "VACUUM FULL of the server gives its space back (docs/guides/postgres.md)"
+        path, "compact", "run VACUUM FULL on the server (docs/guides/postgres.md)"
     )
     return CompactReport(*compaction.compact(place, wait_s=float(wait_s), tell=tell))

@@ -18,7 +18,7 @@ from casstore.store import Store, check_store
 
 
 class Condemned(NamedTuple):
-    """Bytes elsewhere that no commit may refer to any more."""
+    """An attachment with bytes outside the store that no commit may refer to any more."""
 
     #: The session they belonged to; None if its id was too long for the row's key.
     session: str | None
@@ -30,9 +30,9 @@ class Condemned(NamedTuple):
 
 
 def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Condemned]:
-    """All attachments whose bytes are elsewhere and may be deleted, or those of one session.
+    """Attachments whose bytes are outside the store and may be deleted; of all sessions, or of one.
 
-    Sessions that were deleted included. Reads all rows of attachments.
+    Deleted sessions are included. Reads all rows of attachments.
 
     >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
     >>> deleted = store.delete_session("s")
@@ -58,7 +58,7 @@ def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemne
 
 
 def forget_condemned(store: Store, condemned: Condemned) -> bool:
-    """Remove the row once the bytes are deleted; False if it is not there any more.
+    """Remove the row of an attachment whose bytes were deleted; False if it was removed already.
 
     >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
     >>> deleted = store.delete_session("s")

@@ -1,8 +1,9 @@
-"""Facts that several rows state, and whether the rows agree, while writers change them.
+"""Checks that rows which state the same fact agree, while writers change them.
 
-A question about a few rows is judged by rows read in one transaction. A count needs several
-reads; it is reported only if the row that every counted change also changes is the same before and
-after them. Both retention and record systems (``systems``) check their rows with it.
+A question about a few rows is judged by rows read in one transaction. A count needs several reads:
+a wrong count is reported only if a *guard* row is the same before and after them. Every write that
+changes what is counted must change the guard as well. The checks of retention and of record systems
+(``systems``) use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from casstore.maintenance.rows_check import RowsCheck
 from casstore.session.records import Record, Table
 
 _AT_ONCE: Final = 128
-# How often a count is repeated because its rows changed meanwhile; then it is left unreported.
+# How many times at most a count that is wrong is made, because its guard changed meanwhile; after
+# that it is not reported.
 _LOOKS: Final = 3
 
 #: For each table of a system, the function that checks a record of it.
@@ -91,7 +93,7 @@ class Facts:
             self._found.add(one.code, what, one.where)
 
     def count(self, guard: RowKey, look: Callable[[bytes], Iterable[Wrong]]) -> None:
-        """Report what ``look`` finds wrong, if the row at ``guard`` does not change meanwhile."""
+        """Report what ``look`` finds wrong, given the row at ``guard``, if that stays the same."""
         for _ in range(_LOOKS):
             before = self._rows.now([guard])
             if not before or before[0] is None:

@@ -26,7 +26,7 @@ from casstore.session.scanning import scan
 from casstore.session.state import decode_head
 from casstore.store import Store, check_store
 
-#: Sessions that one pass can measure: a bit for each, and one for all other rows.
+#: How many sessions one pass can measure: a bit for each, and one for all other rows.
 AT_ONCE: Final = 62
 _OTHERS: Final = 1 << 63
 # Tables whose rows belong to a session, by the prefix of their keys.
@@ -47,10 +47,10 @@ class Big(NamedTuple):
 
 
 class Day(NamedTuple):
-    """What came on one day, in UTC, and is still there.
+    """What was added on one day, in UTC, and is still stored.
 
-    An object came with the first revision that reaches it; what no revision reaches, when it
-    was stored.
+    An object was added with the first revision that reaches it; if no revision does, when it was
+    stored.
     """
 
     #: Days since 1970.
@@ -65,11 +65,13 @@ class Contents(NamedTuple):
 
     objects: int
     size_bytes: int
+    #: Of these, what a row reaches.
     reached_objects: int
     reached_bytes: int
     #: The size if each revision were written whole: its path and its components.
     whole_copies_bytes: float
     revisions: int
+    #: By kind: the number of objects, and their bytes.
     by_kind: dict[int, tuple[int, int]]
     biggest: tuple[Big, ...]
     days: tuple[Day, ...]
@@ -99,7 +101,7 @@ def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
 
 
 def measure_contents(store: Store, *, listed: int, progress: Progress | None = None) -> Contents:
-    """Count what a store holds; the ``listed`` biggest objects by name.
+    """Count what a store holds, and list its ``listed`` biggest objects.
 
     >>> contents = measure_contents(store, listed=1)
     >>> contents.revisions, len(contents.biggest)
@@ -129,10 +131,10 @@ class _Counter:
         self._came: dict[bytes, int] = {}
         self._revisions: Counter[int] = Counter()
         self._listed = listed
-        # The day on which the first revision came that reaches an object.
+        # By object id: the day of the first commit whose revision reaches the object.
         self._days_came: array[int] = array("L")
-        # How often each object would be written if every revision were written whole. Nodes count
-        # only along paths: a manifest also refers to the nodes of other branches.
+        # By object id: how many times the object would be written if every revision were written
+        # whole. Nodes count only along paths: a manifest also refers to nodes of other branches.
         self._copies: array[float] = array("d")
         self._copies_if_no_node: array[float] = array("d")
         self._is_reached = bytearray()
@@ -143,7 +145,7 @@ class _Counter:
         self._reached = [0, 0]
 
     def name(self, digest: bytes, committed_at_ms: int | None) -> None:
-        """A row names this object; a revision does so since its commit."""
+        """Record that a row names this object; with a time, as the manifest of a revision."""
         self._named[digest] += 1
         if committed_at_ms is not None:
             day = committed_at_ms // _DAY_MS
@@ -151,9 +153,9 @@ class _Counter:
             self._came[digest] = min(day, self._came.get(digest, _NEVER))
 
     def add(self, info: ObjectInfo) -> None:
-        """Take the next object."""
+        """Count the next object."""
         if not self._copies:
-            # The first has the highest id, and children have lower ones.
+            # The first object has the highest id of all, so it sets the length of the arrays.
             self._copies = array("d", bytes(8 * (info.id + 1)))
             self._copies_if_no_node = array("d", bytes(8 * (info.id + 1)))
             self._is_reached = bytearray(info.id + 1)
@@ -183,6 +185,7 @@ class _Counter:
         self._note(info)
 
     def _note(self, info: ObjectInfo) -> None:
+        """Keep an object if it is among the biggest."""
         size = info.size_bytes
         if info.kind == Kind.CHUNKS:
             return
@@ -224,7 +227,7 @@ def measure_sessions(
 ) -> list[Share]:
     """The objects that each of these sessions reaches, and those that only it reaches.
 
-    One pass for each ``AT_ONCE`` sessions, with eight bytes for each id.
+    One pass for each ``AT_ONCE`` sessions, with eight bytes of memory for each object.
 
     >>> [share] = measure_sessions(store, ["s"])
     >>> 0 < share.own_bytes <= share.size_bytes
@@ -255,7 +258,7 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
             owner = _session_key(row)
             sizes[owner] = 0
         owners[digest] = owner if owners.get(digest, owner) == owner else _SEVERAL
-    # The owners of objects that were linked to and not scanned yet: children follow parents.
+    # By id: the owner of each object that a scanned object links to and that is still to come.
     below: dict[int, bytes] = {}
     for seen, info in enumerate(newest_first(engine, "sessions", None)):
         if seen == max_objects:

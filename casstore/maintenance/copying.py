@@ -1,9 +1,10 @@
-"""``copy``: brings all of one store, or chosen sessions, into another, whatever their engines.
+"""``copy``: copies all of one store, or chosen sessions, into another, whatever their engines.
 
 Only what the target lacks is written. Both stores may be in use. Each session is read at one moment
-and published as ``maintenance.transfer`` describes. Queued work is copied before the sessions and
-attachments after them: what a commit does in between is then done twice in the copy rather than not
-at all. The objects that a row names are stored before the row (P3).
+and published as ``maintenance.transfer`` describes. Queued work is copied before the sessions, and
+attachments after them: a batch that a commit completes in between is queued in the copy as well,
+rather than lost, and an attachment of that commit is not missing. The objects that a row names are
+stored before the row (P3).
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ _AFTER_HEADS: Final = tuple(
 )
 # Copied with a chosen session, after its head.
 _OF_CHOSEN: Final = ("sessions", "attachments")
-# Removed with a session that was deleted in the source. Attachments whose bytes are yet to be
-# deleted come back with the source's rows.
+# The tables whose rows are removed from the target when the source has deleted a session. The rows
+# of attachments whose bytes the host has yet to delete are copied again later.
 _OF_DELETED: Final = ("history", "queue", "receipts", "attachments")
 
 
 class CopyReport(NamedTuple):
     """What a copy did."""
 
-    #: Sessions that are new in the target, or have moved.
+    #: Sessions whose head was written: new in the target, or changed since the last copy.
     sessions: int
     #: Objects that the target lacked, and their bytes before compression.
     new_objects: int
@@ -95,7 +96,8 @@ def copy(
     Every object is verified when it is read. A row of the source replaces the target's row of the
     same key; but a session that is not an earlier state of the source's raises
     SessionDivergedError, and one that was deleted in the target SessionDeletedError. With
-    ``mirror`` rows that the source does not have are removed; gc reclaims what only they kept.
+    ``mirror`` the target's rows that the source does not have are removed; gc then removes the
+    objects that only these rows kept.
 
     ``sessions`` copies these sessions alone: their revisions, labels, receipts, attachments and
     meta. Leases and queued work stay where the work is done, as do pins, retention and records.
@@ -300,14 +302,15 @@ class _Copying:
         row, there = decode_head(head), existing.head
         first = row.revision if there == head else self._require_earlier(key, row, there)
         if self._mirror:
-            # Vacuum may have rewritten any revision, and retention settled any receipt.
+            # Compare all: vacuum may have rewritten any revision, and retention have settled any
+            # receipt.
             first = 0
         past = session_rows.revision_rows(self._source, key, first, row.revision)
         receipts: Iterable[PutRow] = ()
         if self._mirror or there != head:
             receipts = session_rows.receipt_rows(self._source, key)
         if there is not None:
-            # Most of them are there: only the others are decoded.
+            # The target has most of these rows: decode only the others.
             past, receipts = self._lacking(past), self._lacking(receipts)
         arriving = Arriving(
             key,
@@ -319,7 +322,7 @@ class _Copying:
             ],
             [put for put in receipts if decode_receipt(put.value).revision <= row.revision],
         )
-        # A mirror forgets the target's head if retention has removed it in the source.
+        # The target's head becomes history; in a mirror only if the source has that revision.
         rows, conditions, named = publish.plan(
             self._target, arriving, there, keep_replaced=not self._mirror
         )
@@ -335,7 +338,7 @@ class _Copying:
     # --- conflicts -----------------------------------------------------------------------------
 
     def _require_earlier(self, key: bytes, row: HeadRow, there: bytes | None) -> int:
-        """The first revision to copy, if the target's session is an earlier state."""
+        """The first revision to copy; SessionDivergedError if ``there`` is not an earlier state."""
         if there is None:
             return 0
         known = decode_head(there)
@@ -355,7 +358,7 @@ class _Copying:
         )
 
     def _is_rewritten(self, row: HeadRow, known: HeadRow) -> bool:
-        """Whether this is the target's revision after a vacuum has removed nodes from it.
+        """Whether ``row`` is the target's revision ``known`` after a vacuum removed nodes from it.
 
         A vacuum keeps the rest of the row, and with it the time of the commit.
         """
@@ -364,7 +367,7 @@ class _Copying:
         return _node_ids(self._runtime, row) < _node_ids(self._target_runtime, known)
 
     def _has_outgrown(self, row: HeadRow, known: HeadRow) -> bool:
-        """Whether the source has all nodes of the target's revision, which retention removed."""
+        """Whether ``row`` has all nodes of ``known``, which retention removed in the source."""
         if row.created_at_ms != known.created_at_ms:
             return False
         theirs = _nodes(self._target_runtime, known)
@@ -417,7 +420,7 @@ class _Copying:
         self._removed += catalogue.clear(self._target_runtime, name, key)
 
     def tidy_records(self, held: Collection[str]) -> None:
-        """Let the systems of which the target had rows remove those that the copy has outdated."""
+        """Let each system that had rows in the target remove those that contradict copied ones."""
         for name in held:
             system = systems.load(name)
             # Rows of a system that is not installed stay as they were copied.

@@ -48,9 +48,9 @@ class Provider(Protocol):
     """Finds and erases what a system other than sessions stores about subjects.
 
     ``name`` is the same in every process: a saved plan refers to it. That of a record system's
-    provider is the system's. ``find`` names what is about a subject, as texts that only the
-    provider needs to understand. ``roots`` gives the digests that those keep alive. ``erase``
-    removes them, ignores those that are gone already, and returns how many it removed.
+    provider is the system's. ``find`` names the records about a subject, as texts that only the
+    provider needs to understand. ``roots`` gives the digests that these records keep alive.
+    ``erase`` removes them, ignores those that are gone already, and returns how many it removed.
     """
 
     @property
@@ -59,15 +59,15 @@ class Provider(Protocol):
         ...
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
-        """What there is about a subject."""
+        """The names of the records about a subject."""
         ...
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The digests that these keep alive."""
+        """The digests that the rows of these records keep alive."""
         ...
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        """Remove these; how many there were."""
+        """Remove these records; returns how many it removed."""
         ...
 
 
@@ -84,7 +84,7 @@ class RecordProvider(Provider, Protocol):
     """A provider whose records are rows of the table ``records``; some may have to stay."""
 
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        """The keys of these records' rows: what others share is not shared with them."""
+        """The keys of these records' rows: a plan does not count them as other owners."""
         ...
 
     def stays(self, store: Store, found: Sequence[str]) -> Sequence[Staying]:
@@ -105,14 +105,15 @@ class ErasedSession(NamedTuple):
     labels: int
     batches: int
     attachments: int
-    #: Attachments with bytes outside the store: listed until the host has deleted the bytes.
+    #: Attachments with bytes outside the store: ``list_condemned`` has them until the host has
+    #: deleted the bytes.
     elsewhere: int
     #: Its other subjects; it is erased all the same.
     also_about: tuple[str, ...]
 
 
 class ErasurePlan(NamedTuple):
-    """Everything about one subject, and what others share of it.
+    """All that is stored about one subject, and what of it other sessions and rows reach, too.
 
     >>> names = session.add_subjects(["anna"])
     >>> found = plan(store, "anna")
@@ -241,13 +242,14 @@ def plan(
     listed: int = LISTED,
     progress: Progress | None = None,
 ) -> ErasurePlan:
-    """Everything about ``subject``, and what of it others reach too.
+    """Find everything about ``subject``, and what of it other sessions and rows reach, too.
 
-    ``providers`` take part in addition to those of the record systems in the store. One with the
-    name of a system takes the place of the system's own, for example because it knows a secret.
+    ``providers`` are asked in addition to those of the record systems in the store. One with the
+    name of a system replaces the system's own, for example because it knows a secret.
 
-    Without ``survey`` nothing is said about sharing, which takes a pass over all objects and
-    one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
+    Without ``survey`` the plan has nothing about sharing. A survey passes once over all objects for
+    the subject, and once for each 200,000 digests that other rows name. CorruptionError if a row
+    cannot be read.
 
     >>> names = session.add_subjects(["anna"])
     >>> head = store.fork("s", "fork", subjects=[])
@@ -317,7 +319,7 @@ def plan(
 def _session(
     runtime: Runtime, subject: str, name: str, manifests: set[bytes], roots: set[bytes]
 ) -> ErasedSession:
-    """What goes with a session; what it keeps alive is added to the sets."""
+    """What is erased with a session; adds the digests that it keeps alive to the two sets."""
     key = keys.session_key(name)
     [about] = runtime.engine.get_rows([keys.subjects(key)])
     revisions = labels = batches = bytes_here = elsewhere = 0
@@ -388,7 +390,7 @@ def _others(
 
 
 def _checked_providers(providers: Sequence[Provider]) -> Mapping[str, Provider]:
-    """The providers by name; refused if one cannot do what it will be asked to."""
+    """The providers by name; InvalidInputError if one lacks a method or two have one name."""
     given = list_of(providers, "providers")
     for one in given:
         can = all(callable(getattr(one, name, None)) for name in ("find", "roots", "erase"))
@@ -416,11 +418,11 @@ def execute(
     providers: Sequence[Provider] = (),
     progress: Progress | None = None,
 ) -> ErasureReport:
-    """Erase what is planned. If interrupted at any point, plan and execute again to finish.
+    """Erase what the plan lists. If this is interrupted, plan and execute again to finish.
 
-    A session is erased even if it is leased or protected. A session that no longer has the
-    subject stays. InvalidInputError, and nothing is erased, if the plan
-    has records of a provider that is neither given nor of an installed record system.
+    A session is erased even if it is leased or protected. A session that has lost the subject since
+    is kept. InvalidInputError, before anything is erased, if the plan lists records of a provider
+    that is neither in ``providers`` nor that of an installed record system.
 
     >>> names = session.add_subjects(["anna"])
     >>> report = execute(store, plan(store, "anna"))
@@ -435,7 +437,8 @@ def execute(
     missing = [name for name, found in plan.records.items() if found and name not in given]
     if missing:
         raise InvalidInputError(
-            f"the plan has records of {missing[0]!r}: give its provider, or install its system"
+            f"the plan lists records of {missing[0]!r}: pass the provider of that name in "
+            "providers, or install the package of that record system"
         )
     runtime = Runtime(store)
     removed = unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
@@ -444,7 +447,7 @@ def execute(
         for name, found in plan.records.items()
         if found
     )
-    # Before the sessions go, by which what was derived from them is found.
+    # Before the sessions are erased: providers use them to find records derived from them.
     unplanned = [
         (name, record)
         for name, provider in given.items()
@@ -510,7 +513,8 @@ def _erase(
             )
         except ConditionFailedError:
             continue
-        # Before the last step, which takes it from the index: planning again must find it.
+        # Before ``clear``, which removes the session from the index of subjects: if this is
+        # interrupted, the next plan must find the session.
         held.forget_session(store, session)
         catalogue.clear(runtime, session, key)
         return True

@@ -2,17 +2,17 @@
 
     pins            those that have expired
     protections     those that have expired
-    marks           older than any plan that could ask for them
-    receipts        older than the caller says; else they stay as long as their session
-    deletions       rows of sessions whose deletion was cut short
+    marks           those of ``session.marks`` that are older than any valid retention plan
+    receipts        of turns, older than the caller says; else they stay as long as their session
+    deletions       rows of sessions whose deletion was interrupted
     records         what record systems have that expired, or that a deletion has left
     attachments     announced longer ago than the caller says and never committed, of all
                     sessions, also of those that never began; those whose bytes are elsewhere
                     are condemned, and stay listed until the bytes are deleted
 
-Two kinds stay on purpose. The lease of a session counts its holders, and the count must
-never go back, so its row stays as long as the session. The tombstone of a session
-records that its id was used, for good.
+Two kinds stay on purpose. The lease row of a session counts how many times it was leased, and that
+number must never go back, so the row stays as long as the session. The tombstone of a session
+records for good that its id was used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REPORT_EVERY: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
-    """How many rows, by kind, were removed."""
+    """How many rows of each kind ``expire_rows`` removed."""
 
     pins: int
     protections: int
@@ -75,7 +75,7 @@ def expire_rows(
     attachments_older_than_ms: int | None = None,
     progress: Progress | None = None,
 ) -> ExpiredRows:
-    """Remove rows that keep nothing any more, each if it is still as it was read.
+    """Remove expired rows, each on condition that it has not changed since it was read.
 
     ``receipts_older_than_ms`` is the age after which no turn is repeated any more: a turn
     that is repeated later is committed a second time. Attachments that were announced at least
@@ -167,7 +167,7 @@ class _Expiring:
         return RowLapsed("retention", row.key, row.value, protection.UNTIL)
 
     def mark(self, row: Row) -> Condition | None:
-        """The condition for removing a mark; None if a plan may still ask for it."""
+        """The condition for removing a mark; None if a retention plan may still rely on it."""
         if marks.marked_at_ms(row.value) > self.now_ms - _MARK_AGE_MS:
             return None
         return RowIs("retention", row.key, row.value)

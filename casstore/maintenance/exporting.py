@@ -1,4 +1,4 @@
-"""``export_session``: writes a session into a bundle, whole or without what the reader has."""
+"""``export_session``: writes a session into a bundle, the file that ``import_session`` reads."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ _MAX_HAVE_BYTES: Final = 256 << 20
 
 
 class ExportReport(NamedTuple):
-    """What was written."""
+    """What ``export_session`` wrote."""
 
     session: str
     revisions: int
     objects: int
-    #: Before compression.
+    #: The size of the objects before compression.
     object_bytes: int
-    #: Of the file.
+    #: The length of the file.
     size_bytes: int
+    #: True: the file leaves out objects that its reader has.
     thin: bool
 
 
@@ -60,16 +61,16 @@ def export_session(
     """Write a session, as it is at this moment, into one file.
 
     ``at`` exports one revision alone; without ``history`` that is the head. ``have`` leaves out
-    what the reader has, which makes the file thin. The file appears when it is complete and on the
-    disk; an existing one is refused, unless ``replace``.
+    the objects that the reader of the file has, which makes the file *thin*. The file appears when
+    it is complete and on the disk. TargetExistsError if it exists, unless ``replace``.
 
     >>> report = export_session(store, "s", place / "s.bundle")
     >>> report.session, report.revisions
     ('s', 2)
     """
     check_store(store)
-    check_flag(history, "whether history comes along")
-    check_flag(replace, "whether an existing file is replaced")
+    check_flag(history, "history")
+    check_flag(replace, "replace")
     path, runtime = path_text(target_file), Runtime(store)
     header = BundleHeader(layout.VERSION, layout.SESSION, thin=have is not None)
 
@@ -105,7 +106,7 @@ def _lacking(runtime: Runtime, have: Have | None, sent: set[bytes]) -> Lacking:
     if have is not None:
         if isinstance(have, str | os.PathLike):
             have = read_have(have)
-        names = list_of(have, "digests that the reader has")
+        names = list_of(have, "have")
         there = reached_from(runtime.reader(), [bytes(Digest(name)) for name in names])
     return lambda names: [
         name for name in dict.fromkeys(names) if name not in sent and name not in there
@@ -113,9 +114,9 @@ def _lacking(runtime: Runtime, have: Have | None, sent: set[bytes]) -> Lacking:
 
 
 def have_of(store: Store, session: str | None = None) -> list[Digest]:
-    """What a store has, in short: the manifests of one session, or of all.
+    """The digests of the manifests of one session, or of all, to describe what a store has.
 
-    Each stands for all that it links to. An export with them as ``have`` leaves that out.
+    Each stands for all that it links to: an export with them as ``have`` leaves all that out.
 
     >>> have = have_of(store)  # what the reader of the export has
     >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")]))
@@ -138,7 +139,7 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
 def write_have(
     store: Store, target_file: str | os.PathLike[str], session: str | None = None
 ) -> int:
-    """Write ``have_of`` into a file, a digest a line, to be taken to the exporter; how many.
+    """Write ``have_of`` into a file for an exporter, one digest on a line; returns how many.
 
     >>> write_have(store, place / "have.txt")  # as many as there are revisions
     2
@@ -164,7 +165,9 @@ def read_have(source_file: str | os.PathLike[str]) -> list[Digest]:
     try:
         with open(path, "rb") as source:
             if os.fstat(source.fileno()).st_size > _MAX_HAVE_BYTES:
-                raise InvalidInputError(f"{path} is too long for a list of digests")
+                raise InvalidInputError(
+                    f"{path} is longer than a list of digests may be: {_MAX_HAVE_BYTES:,} bytes"
+                )
             while line := source.readline(_HEX_LINE_BYTES):
                 names.append(Digest.from_hex(line.rstrip(b"\n").decode("ascii", "replace")))
     except OSError as exc:

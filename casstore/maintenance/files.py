@@ -54,7 +54,7 @@ def _opened(name: str, *, replace: bool) -> Iterator[BinaryIO]:
         # The file does not exist. Opening it reports any other error.
         old = None
     if old is not None and not stat.S_ISREG(old.st_mode):
-        # A pipe or a device is written to as it is.
+        # A pipe or a device is written to directly: a rename would replace it by a file.
         with open(name, "wb") as into:
             yield into
         return

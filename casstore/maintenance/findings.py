@@ -57,7 +57,7 @@ class Meaning(NamedTuple):
 #: The codes of the core.
 CODES: Final[dict[str, Meaning]] = {
     faults.HEADER_DAMAGED: Meaning(
-        ERROR, "what the store says of itself is missing or makes no sense", _SALVAGE
+        ERROR, "a row about the store as a whole is missing or cannot be decoded", _SALVAGE
     ),
     faults.PAGE_DAMAGED: Meaning(
         ERROR, "a page of the data file is not what LMDB wrote; its table was not read", _SALVAGE
@@ -105,7 +105,7 @@ CODES: Final[dict[str, Meaning]] = {
         _SALVAGE,
     ),
     ROW_MALFORMED: Meaning(
-        ERROR, "a row matches its checksum but makes no sense",
+        ERROR, "a row matches its checksum but cannot be decoded",
         f"{_SALVAGE}; a newer release may have written it",
     ),
     faults.ROWS_SUM_WRONG: Meaning(
@@ -153,8 +153,7 @@ CODES: Final[dict[str, Meaning]] = {
         "add the subject to the session and remove it, or the other way round: both are written",
     ),
     RECORD_COUNT_WRONG: Meaning(
-        ERROR, "a record counts what belongs to it, and comes to something else than is there",
-        RESTORE,
+        ERROR, "a record's count of what belongs to it differs from what is stored", RESTORE
     ),
     RECORD_INDEX_WRONG: Meaning(
         ERROR, "a record and the rows that find it do not agree: it may be overlooked, also when "
@@ -173,7 +172,7 @@ CODES: Final[dict[str, Meaning]] = {
 
 
 class Where(NamedTuple):
-    """The place of a finding, as far as it has one of each kind."""
+    """What a finding is about; None for all that does not apply."""
 
     session: str | None = None
     revision: int | None = None
@@ -212,17 +211,15 @@ class Finding(NamedTuple):
 
 
 class Affected(NamedTuple):
-    """A session that needs something damaged or missing, and what of it does.
-
-    The newest revisions; ``revision_count`` says how many there are.
-    """
+    """A session that needs objects that are damaged or missing."""
 
     session: str
+    #: The newest of its revisions that need them, and how many revisions do.
     revisions: tuple[int, ...]
     revision_count: int
-    #: Is its present head among them?
+    #: True: its present head needs them.
     head: bool
-    #: Queued batches and attachments.
+    #: Its queued batches and attachments that need them.
     others: tuple[str, ...] = ()
 
 
@@ -245,10 +242,12 @@ class Findings:
         self._codes = {**codes, **self._codes}
 
     def add(self, code: str, what: str, where: Where = NOWHERE) -> None:
-        """Take a finding in."""
+        """Record a finding."""
         meaning = self._codes.get(code)
         if meaning is None:
-            raise InvalidInputError(f"the code of a finding is one of its system's, got {code!r}")
+            raise InvalidInputError(
+                f"unknown code of a finding, {code!r}: a record system must list it in codes"
+            )
         self.counts[code] = self.counts.get(code, 0) + 1
         mild = meaning.severity != ERROR
         if len(self._kept) >= self._limit or (mild and self._mild >= max(1, self._limit // 2)):
@@ -258,18 +257,18 @@ class Findings:
         self._kept.append(Finding(code, meaning.severity, where, what, *meaning[1:]))
 
     def add_fault(self, fault: Fault, session_of: Callable[[Fault], str | None]) -> None:
-        """Take in what an engine has found."""
+        """Record a fault that an engine has found."""
         known = fault.digest is not None and len(fault.digest) == DIGEST_BYTES
         digest = Digest(fault.digest or b"") if known else None
         where = Where(session_of(fault), None, digest, fault.table, fault.key)
         self.add(fault.code, fault.what, where)
 
     def found(self) -> tuple[Finding, ...]:
-        """Those that were kept, in the order in which they were found."""
+        """The findings that were kept, in the order in which they were found."""
         return tuple(self._kept)
 
     def has(self, severity: str) -> bool:
-        """Was anything of this severity found, kept or not?"""
+        """Whether anything of this severity was found, kept or not."""
         return any(self._codes[code].severity == severity for code in self.counts)
 
     @property

@@ -103,7 +103,7 @@ class GcReport(NamedTuple):
 
 
 class GcPlan(NamedTuple):
-    """What would go. Holds a bitmap of the objects."""
+    """The unreachable objects, as a bitmap, for ``execute`` to remove."""
 
     report: GcReport
     grace_ms: int
@@ -272,14 +272,15 @@ def _remove_pins(store: Store, progress: Progress | None) -> int:
     try:
         return remove_pins(store.engine, progress)
     except ReadOnlyError:
-        # This role may collect and may not change rows: the pins stay, and so do their objects.
+        # This role of the server may run gc but not change rows: expired pins stay, and so do their
+        # objects.
         return 0
 
 
 def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     engine = store.engine
     if not isinstance(engine, Collecting):
-        raise InvalidInputError("the engine of this store does not collect")
+        raise InvalidInputError("the engine of this store does not support gc")
     check_grace(grace_ms)
     roots = live_roots(engine.now_ms()) if dry_run else ROOTS
     return engine.collection(roots, grace_ms=grace_ms, dry_run=dry_run)

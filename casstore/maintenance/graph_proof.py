@@ -1,16 +1,16 @@
-"""Proving the graphs of manifests: the node index must list the nodes that are there, in order.
+"""Proves the graphs of manifests: the node index must list the nodes of the graph, in order.
 
-The index is never taken at its word. ``GraphProof`` reads the nodes that it lists and builds
-the index again from their ids, parents and digests; the two must be equal.
+The index is not trusted. ``GraphProof`` reads the nodes that it lists and builds the index again
+from their ids, parents and digests; the two must be equal.
 
 Manifests are given one after the other, and nodes that they share are read once. The digest of a
-spine names all nodes that it covers, in order: a spine that was proven, whether as a whole graph or
-as the beginning of one, need not be proven again. That serves graphs of one branch. A graph of
-several branches is followed from where its index parts from the last such graph. What is kept
-is 100 bytes for every page of sixteen nodes, 56 bytes a node of one graph with branches, and 16 MiB
-for the filter that finds repeated ids of a long path.
+spine determines all nodes that it covers, in order: a spine that was proven, as a whole graph or as
+the beginning of one, is not proven again. This is for graphs of one branch. A graph of several
+branches is read from the first position at which its index differs from the last such graph. Memory
+is 100 bytes for every page of sixteen nodes, 56 bytes for each node of the last graph with
+branches, and 16 MiB for the filter that finds repeated ids of a long path.
 
-``rebuild_node_index`` makes the index of a graph from its nodes alone, for a store in which parts
+``rebuild_node_index`` builds the index of a graph from its nodes alone, for a store in which parts
 of the index are damaged.
 """
 
@@ -35,11 +35,11 @@ from casstore.objects.pieces import PieceReader
 
 _READ_BATCH: Final = 256
 _NONE: Final = -1
-# If fewer than one node in 64 is new, each new one is looked for among the others.
+# If fewer than one node in 64 is new, searching for each new id is cheaper than a pass over all.
 _FEW: Final = 64
-# How many spines are remembered.
+# How many proven spines are remembered.
 _MAX_PROVEN: Final = 1_000_000
-# The bits of the filter for ids of a long path: a million nodes leave one in a hundred set.
+# The bits of the filter for ids of a long path: a million nodes set one bit in a hundred.
 _FILTER_BITS: Final = 1 << 27
 
 
@@ -50,15 +50,15 @@ class IndexMismatch(CorruptionError):
 class GraphProof:
     """Proves graphs, one after the other.
 
-    ``max_steps`` bounds how many nodes are read: revisions that have nothing to do
-    with each other may each have all of a file's nodes in their graphs (P7).
+    ``max_steps`` bounds how many nodes are read. An untrusted file may have many revisions that
+    share no piece of an index, each with all nodes of the file (P7).
     """
 
     def __init__(self, reader: PieceReader, *, max_steps: int | None = None) -> None:
         self._reader = reader
         self._steps_left = sys.maxsize if max_steps is None else max_steps
         self._cache = IndexCache()
-        # Spines whose nodes make a path.
+        # The digests of proven spines whose nodes make one path.
         self._straight: set[bytes] = set()
         # The path that was proven last, and its last node.
         self._path = empty_index(reader, self._cache)
@@ -81,8 +81,8 @@ class GraphProof:
     def prove(self, digest: bytes, manifest: Manifest) -> None:
         """Prove the graph of a manifest.
 
-        IndexMismatch if the index does not list its nodes, CorruptionError if they cannot be
-        read or make no graph.
+        IndexMismatch if the index does not list the nodes of the graph, CorruptionError if nodes
+        cannot be read or make no graph.
         """
         index = NodeIndex(self._reader, self._cache, manifest.node_index, manifest.nodes)
         if manifest.tips.data == NOTHING.data:
@@ -98,14 +98,14 @@ class GraphProof:
 
     def _prove_path(self, digest: bytes, manifest: Manifest, index: NodeIndex) -> None:
         if self._goes_on(index):
-            # Most revisions are the one before and a few nodes more.
+            # Most revisions add a few nodes to the previous one: prove only these.
             start, last = self._path.count, self._path_end
             before = self._path.digests(range(max(0, start - 1), start))
             builder = self._path.builder(name_piece)
         else:
             self._filter, self._looked_for = None, 0
             start = self._proven_pages(index) * PAGE_NODES
-            # The node before is the parent of the first.
+            # The node before ``start`` must be the parent of the first node that is proven.
             before = index.digests(range(max(0, start - 1), start))
             last = self._headers(before)[0] if before else None
             builder = index.builder(name_piece, start)
@@ -142,13 +142,13 @@ class GraphProof:
             self._straight.update(proven)
 
     def _goes_on(self, index: NodeIndex) -> bool:
-        """Does a graph begin with the path that was proven last?"""
+        """Whether a graph begins with the path that was proven last."""
         known, tail = self._path.tail, index.tail
         if known.spine == tail.spine:
             return tail.digests[: len(known.digests)] == known.digests
         if index.count < self._path.count:
             return False
-        # It may have come by whole pages since.
+        # The graph may have more complete pages: compare as many as the path has.
         whole = self._path.page_count * PAGE_NODES
         return index.builder(name_piece, whole).finish().spine == known.spine and (
             tuple(index.digests(range(whole, self._path.count))) == known.digests
@@ -213,6 +213,7 @@ class GraphProof:
         self._require_next(digest, manifest, self._seqs[-1] if self._seqs else -1)
 
     def _cut(self, count: int) -> None:
+        """Forget the nodes of the last graph from position ``count`` on."""
         if count == len(self._parents):
             return
         del self._digests[count * DIGEST_BYTES :]
@@ -227,7 +228,7 @@ class GraphProof:
     def _take(
         self, index: NodeIndex, positions: Sequence[int], digests: Sequence[bytes]
     ) -> tuple[bytes, list[int]]:
-        """Take nodes; the hashes of their ids, and their distances."""
+        """Check and remember the next nodes; returns their id hashes and distances."""
         hashes: list[bytes] = []
         distances: list[int] = []
         for position, digest, header in zip(
@@ -240,8 +241,8 @@ class GraphProof:
             depth = 1 if above is None else self._depths[above] + 1
             if header.seq <= last or header.depth != depth:
                 raise CorruptionError(
-                    f"node {digest.hex()} has number {header.seq} and depth {header.depth} "
-                    f"behind number {last}"
+                    f"node {digest.hex()} has number {header.seq}, which must be above {last}, and "
+                    f"depth {header.depth}, which must be {depth}"
                 )
             if above is not None:
                 self._has_child[above] = 1
@@ -259,7 +260,9 @@ class GraphProof:
     def _headers(self, digests: Sequence[bytes]) -> list[NodeHeader]:
         self._steps_left -= len(digests)
         if self._steps_left < 0:
-            raise BundleLimitError("the revisions of a session share too little to be followed")
+            raise BundleLimitError(
+                "the revisions share too few nodes to be proven within the limit: export fewer"
+            )
         return objects.read_headers(self._reader, digests)
 
     @staticmethod
@@ -288,7 +291,7 @@ class GraphProof:
         return bytes(self._digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
 
     def _alike(self, first: int) -> Iterator[list[int]]:
-        """The positions of nodes whose ids have the same hash, as far as one of them is new."""
+        """Groups of positions whose ids have one hash: all that have one from ``first`` on."""
         count = len(self._parents)
         if (count - first) * _FEW < count:
             hashes = bytes(self._hashes)
@@ -351,17 +354,17 @@ def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[byte
     return ends
 
 
-# --- making it again ------------------------------------------------------------------------
+# --- rebuilding an index --------------------------------------------------------------------
 
 
 def rebuild_node_index(reader: PieceReader, digest: bytes, manifest: Manifest, emit: Emit) -> Tail:
-    """Make the node index of a manifest from its nodes alone.
+    """Build the node index of a manifest from its nodes alone.
 
     The nodes are found from the leaf and the ends of branches, parent by parent, with some 250
-    bytes of memory a node. ``reader`` must see what ``emit`` took. CorruptionError if a node
-    cannot be read, or if they are not as many as the manifest says.
+    bytes of memory for each. ``reader`` must also read the objects that ``emit`` received.
+    CorruptionError if a node cannot be read, or if their number is not that of the manifest.
     """
-    # In the order in which they are met. A parent's number is known when it has been read.
+    # In the order of reading. A node's entry in ``parents`` is set when its parent has been read.
     seqs, parents = array("q"), array("q")
     digests, hashes = bytearray(), bytearray()
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""``import_session``: brings the session of a bundle into a store.
+"""``import_session``: writes the session of a bundle, an exported file, into a store.
 
 The whole file is proven before anything is written. Then the objects are stored and the rows are
 published, as ``maintenance.transfer`` describes.
@@ -52,9 +52,9 @@ class ImportOutcome(Enum):
 
     #: The session is new.
     CREATED = "created"
-    #: It was there in an earlier state, and has moved on.
+    #: The store had an earlier state of it, and now has the newer one.
     FORWARDED = "forwarded"
-    #: It was there as it is in the file.
+    #: The store had it as it is in the file.
     UNCHANGED = "unchanged"
 
 
@@ -63,10 +63,10 @@ class BundleReport(NamedTuple):
 
     outcome: ImportOutcome
     session: str
-    #: Revisions that were not there before.
+    #: Revisions that the store did not have before.
     revisions: int
     objects: int
-    #: Objects that were not there before.
+    #: Objects that the store did not have before.
     new_objects: int
     object_bytes: int
     #: Revisions in the bundle.
@@ -84,13 +84,13 @@ def import_session(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> BundleReport:
-    """Bring the session of a bundle into a store, under its own id or another ``name``.
+    """Write the session of a bundle into a store, under its own id or another ``name``.
 
     A bundle names no subjects. ``subjects`` are added to those that a session of that id has, in
     the write that publishes it.
 
     If the store has a session of that id with the same content, nothing happens. If it has an
-    earlier state, ``on_conflict="fast-forward"`` moves it on; anything else is refused:
+    earlier state, ``on_conflict="fast-forward"`` adds the newer revisions; anything else raises
     SessionExistsError, SessionDivergedError, SessionDeletedError. Raises what
     ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
     objects that this store lacks. A ``dry_run`` proves the file, makes the same comparisons and
@@ -138,7 +138,7 @@ class _Import(NamedTuple):
     target: StoreTarget
 
     def run(self) -> BundleReport:
-        """Import, however often other writers interfere."""
+        """Import; retried when another writer changes the session meanwhile."""
         return publish.settle(
             f"session {self.rows.session!r}",
             lambda: publish.existing(self.runtime.engine, self.key, self.rows.session),

@@ -1,8 +1,8 @@
 """Finds the rows that keep given objects alive, by following links from child to parent.
 
 A child's id is lower than its parents', so one pass in order of ascending ids finds every object
-that reaches them. The pass reads the directory of the whole store, so it is for diagnosis, not for
-routine use.
+that reaches them. The pass reads the links of every object in the store, so it is for diagnosis,
+not for routine use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from casstore.session.state import decode_head, head_key
 
 _FIND_BATCH: Final = 1024
 _PAGE: Final = 4096
-# How many ids are held at once.
+# How many ids one step of the pass covers: their objects are in memory at once.
 _WINDOW: Final = 1 << 16
 
 _KINDS: Final = {
@@ -53,7 +53,7 @@ def still_stored(engine: Engine, digests: Collection[bytes]) -> set[bytes]:
 
 
 def find_keepers(engine: Engine, digests: Collection[bytes]) -> tuple[Keeper, ...]:
-    """Whose rows reach any of these objects, by kind and name."""
+    """The owners of all rows that reach any of these objects, by kind and name."""
     if not digests:
         return ()
     reaching = _reaching(engine, digests)
@@ -67,7 +67,7 @@ def find_keepers(engine: Engine, digests: Collection[bytes]) -> tuple[Keeper, ..
 
 
 def _reaching(engine: Engine, digests: Collection[bytes]) -> set[bytes]:
-    """These objects and all from which they are reached."""
+    """The digests of these objects and of all objects that reach them."""
     reaching = set(digests)
     ids: set[int] = set()
     for info in _ascending(engine):

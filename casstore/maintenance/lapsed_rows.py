@@ -38,7 +38,7 @@ class ConditionalChange(NamedTuple):
 def apply_changes(
     engine: Engine, changes: Iterable[ConditionalChange]
 ) -> Iterator[ConditionalChange]:
-    """Write changes, many in one transaction; those that were made, without the others."""
+    """Write changes, many in one transaction; yields those whose conditions held."""
     waiting: list[ConditionalChange] = []
     for change in changes:
         waiting.append(change)
@@ -69,7 +69,7 @@ def remove_rows(
     condition_of: Callable[[Row], Condition | None],
     progress: Progress | None = None,
 ) -> int:
-    """Remove the rows for which ``condition_of`` gives a condition, under it; how many."""
+    """Remove rows for which ``condition_of`` returns a condition, if it holds; returns how many."""
 
     def removals() -> Iterator[ConditionalChange]:
         for seen, row in enumerate(scan(engine, table, *bounds)):

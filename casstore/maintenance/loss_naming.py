@@ -28,7 +28,7 @@ class Remains(Protocol):
         ...
 
     def sketch(self, object_id: int) -> StoredObject | None:
-        """An object of which only the digests of its links are lost."""
+        """An unverified object, with placeholders for the digests of its links that are lost."""
         ...
 
     def stand_in(self, object_id: int) -> bytes:
@@ -60,13 +60,15 @@ def name_losses(
 ) -> list[LostPiece]:
     """The pieces of a revision that are lost, as far as they can be named.
 
-    ``root`` is the id of its manifest, if there is one; ``has`` says what was saved whole.
+    ``root`` is the id of its manifest, if that is known; ``has`` says whether an object was saved
+    with all that it links to.
     """
     if root is None:
         return [LostPiece(revision, "the manifest", Digest(manifest), "it is gone")]
     pieces: list[LostPiece] = []
     ahead: list[tuple[int, str]] = [(root, "the manifest")]
-    # The node index knows no ids: what it leads to is named by others first.
+    # The node index has no ids of nodes, so its children come last: by then nodes have been named
+    # through their children.
     listed: list[int] = []
     seen = {root}
     steps = 0
@@ -84,7 +86,7 @@ def name_losses(
             continue
         item = found.find(object_id)
         if isinstance(item, str):
-            # It may be there itself, and lack only what will be named below it.
+            # If its own bytes are there, only objects below it are lost, and are named below.
             item = found.sketch(object_id) or item
         if isinstance(item, str):
             pieces.append(LostPiece(revision, name, digest, item))
@@ -112,7 +114,7 @@ def _digest(found: Remains, object_id: int) -> Digest | None:
 def _names_below(
     digest: bytes | None, item: StoredObject | str, name: str
 ) -> tuple[dict[bytes, str], str]:
-    """What the children of an object are to its owner, by their digests; and all others."""
+    """Names for the children of an object by digest, and the name for any other child."""
     whole = name if name.startswith("a part of ") else f"a part of {name}"
     if isinstance(item, str) or digest is None:
         return {}, whole

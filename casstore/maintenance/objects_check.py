@@ -45,7 +45,7 @@ def _links(digest: bytes, kind: int, data: bytes) -> list[bytes]:
     if kind == Kind.INDEX:
         encoded, links = encode_piece(decode_piece(digest, data))
         if encoded != data:
-            raise CorruptionError(f"{digest.hex()} is not encoded as a part of a node index is")
+            raise CorruptionError(f"part {digest.hex()} of a node index is not in canonical form")
         return links
     if kind == Kind.NODE:
         opened, links_beside = open_node(digest, data)
@@ -56,7 +56,7 @@ def _links(digest: bytes, kind: int, data: bytes) -> list[bytes]:
 
 
 def prove_content(engine: Engine, digest: bytes, item: StoredObject) -> None:
-    """Recompute the digest; CorruptionError. A rope's needs all of its content."""
+    """Compare an object with its digest, a rope by reading all its content; CorruptionError."""
     check_object(digest, item.kind, item.data)
     if item.kind == Kind.ROPE:
         with BlobReader(PieceReader(engine), digest, item) as content:

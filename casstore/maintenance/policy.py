@@ -1,4 +1,4 @@
-"""Which revisions a policy keeps, and where policies are kept.
+"""Which revisions a policy keeps, and how policies are stored.
 
     policy = version (1) ‖ map of the fields that are not the default
 
@@ -36,8 +36,8 @@ _DAYS_A_WEEK: Final = 7
 
 
 class Policy(NamedTuple):
-    """What stays of a session. The head always does, so does what a policy cannot know of:
-    what is protected, pinned, or needed by the holder of a live lease.
+    """Which revisions of a session stay. Besides these, its head stays, and what is protected,
+    pinned, or needed by the holder of a live lease.
 
     >>> from casstore.maintenance import retention
     >>> [found] = retention.plan(store, policy=Policy(last=1, labelled=True))
@@ -47,7 +47,7 @@ class Policy(NamedTuple):
 
     #: How many of the newest revisions to keep, the head included.
     last: int = 0
-    #: The number of most recent hours, days … with revisions, of each of which to keep the newest.
+    #: The newest revision of each of this many hours, days …: the latest that have revisions.
     hourly: int = 0
     daily: int = 0
     weekly: int = 0
@@ -57,7 +57,7 @@ class Policy(NamedTuple):
     within_ms: int | None = None
     #: Every revision that has a label.
     labelled: bool = True
-    #: All revisions: for a session that the default is not for.
+    #: Keep all revisions: for a session that the default policy is not meant for.
     everything: bool = False
     #: Delete the whole session once its head is this old; None: never.
     idle_ms: int | None = None
@@ -89,7 +89,7 @@ def check_policy(policy: Policy) -> None:
         raise InvalidInputError("the policy keeps nothing; to keep only the head, set last=1")
 
 
-# --- keeping policies -----------------------------------------------------------------------
+# --- storing policies -----------------------------------------------------------------------
 
 
 def set_policy(store: Store, policy: Policy | None, session: str | None = None) -> None:
@@ -123,7 +123,7 @@ def set_policy(store: Store, policy: Policy | None, session: str | None = None) 
 
 
 def find_policy(store: Store, session: str | None = None) -> Policy | None:
-    """The policy set for a session, or the default; None if none is set there.
+    """The policy stored for a session, without ``session`` the default; None if none is stored.
 
     >>> find_policy(store) is None  # none is set: everything stays
     True
@@ -134,7 +134,7 @@ def find_policy(store: Store, session: str | None = None) -> Policy | None:
 
 
 def policy_fields(policy: Policy) -> dict[str, Any]:
-    """The fields of a policy that say something."""
+    """The fields of a policy that differ from those of ``Policy()``."""
     plain = Policy()
     return {
         name: value
@@ -191,7 +191,7 @@ def _date(time_ms: int) -> date:
     try:
         return date.fromordinal(_EPOCH_ORDINAL + time_ms // DAY_MS)
     except (ValueError, OverflowError) as exc:
-        raise CorruptionError(f"a revision was committed at {time_ms} ms, in no year") from exc
+        raise CorruptionError(f"a revision has the time {time_ms} ms, which is no date") from exc
 
 
 def _month(time_ms: int) -> object:
@@ -222,7 +222,7 @@ class RevisionKeeper:
         self._seen: dict[str, set[object]] = {name: set() for name in _BUCKETS}
 
     def reasons(self, committed_at_ms: int, labels: tuple[str, ...]) -> list[str]:
-        """Why the next revision stays; nothing: the policy does not keep it."""
+        """Why the next revision stays; empty if the policy does not keep it."""
         policy = self._policy
         if policy is None:
             return ["no policy"]

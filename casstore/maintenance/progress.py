@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    """How far a piece of long work has come."""
+    """How far a long-running operation has come."""
 
     #: What is being done, one word: "mark", "sweep", "copy" …
     phase: str
@@ -18,6 +18,6 @@ class Step(NamedTuple):
     unit: str
 
 
-#: Called now and then, from the thread that works. Raising from it stops the work at the next
-#: place where stopping is harmless; the exception comes out of the call.
+#: Called now and then, in the thread of the operation. An exception that it raises ends the
+#: operation at a point where that is safe, and is raised to the caller.
 Progress = Callable[[Step], None]

@@ -1,8 +1,8 @@
-"""recover: apply the redo log of a store that was not closed, or go on without that log.
+"""recover: apply the redo log of a store that was not closed, or discard that log.
 
-Opening such a store reads its log, so no store needs this before it is used. ``recover`` leaves
-a data file that needs no log, as closing the store does; and where the log is lost, it is the
-way to give up the commits that only the log held. No other process may have the store open.
+Opening such a store reads its log, so ``recover`` is not needed before that. It leaves a data file
+that needs no log, as closing the store does. If the log is lost or damaged, ``recover`` is the way
+to give up the commits that only the log held. No other process may have the store open.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RecoverReport(NamedTuple):
     needed_log: bool
     #: Commits that were read from the log and are in the data file now.
     commits_recovered: int
-    #: Commits of the log that could still be read and are lost; None: the log was not discarded.
+    #: Commits that were lost with the log, as far as it could be read; None: it was not discarded.
     commits_discarded: int | None
 
 
 def recover(path: str | os.PathLike[str], *, discard_log: bool = False) -> RecoverReport:
     """Make the data file of the store at ``path`` complete, so that it needs no log.
 
-    ``discard_log`` goes on without the commits that only the log holds. The data file is whole
-    without them: it has the commits up to the one that was applied last. BusyError if the store
+    ``discard_log`` gives up the commits that only the log holds. The data file is sound without
+    them: it has all commits up to the one that was applied last. BusyError if the store
     is open; CorruptionError if the log is missing or damaged and ``discard_log`` is False. After
-    any error the store is what it was.
+    any error the store is unchanged.
 
     >>> store.close()
     >>> recover(place / "store").needed_log
@@ -72,7 +72,7 @@ def recover(path: str | os.PathLike[str], *, discard_log: bool = False) -> Recov
 
 
 def count_unapplied(path: str | os.PathLike[str]) -> int | None:
-    """How many commits only the log holds, as far as it can be read; None: no log is needed.
+    """How many commits only the log holds, as far as it can be read; None: the store was closed.
 
     Changes nothing. BusyError if the store is open.
 
@@ -94,7 +94,7 @@ def _open_directory(path: str | os.PathLike[str]) -> StoreDirectory:
 
 
 def _read_log_state(directory: StoreDirectory) -> RecoveryPoint:
-    """What the tables say of the log, read without LMDB: opening the store may need the log."""
+    """The recovery point in the tables, read without LMDB: opening the store may need the log."""
     with PageFile(directory.data_path) as file:
         for meta in file.metas()[:1]:
             for _, entry in file.walk(meta.main.root, lambda lost: None, lambda page, pages: True):

@@ -20,6 +20,7 @@ from casstore.maintenance.keepers import still_stored
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
+# How many digests one record holds at most.
 _A_RECORD: Final = 512
 _NUMBER_BYTES: Final = 8
 

@@ -1,10 +1,10 @@
-"""Retention: which revisions, labels and sessions stay, and taking the others away.
+"""Retention: which revisions, labels and sessions stay, and the removal of the others.
 
     set_policy(store, Policy(last=10, daily=7))     what stays
     for session in plan(store): ...                 what would go, and why the rest stays
-    execute(store, plan(store))                     and it goes
+    execute(store, plan(store))                     removes that
 
-Only rows go. The space comes back with gc, and then with compacting.
+Only rows are removed. gc then removes the objects, and compacting the file reclaims its space.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class RetentionCheck:
             if values[0] != row.value or None not in values:
                 return None
             lost = about[values.index(None) - 1]
-            return f"session {name!r} is about {lost!r}, and is not found by that"
+            return f"session {name!r} is about {lost!r}, but the index of subjects lacks it there"
 
         self._facts.ask(codes.SUBJECTS_WRONG, Where(name, table=_TABLE, key=row.key), places, judge)
 
@@ -94,6 +94,6 @@ class RetentionCheck:
             about = subjects.decode(values[1])
             if any(keys.subject_session(one, key).key == row.key for one in about):
                 return None
-            return f"the index of subjects finds session {name!r}, which is not about that one"
+            return f"the index of subjects has session {name!r} under a subject that it lacks"
 
         self._facts.ask(codes.SUBJECTS_WRONG, Where(name, table=_TABLE, key=row.key), places, judge)

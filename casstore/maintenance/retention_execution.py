@@ -102,9 +102,9 @@ class RetentionReport(NamedTuple):
     #: Planned, but already removed by another process or an earlier run.
     already_gone: int
     skipped_count: int
-    #: The first of them.
+    #: The first ``LISTED`` of them, as of each kind below.
     skipped: tuple[Skipped, ...]
-    #: Sessions of which the plan itself said that they cannot be decided about.
+    #: Sessions that the plan could not decide about, because a row could not be read.
     refused_count: int
     refused: tuple[Skipped, ...]
     #: Sessions whose stored policy the given one overrode; the first of them with it.
@@ -144,7 +144,7 @@ class Tally:
         self.overridden: list[Overridden] = []
 
     def begin(self, part: SessionPlan) -> None:
-        """Count a session, when its first part comes."""
+        """Count a session; further parts of its plan are not counted again."""
         if part.part:
             return
         self.sessions += 1
@@ -158,19 +158,19 @@ class Tally:
         return self._listed is None or len(cases) < self._listed
 
     def skip(self, session: str, revision: int | None, why: str) -> None:
-        """Something stays."""
+        """Record a planned removal that is not carried out."""
         self.skipped_count += 1
         if self._has_room(self.skipped):
             self.skipped.append(Skipped(session, revision, why))
 
     def refuse(self, session: str, why: str) -> None:
-        """A session was not decided about."""
+        """Record a session that the plan could not decide about."""
         self.refused_count += 1
         if self._has_room(self.refused):
             self.refused.append(Skipped(session, None, why))
 
     def report(self) -> RetentionReport:
-        """All of it."""
+        """The counts and cases so far."""
         return RetentionReport(
             sessions=self.sessions,
             sessions_deleted=self.deleted,
@@ -235,7 +235,7 @@ class _ChangedError(Exception):
 def _policy_conditions(
     part: SessionPlan, key: bytes, rows: Sequence[bytes | None]
 ) -> list[Condition]:
-    """That the policy is the one that decided, and that a given one overrides what it may."""
+    """Conditions that the stored policies are those of the plan; _ChangedError if they are not."""
     own, default = rows
     found = decode_policy(own)
     if part.given:
@@ -313,7 +313,7 @@ def _doomed(
         raise _ChangedError("its time was extended")
     if leases.live_generation(lease, now_ms):
         raise _ChangedError("its lease is live")
-    # The clock may have been set back since the plan was made: then these are live again.
+    # If the clock was set back since the plan was made, protections may be live again.
     for _, one in chain.from_iterable(_protections(runtime, key).values()):
         _require_lapsed(one, now_ms)
     conditions.append(leases.free(key, lease))
@@ -344,7 +344,7 @@ def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
 def _remove(
     runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: Tally
 ) -> None:
-    """Remove these revisions in one write; ConditionFailedError if something moved right now."""
+    """Remove these revisions in one write; ConditionFailedError if a row changes meanwhile."""
     places: list[RowKey] = [head_key(key), keys.policy(key), keys.policy(None)]
     for one in planned:
         places.append(RowKey("history", keys.history(key, one.revision)))
@@ -420,7 +420,7 @@ def _require_lapsed(one: Protection, now_ms: int) -> None:
 
 
 def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes | None) -> HeadRow:
-    """The revision, if it and its marks are as they were planned."""
+    """The revision, if it and its marks are as they were when it was planned."""
     try:
         found = decode_head(row)
     except CorruptionError as exc:

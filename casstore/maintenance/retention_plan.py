@@ -77,7 +77,7 @@ class SessionPlan(NamedTuple):
     #: Newest first, all revisions of this part in one of the two.
     kept: tuple[Kept, ...] = ()
     removed: tuple[Removed, ...] = ()
-    #: Why nothing can be decided: the row that cannot be read, and nothing is removed.
+    #: Which row cannot be read: then nothing is decided about the session, or removed of it.
     refused: str | None = None
     #: A long history comes in parts, from 0 on.
     part: int = 0
@@ -91,7 +91,7 @@ class SessionPlan(NamedTuple):
 class Plan:
     """What retention would do. Iterate over it for the sessions, one after the other.
 
-    A plan that ``retention.plan`` returns looks at each session when it comes to it.
+    A plan that ``retention.plan`` returns reads each session when the iteration reaches it.
     ``to_json`` gives lines to save; ``from_json`` makes a plan of them.
 
     >>> from casstore.maintenance import retention
@@ -123,7 +123,8 @@ class Plan:
     def from_json(lines: Iterable[str]) -> Plan:
         """The plan from the lines that ``to_json`` wrote, read as it is iterated over.
 
-        InvalidInputError if it is anything else. An open file can be gone through once.
+        InvalidInputError if they are anything else. A plan from an open file can be iterated over
+        once.
 
         >>> from casstore.maintenance import retention
         >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
@@ -134,7 +135,7 @@ class Plan:
         if not isinstance(lines, Iterable):
             raise InvalidInputError(f"lines must be an iterable of str, got {type(lines).__name__}")
         if iter(lines) is not lines:
-            # A list: each round begins at its start.
+            # A list, or the like: each iteration begins at its start.
             return Plan(_header(iter(lines)), lambda: _sessions(_behind_header(lines)))
         running = iter(lines)
         return Plan(_header(running), lambda: _sessions(running))
@@ -252,4 +253,4 @@ def _texts(given: list[Any]) -> tuple[str, ...]:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"{what} cannot be that")
+        raise ValueError(f"{what} is invalid")

@@ -1,8 +1,8 @@
 """Plans retention, session by session; changes nothing.
 
-A plan is executed later, while other processes write. So the planner reads marks before the labels,
-forks, protections and pins they stand for. If it misses a new label, the mark has changed by the
-time of the execution, which then keeps the revision.
+A plan is executed later, while other processes write. So the planner reads marks
+(``session.marks``) before the labels, forks, protections and pins that they stand for. If it misses
+a new label, the mark has changed by the time of the execution, which then keeps the revision.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def _time(time_ms: int) -> str:
 
 
 class _Pinned:
-    """The objects that tags and pins name, read again when a new mark appears."""
+    """The objects that tags and pins name; all are read again when a new pin's mark appears."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -354,7 +354,7 @@ class _Pinned:
         self._names: dict[bytes, str] = {}
 
     def look_at(self, manifests: list[bytes]) -> dict[bytes, bytes]:
-        """The marks of these manifests. Pins made before they were read are known afterwards."""
+        """The marks of these manifests; ``reasons`` then has all pins made before this read."""
         engine = self._runtime.engine
         rows = engine.get_rows([keys.pin_mark(one) for one in manifests])
         found = {

@@ -10,8 +10,7 @@ The root set does not depend on the clock. An expired pin keeps its object until
 by a write with the condition that the pin has expired (``lapsed_rows``). So the row is always
 removed before the object, and a clock that is set back leaves no row that names a missing object.
 
-A row that cannot be read stops the search: a root set that is not known is never taken for
-an empty one (P6).
+A row that cannot be read raises CorruptionError: gc must not run with a part of the roots (P6).
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ ROOTS: Final = Roots(tuple(_NAMED), _named)
 
 
 def live_roots(now_ms: int) -> Roots:
-    """The roots that are left when the pins whose time is up are removed: for dry runs."""
+    """The roots without expired pins: for dry runs, which remove no pins before marking."""
 
     def named(table: str, row: Row) -> Iterator[bytes]:
         if table != "pins" or pins.kept_digest(row.value, now_ms) is not None:

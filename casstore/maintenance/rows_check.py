@@ -58,7 +58,7 @@ class RowsCheck:
             "receipts": self._receipt,
             "sessions": self._meta,
         }
-        #: Tables that must not be read.
+        #: Tables that must not be read, because their pages are damaged.
         self.unsafe: frozenset[str] = frozenset()
         self.rows = 0
 
@@ -102,7 +102,7 @@ class RowsCheck:
                 yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
 
     def revisions_by_session(self) -> Iterator[Revision]:
-        """The same, session by session, each from its oldest revision to its head."""
+        """All revisions, session by session, each from its oldest revision to its head."""
         both = self.revisions("history"), self.revisions("heads")
         return heapq.merge(*both, key=lambda one: (one.session_key, one.is_head))
 
@@ -140,7 +140,7 @@ class RowsCheck:
 
     @staticmethod
     def name_of(session_key: bytes, long_id: str | None = None) -> str:
-        """A session's id; what is left of it in its key if no row has it whole."""
+        """A session's id; if no row has it whole, the part that its key has."""
         try:
             name = keys.session_of(session_key)
         except (ValueError, CasstoreError):
@@ -195,7 +195,8 @@ class RowsCheck:
         if table in _SESSION_TABLES:
             session = self.name_of(keys.session_part(row.key))
         where = Where(session, None, None, table, row.key)
-        self._found.add(codes.ROW_MALFORMED, f"a row of table {table} makes no sense: {exc}", where)
+        what = f"a row of table {table} cannot be decoded: {exc}"
+        self._found.add(codes.ROW_MALFORMED, what, where)
 
     def require_object(
         self, table: str, row: Row, digest: bytes | None, revision: int | None = None
@@ -238,8 +239,8 @@ class RowsCheck:
             name = self.name_of(key, head.long_id)
             where = Where(name, head.revision, None, "history", row.key)
             what = (
-                f"the history of session {name!r} has revision {head.revision} at place "
-                f"{int.from_bytes(number, 'big')}, or not below its head"
+                f"the history of session {name!r} has revision {head.revision} under number "
+                f"{int.from_bytes(number, 'big')}, or not below the revision of its head"
             )
             self._found.add(codes.HISTORY_WRONG, what, where)
 
@@ -335,10 +336,10 @@ class RowsCheck:
         start, stop = keys.history(key, last + 1), keys.history(key, revision)
         try:
             if self._engine.scan_rows("history", start=start, stop=stop, limit=1):
-                # Committed since the rows before were read.
+                # These revisions were committed since the rows before were read.
                 return
         except CorruptionError:
-            # There is a row, but it is damaged.
+            # There is a row, and its damage is reported already.
             return
         name = self.name_of(key)
         what = f"session {name!r} has no revisions between {last} and {revision}"

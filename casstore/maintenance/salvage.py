@@ -90,7 +90,7 @@ class SalvageReport(NamedTuple):
     objects_lost: int
     rows_saved: int
     rows_lost: tuple[LostRow, ...]
-    #: Policies, protections and the like that were taken over though they may be outdated.
+    #: Rows of retention, as policies and protections, that were taken over but may be outdated.
     rows_from_strays: tuple[StrayRow, ...]
     #: Rows that the target has with other values, and queues: they were left as they are. Those of
     #: a session whose head the target has are not counted.
@@ -104,13 +104,13 @@ class SalvageReport(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Was everything taken over?"""
+        """Whether everything was taken over."""
         return not (self.rows_lost or self.gaps or self.objects_lost) and all(
             one.outcome in (WHOLE, DELETED, EXISTS) for one in self.sessions
         )
 
     def outcomes(self, outcome: str) -> tuple[str, ...]:
-        """The ids of the sessions that came out in this way."""
+        """The ids of the sessions with this outcome."""
         return tuple([one.session for one in self.sessions if one.outcome == outcome])
 
 
@@ -140,7 +140,7 @@ def salvage(
     into = path_text(target)
     if not casstore.store.is_server(into):
         _require_apart(place, into)
-    # Before a target is created in vain.
+    # Raises if the source has no data file, before the target is created.
     require_data_file(place)
     with casstore.store.open(target) as opened:
         return _Salvage(place, opened, progress).run()
@@ -155,6 +155,8 @@ def _require_apart(source: str, target: str) -> None:
 
 
 class _Salvage:
+    """One call of ``salvage``."""
+
     def __init__(self, source: str, target: Store, progress: Progress | None) -> None:
         self._source = source
         self._target = target
@@ -211,10 +213,11 @@ class _Salvage:
                     continue
 
     def _copy_objects(self, found: PageScan, ids: IdSet | list[int]) -> list[int]:
-        """Store the whole objects, children before parents; the ids of those that are not whole.
+        """Store the objects that are whole with all they link to; returns the ids of the others.
 
-        Usually one pass is enough: a child's id is lower. Only if an object is lost, and was stored
-        a second time later, its parents have to wait for that one.
+        Children come before parents, as a child's id is lower, so one pass is usually enough. But
+        an object that is lost may have been stored again, under a higher id than its parents have:
+        the next pass stores these.
         """
         todo: Iterable[int] = ids
         total = len(ids)
@@ -404,7 +407,7 @@ class _Salvage:
 
 
 def _ranked(found: PageScan, table: str, start: bytes, stop: bytes) -> Iterator[FoundRevision]:
-    """The revisions of which the row can be read: a checksum does not prove that."""
+    """The revisions whose rows can be decoded: some rows match their checksum and cannot."""
     for row, rank in found.ranked_rows(table, start, stop):
         try:
             yield FoundRevision(row, decode_head(row.value), rank)

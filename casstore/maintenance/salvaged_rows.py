@@ -1,4 +1,4 @@
-"""The rows of a damaged store that a new one can take, and an account of those that it cannot.
+"""Selects the rows of a damaged store that a new one can take, and lists those that it cannot.
 
 A row names what must be there (P3): a row whose objects, revision or session are lost is left out
 and listed. The target's own rows stay as they are.
@@ -60,7 +60,7 @@ class RowSource(Protocol):
 
 
 class RowTarget:
-    """A store that rows go into, and the account of them."""
+    """The target store, with counts and lists of the rows that were written, kept and lost."""
 
     def __init__(self, engine: Engine, progress: Progress | None) -> None:
         self.engine = engine
@@ -80,7 +80,7 @@ class RowTarget:
         self.lost.append(LostRow(table, session, name, why))
 
     def put(self, puts: Iterable[PutRow], unless: Sequence[RowKey] = ()) -> bool:
-        """Write the rows that the target lacks, in batches; False if it has a row ``unless``."""
+        """Write the rows that the target lacks; False if it has one of the rows ``unless``."""
         for batch in _batches(puts):
             done = publish.put_absent(self.engine, "the salvaged rows", batch, unless)
             if done is None:
@@ -98,7 +98,7 @@ class RowTarget:
         session: str | None,
         name_of: Callable[[Row], str],
     ) -> Iterator[PutRow]:
-        """Those of the rows that can be read and of which all objects were saved."""
+        """The rows that can be read and whose objects were saved; lists the others as lost."""
         for page in _batches(rows):
             named: dict[Row, list[bytes]] = {}
             for row in page:
@@ -143,7 +143,7 @@ class FoundRevision(NamedTuple):
 
 
 class SessionRemains(NamedTuple):
-    """What was found of one session, on its way into the target."""
+    """The rows that were found of one session, and the target that they are copied to."""
 
     found: RowSource
     target: RowTarget
@@ -181,7 +181,7 @@ class SessionRemains(NamedTuple):
                 self._lose("history", f"label {label!r}", f"revision {revision} is lost")
 
     def _receipts(self, newest: int) -> Iterator[PutRow]:
-        """The receipts of turns whose outcome is saved; the other turns may be repeated."""
+        """The receipts of turns whose revision is saved; other turns can be committed again."""
         for row in self.rows("receipts"):
             try:
                 receipt = decode_receipt(row.value)
@@ -196,10 +196,10 @@ class SessionRemains(NamedTuple):
                 self._lose("receipts", f"turn {turn!r}", f"revision {receipt.revision} is lost")
 
     def _queue(self) -> Iterator[PutRow]:
-        """The batches, and the rows that find them, which are rebuilt; or nothing.
+        """The batches, and the rows by which they are found, rebuilt from them.
 
-        If the target has a queue with other rows, it stays alone: batches of both would share
-        their numbers.
+        Nothing if the target has a queue with other rows: batches of both may have the same
+        numbers.
         """
         last = 0
         batches: list[Row] = []
@@ -237,8 +237,8 @@ class SessionRemains(NamedTuple):
     def retention(self, saved: Collection[int], *, deleted: bool = False) -> Iterator[PutRow]:
         """The policy, expiry, protections and subjects of the session.
 
-        Rows that cannot be read are carried: such a policy or protection keeps everything. Of a
-        session that was deleted only what its deletion has yet to do.
+        Rows that cannot be read are copied: such a policy or protection keeps everything.
+        ``deleted``: only the rows that the session's unfinished deletion needs.
         """
         key = self.key
         for start, stop in keys.retention_rows(key):
@@ -283,7 +283,7 @@ def _seq(batch: Row) -> int:
 def store_rows(
     table: str, found: RowSource, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
-    """The rows to carry of a table that belongs to the store as a whole.
+    """The rows to copy of a table that belongs to the store as a whole.
 
     ``taken`` has the keys of the sessions that were found, and whether they were taken over;
     if not, the target has another session of that id.

@@ -1,4 +1,4 @@
-"""Finds the objects that a group of roots shares with other roots, and the owners of those.
+"""Finds the objects that a group of roots shares with other roots, and the owners of the others.
 
 Children have lower ids than their parents, so one pass over the objects, in order of descending
 ids, follows all links. The first pass marks the objects that the group reaches, with one bit for
@@ -57,8 +57,9 @@ class Sharing(NamedTuple):
     bytes: int
     shared_objects: int
     shared_bytes: int
-    #: The largest objects, and those who share most bytes; largest first.
+    #: The largest of the shared objects, largest first.
     largest: tuple[Shared, ...]
+    #: The other owners that share the most bytes; those with the most bytes first.
     sharers: tuple[Sharer, ...]
 
 
@@ -85,7 +86,7 @@ def survey(
     listed: int,
     progress: Progress | None = None,
 ) -> Sharing:
-    """What ``group`` reaches, and what of it ``others`` reach; lists are cut at ``listed``."""
+    """What ``group`` reaches, and what of it ``others`` reach; ``listed``: the most list items."""
     mine = _Reached(engine, set(group), progress)
     if not mine.objects:
         return NOTHING
@@ -128,7 +129,7 @@ class _Ids:
 
 
 class _Reached:
-    """What roots reach."""
+    """The objects that roots reach."""
 
     def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:
         self.ids = _Ids()
@@ -159,7 +160,7 @@ def _union(one: _Owners, other: _Owners) -> _Owners:
 def _owned(
     engine: Engine, roots: list[Root], progress: Progress | None
 ) -> Iterator[tuple[ObjectInfo, _Owners]]:
-    """Every object that a root reaches, and whose roots they are."""
+    """Every object that one of these roots reaches, and the owners of the roots that reach it."""
     # Sets of owners by number; 0 is the empty set.
     groups = [_Owners((), more=False)]
     numbers = {groups[0]: 0}
@@ -183,7 +184,7 @@ def _owned(
     reached: array[int] | None = None
     for info in newest_first(engine, "survey", progress):
         if reached is None:
-            # The first has the highest id, and children have lower ones.
+            # The first object has the highest id of all, so it sets the length of the array.
             reached = array("I", bytes(4 * (info.id + 1)))
         found = joined(reached[info.id], named.get(info.digest, 0))
         if found:
@@ -193,7 +194,7 @@ def _owned(
 
 
 class _Meetings:
-    """Objects that both sides reach."""
+    """Collects the objects that both the group and other roots reach."""
 
     def __init__(self, listed: int) -> None:
         self._listed = listed
@@ -231,7 +232,7 @@ class _Meetings:
             del self._owners[heapq.heappop(self._heap)[1]]
 
     def largest(self) -> tuple[Shared, ...]:
-        """The largest of them."""
+        """The largest objects that were added, largest first."""
         return tuple(
             [
                 Shared(Digest(digest), kind, size_bytes, *self._owners[digest])
@@ -240,7 +241,7 @@ class _Meetings:
         )
 
     def sharers(self) -> tuple[Sharer, ...]:
-        """Those who share most."""
+        """The owners that share the most bytes, those with the most first."""
         self.begin_pass()
         found = [Sharer(name, *counts) for name, counts in self._most.items()]
         return tuple(sorted(found, key=lambda one: (-one.bytes, one.name))[: self._listed])

@@ -38,7 +38,7 @@ _TABLE: Final = "records"
 _OF_CORE: Final = frozenset(("vacuum",))
 _MAX_ENTRIES: Final = 10_000
 _PAGE: Final = 256
-# Maps in the content of an entry are taken apart so deep: LangGraph's are namespaces and channels.
+# How many levels of maps ``content_texts`` opens: LangGraph's entries have namespaces and channels.
 _TEXT_DEPTH: Final = 2
 
 
@@ -100,7 +100,7 @@ class RecordSystem(Protocol):
     def entries(
         self, store: Store, *, after: str | None = None, limit: int = 100
     ) -> Sequence[SystemEntry]:
-        """The next ``limit`` entries behind the one with the id ``after``, in a fixed order."""
+        """The next ``limit`` entries after the one with the id ``after``, in a fixed order."""
         ...
 
     def find_entry(self, store: Store, entry: str) -> SystemEntry | None:
@@ -123,7 +123,7 @@ class RecordSystem(Protocol):
         return content_texts(self.content(store, entry))
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
-        """Remove what has expired, and what a deletion that was cut short has left; how many.
+        """Remove rows that expired, or that an interrupted deletion left; returns how many.
 
         Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
         """
@@ -150,7 +150,7 @@ class RecordSystem(Protocol):
         return
 
     def after_copy(self, source: Store, target: Store) -> int:
-        """Remove rows of ``target`` that contradict those copied from ``source``; how many.
+        """Remove rows of ``target`` that contradict those copied from ``source``; returns how many.
 
         A copy overwrites and adds rows and removes none. Called when ``target`` had rows of this
         system before the copy.
@@ -164,7 +164,7 @@ def prefix_of(system: RecordSystem) -> str:
 
 
 def content_texts(content: Any) -> Iterator[EntryText]:
-    """The items of lists in the content of an entry; what is in no list, by its key.
+    """The texts of the content of an entry: each item of a list, and each value in no list.
 
     >>> [one.position for one in content_texts({"": {"messages": ["a", "b"], "topic": "c"}})]
     ['messages/0', 'messages/1', 'topic']
@@ -249,7 +249,7 @@ def name_of(key: bytes) -> str | None:
 
 
 def _system_part(key: bytes) -> tuple[str, bytes]:
-    """The name of a key's system, and the first key behind all that start like this one."""
+    """The name of the system that a key belongs to, and the first key after all of that prefix."""
     table = key.partition(b"\0")[0]
     name, dot, _ = table.partition(b".")
     return name.decode(errors="backslashreplace"), past(name + (dot or b"\0"))
@@ -339,7 +339,7 @@ def check_limit(limit: int) -> None:
 def entry_keys(
     table: Table, depth: int, *, after: str | None, limit: int
 ) -> Iterator[tuple[str, ...]]:
-    """The next ``limit`` different first ``depth`` texts of a table's keys, behind an entry's."""
+    """The next ``limit`` entries after ``after``, each as the first ``depth`` texts of its keys."""
     check_limit(limit)
     behind = None if after is None else entry_key(after, depth)
     for _, key in zip(range(limit), table.groups(depth, after=behind), strict=False):
@@ -366,7 +366,9 @@ def entry_key(entry: str, depth: int) -> tuple[str, ...]:
     check_text(entry, "the id of an entry")
     parts = [entry] if depth == 1 else entry.split("/")
     if len(parts) != depth:
-        raise InvalidInputError(f"the id of an entry has {depth} parts, got {entry!r:.80}")
+        raise InvalidInputError(
+            f"the id of an entry must have {depth} parts between slashes, got {entry!r:.80}"
+        )
     if depth == 1:
         return (entry,)
     return tuple([part.replace("%2F", "/").replace("%25", "%") for part in parts])

@@ -1,9 +1,8 @@
-"""Attachments of all sessions that were announced and never committed.
+"""Finds the attachments of all sessions that were announced and never committed, and removes them.
 
-A session lists its own (``session.attachments.uncommitted``). A host that announces bytes for a
-session and dies before the first commit leaves an attachment of a session that never began,
-which no list of sessions has. These functions go by the rows of the attachments, so they find
-it, too.
+``session.attachments.uncommitted`` lists those of one session. But a host that announces bytes for
+a session and dies before the first commit leaves an attachment of a session that never began, which
+no list of sessions has. These functions scan the rows of all attachments, so they find it, too.
 """
 
 from __future__ import annotations
@@ -97,11 +96,11 @@ def _session(store: Store, key: bytes) -> str | None:
 
 
 class GivenUp(NamedTuple):
-    """What became of uncommitted attachments."""
+    """How many uncommitted attachments ``sweep_uncommitted`` gave up."""
 
     #: Their rows are gone; gc removes blobs that only they named.
     removed: int
-    #: Their bytes are elsewhere: ``list_condemned`` has them until these are deleted.
+    #: Their bytes are outside the store: ``list_condemned`` has them until the bytes are deleted.
     condemned: int
 
 
@@ -138,7 +137,7 @@ def _changes(store: Store, older_than_ms: int) -> Iterator[ConditionalChange]:
 
 
 def _change(row: Row) -> ConditionalChange | None:
-    """How an attachment is given up; None if only its bytes, which are elsewhere, are left."""
+    """The change that gives an attachment up; None if it is condemned already."""
     place = RowKey("attachments", row.key)
     left = attachments.condemned("", row.value)
     if left == row.value:

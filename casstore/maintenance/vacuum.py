@@ -49,7 +49,8 @@ class VacuumOutcome(Enum):
     PLANNED = "planned"
     #: A session that was deleted meanwhile.
     GONE = "gone"
-    #: Other writers kept changing it, or another process works on it. It is unchanged; run again.
+    #: Other writers kept changing the session, or another process reclaims space in the store. The
+    #: session is unchanged; run again.
     BUSY = "busy"
     #: Stopped early; the completed steps are valid. Run it again.
     INCOMPLETE = "incomplete"
@@ -63,7 +64,7 @@ class SessionReport(NamedTuple):
     session: str
     outcome: VacuumOutcome
     nodes_removed: int = 0
-    #: Nodes that came after a removed one, and revisions that had one.
+    #: Nodes that came after a removed one, and revisions that contained a removed one.
     nodes_rewritten: int = 0
     revisions_rewritten: int = 0
     problem: CasstoreError | None = None
@@ -142,7 +143,7 @@ def vacuum(
 ) -> VacuumReport:
     """Remove hidden nodes, expired rows and unreachable objects, and reclaim their bytes.
 
-    A dry run does it in memory, up to collecting, and changes nothing. ``sessions`` limits which
+    A dry run does all but pack in memory, and leaves the store unchanged. ``sessions`` limits which
     sessions are rewritten; by default all with hidden nodes. Objects put within the grace period
     ``grace_ms`` are kept, removed nodes included; with 0 they are removed at once. ``stop`` is
     called between sessions and between transactions.
@@ -175,7 +176,7 @@ def vacuum(
         became, digests = _rewrite(runtime, session, progress)
         done.append(became)
         if digests:
-            # Before they are collected: a run that is stopped leaves it to the next to look.
+            # Before gc runs: if this run is stopped, the next one still reports what is kept.
             removed_nodes.remember(store, session, digests)
     collected = gc.collect(store, grace_ms=grace_ms, dry_run=dry_run, progress=progress, stop=stop)
     report = report._replace(sessions=tuple(done), collected=collected)

@@ -1,8 +1,8 @@
-"""Proving a bundle without a store: every name recomputed, every link followed, every row read.
+"""Verifies a bundle without a store: recomputes every digest, follows every link, reads every row.
 
-One pass over the file. Of each object a few numbers and its place are kept, about 400 bytes;
-contents are read again where only the whole proves a part: ropes, and the graphs of
-revisions. What may be kept and read is bounded by ``BundleLimits`` (P7).
+One pass over the file keeps a few numbers and the offset of each object in memory, about 400 bytes.
+Objects are read again to verify ropes and the graphs of revisions, which take more than one object.
+``BundleLimits`` bounds the memory and the bytes read (P7).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAX_NAMED: Final = 10_000
 
 
 class BundleLimits(NamedTuple):
-    """What one bundle may ask of its reader. Honest ones stay far below."""
+    """Limits on what reading one bundle may cost. Bundles that casstore wrote stay far below."""
 
     max_objects: int = 4_000_000
     max_rows: int = 1_000_000
@@ -68,17 +68,18 @@ DEFAULT_LIMITS: Final = BundleLimits()
 
 
 class VerifyReport(NamedTuple):
-    """A bundle that was proven."""
+    """What ``verify_bundle`` found in a valid bundle."""
 
     session: str
     revisions: int
     objects: int
     object_bytes: int
     size_bytes: int
-    #: Is it whole in itself? A thin one leaves out what another store has.
+    #: True: the bundle leaves out objects that the store of its reader has.
     thin: bool
-    #: How many objects a thin one leaves out, and how many of its ropes that leaves unproven.
+    #: How many objects a thin bundle leaves out.
     left_out: int = 0
+    #: How many long blobs (ropes) were not verified, because their chunks may be left out.
     unproven: int = 0
 
 
@@ -88,12 +89,12 @@ class _Known(NamedTuple):
 
 
 class FileObjects(PieceReader):
-    """The objects of a bundle by digest, in addition to those of a store."""
+    """Reads the objects of a bundle; others from ``outside``, a store, if it is given."""
 
     __slots__ = ("_outside", "_reader", "known")
 
     def __init__(self, reader: BundleReader, outside: PieceReader | None) -> None:
-        # The engine is only asked through ``find_many``, which is answered here.
+        # ``PieceReader`` uses its engine only in ``find_many``, which this class overrides.
         super().__init__(outside.engine if outside is not None else _NO_ENGINE)
         self._reader = reader
         self._outside = outside
@@ -116,14 +117,14 @@ class FileObjects(PieceReader):
 
 
 class _NoEngine:
-    """Stands where a reader without a store needs an engine."""
+    """The placeholder for the engine of a reader without a store."""
 
 
 _NO_ENGINE: Final[Any] = _NoEngine()
 
 
 class Proof:
-    """One bundle on its way through all checks."""
+    """The verification of one bundle."""
 
     def __init__(
         self,
@@ -134,14 +135,14 @@ class Proof:
     ) -> None:
         self._reader = reader
         if not isinstance(limits, BundleLimits):
-            raise InvalidInputError(f"limits are BundleLimits, not {type(limits).__name__}")
+            raise InvalidInputError(f"limits must be BundleLimits, got {type(limits).__name__}")
         for name, limit in limits._asdict().items():
             check_count(limit, name)
         self._limits = limits
         self._outside = None if outside is None else PieceReader(outside)
         self._progress = progress
         self.objects = FileObjects(reader, self._outside)
-        # Not linked to so far by anything that came later.
+        # The objects that nothing has linked to so far, each with the offset of its block.
         self._loose: dict[bytes, int] = {}
         self._left_out: dict[bytes, Fact | None] = {}
         self._lacking: dict[bytes, None] = {}
@@ -162,11 +163,11 @@ class Proof:
 
     @property
     def thin(self) -> bool:
-        """Does the file leave out objects?"""
+        """Whether the file leaves out objects."""
         return self._reader.header is not None and self._reader.header.thin
 
     def run(self) -> VerifyReport:
-        """Check everything; raises at the first thing that is wrong."""
+        """Verify the whole file; raises at the first error."""
         reader = self._reader
         for block in reader.blocks():
             if reader.header is not None and reader.header.kind != layout.SESSION:
@@ -185,7 +186,8 @@ class Proof:
         counted = (len(self.objects.known), self._object_bytes, len(self._raw_rows))
         if totals[:3] != counted:
             raise reader.fail(
-                reader.size_bytes, f"{counted} objects, bytes and rows where {totals[:3]} are said"
+                reader.size_bytes,
+                f"the file has {counted} objects, bytes and rows, its trailer says {totals[:3]}",
             )
         if self._lacking:
             raise ObjectsMissingError(reader.path, list(self._lacking))
@@ -244,7 +246,7 @@ class Proof:
     def _take_object(self, offset: int, packed: layout.PackedObject) -> None:
         kind, data = packed.kind, packed.data
         if kind not in KIND_NAMES:
-            raise CorruptionError(f"an object of kind {kind}")
+            raise CorruptionError(f"an object of the unknown kind {kind}")
         name = digest_of(kind, data) if packed.name is None else packed.name
         if name in self.objects.known:
             raise CorruptionError(f"object {name.hex()} comes twice")
@@ -260,7 +262,10 @@ class Proof:
         self._loose[name] = offset
 
     def _charge_expansion(self, name: bytes, cost: Expansion) -> None:
-        """Refuse an object that expands to more than all objects so far together, and the limit."""
+        """BundleLimitError if an object's repeated parts take more memory than the limit.
+
+        The limit is on the memory beyond that of all objects so far, each built once.
+        """
         self._cost_once += cost.once
         limit = self._limits.max_repeated_bytes
         if cost.everywhere - self._cost_once > limit:
@@ -276,13 +281,13 @@ class Proof:
             self._loose.pop(digest, None)
             return known.fact
         if not self.thin:
-            raise CorruptionError(f"{digest.hex()} is linked to, and did not come before")
+            raise CorruptionError(f"object {digest.hex()} does not come before the link to it")
         if digest not in self._left_out:
             self._left_out[digest] = self._look_outside(digest)
         return self._left_out[digest]
 
     def _look_outside(self, digest: bytes) -> Fact | None:
-        """What the store knows of an object that was left out."""
+        """The fact of an object that the file leaves out, from the store; None without it."""
         if self._outside is None:
             return None
         item = self._outside.find_many((digest,))[0]
@@ -297,7 +302,7 @@ class Proof:
         return fact
 
     def _cost_outside(self, digest: bytes) -> Expansion:
-        """What a value of the store costs; of a long one, its first parts."""
+        """The cost of a value in the store, measured in at most ``_outside_left`` of its parts."""
         assert self._outside is not None
         before = self._outside.pieces_read
         cost = values.measure(self._outside, [digest], max(1, self._outside_left))
@@ -305,7 +310,7 @@ class Proof:
         return cost
 
     def _prove_rope(self, name: bytes, data: bytes, fact: Fact) -> Fact:
-        """Read a rope's content: only that proves its name."""
+        """Compare a rope's content with its digest, by reading all of it."""
         if self._left_out and self._outside is None:
             self._unproven += 1
             return fact
@@ -343,7 +348,9 @@ class Proof:
             if not isinstance(self._known(row.manifest), ManifestFact | None):
                 raise CorruptionError(f"the manifest of revision {row.revision} is not a manifest")
             if row.hidden is not None and not _is_map(self._known(row.hidden)):
-                raise CorruptionError(f"the hidden nodes of revision {row.revision} are not a map")
+                raise CorruptionError(
+                    f"the object with the hidden nodes of revision {row.revision} is not a map"
+                )
         for one in self.rows.attachments:
             if one.digest is not None and not isinstance(
                 self._known(bytes(one.digest)), BlobFact | None
@@ -353,7 +360,7 @@ class Proof:
             raise ObjectsMissingError(self._reader.path, list(self._lacking))
         if self._loose:
             name, offset = next(iter(self._loose.items()))
-            raise self._reader.fail(offset, f"nothing leads to object {name.hex()}")
+            raise self._reader.fail(offset, f"no row or object links to object {name.hex()}")
 
     def _check_graphs(self) -> None:
         steps = max(_MIN_STEPS, _STEPS_PER_OBJECT * len(self.objects.known))
@@ -374,10 +381,12 @@ class Proof:
     def _check_receipt(self, row: HeadRow, manifest: Manifest) -> None:
         receipt = None if row.turn is None else self.rows.receipts.get(row.turn)
         if receipt is not None and receipt.first + receipt.node_count > manifest.nodes:
-            raise CorruptionError(f"the receipt of revision {row.revision} counts nodes beyond it")
+            raise CorruptionError(
+                f"the receipt of the turn of revision {row.revision} has more nodes than that"
+            )
 
     def _hidden_nodes(self, digest: bytes) -> set[bytes]:
-        """The nodes that the head hides; their ids come along in a map."""
+        """The digests of the nodes that the head hides, from the map of these to their ids."""
         stored = self.objects.follow((digest,))[0]
         found = values.read_value(self.objects, digest, stored, max_bytes=DEFAULT_MAX_BYTES)
         if type(found) is not dict or any(type(node_id) is not str for node_id in found.values()):
@@ -390,7 +399,7 @@ def _is_map(fact: Fact | None) -> bool:
 
 
 def new_object(packed: layout.PackedObject) -> NewObject:
-    """An object of a proven bundle on its way into a store."""
+    """An object of a verified bundle in the form that ``Write`` takes."""
     name = digest_of(packed.kind, packed.data) if packed.name is None else packed.name
     return NewObject(name, packed.kind, packed.data, closure.links_of(packed.kind, packed.data))
 
@@ -401,10 +410,10 @@ def verify_bundle(
     limits: BundleLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Prove a bundle without any store, or raise.
+    """Verify a bundle without any store, or raise.
 
-    BundleError names the byte at which it fails, ForeignBundleError says that it is none, or
-    of another version, BundleLimitError that it asks for more than ``limits`` allow.
+    BundleError names the offset of the error. ForeignBundleError: the file is not a bundle, or one
+    of another version. BundleLimitError: reading it takes more than ``limits`` allows.
 
     >>> from casstore.maintenance.exporting import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")

@@ -1,8 +1,8 @@
 """Aligns two sequences: finds the runs in which they differ, in O(n log n) on every input (P7).
 
 Equal ends are cut off. The rest is anchored at tokens that occur exactly once on each side, in the
-longest common order (patience diff). The runs between the anchors differ. Anchors at unique pieces
-also match what a human reader would choose.
+longest common order (patience diff). The runs between the anchors differ. Anchoring at unique
+tokens also gives the diff that a reader expects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def differing_runs(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator
 def _trimmed(
     old: Sequence[Hashable], new: Sequence[Hashable], run: DifferingRun
 ) -> Iterator[DifferingRun]:
-    """The run without equal ends; nothing if it is equal."""
+    """Cut equal tokens off both ends of a run; yields nothing if no token is left."""
     old_start, old_stop, new_start, new_stop = run
     while old_start < old_stop and new_start < new_stop and old[old_start] == new[new_start]:
         old_start += 1
@@ -46,7 +46,7 @@ def _trimmed(
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of equal tokens, unique and increasing on both sides; the longest such sequence."""
+    """The (old, new) positions of tokens that occur once on each side, in the longest order."""
     once_old = _unique(old)
     once_new = _unique(new)
     pairs = [(at, once_new[token]) for token, at in once_old.items() if token in once_new]

@@ -18,7 +18,7 @@ from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 from casstore.objects.pieces import PieceReader, PieceWriter
 
 # How much of a stream is buffered before it is written: large enough that flushes are cheap, small
-# enough to be in memory several times.
+# enough that a few copies of it fit in memory.
 _STREAM_BATCH_BYTES: Final = 8 << 20
 
 # How many chunks a sequential reader fetches together.
@@ -30,9 +30,9 @@ def put_stream(
 ) -> Digest:
     """Store everything that ``source`` yields, in constant memory.
 
-    Chunks are written when they add up to ``batch_bytes``, which is held several times over. The
-    blob exists once the last byte is stored. If the source fails, the chunks written so far are
-    unreachable, and gc removes them.
+    Chunks are written in batches of ``batch_bytes``; memory holds a few times that. The blob exists
+    once the last byte is stored. If the source fails, the chunks written so far are unreachable,
+    and gc removes them.
     """
     head = _read_up_to(source, CHUNKED_BLOB_MIN_BYTES)
     writer = PieceWriter()
@@ -72,7 +72,9 @@ def _read(source: BinaryIO, size: int) -> bytes:
     read = getattr(source, "read", None)
     part = read(size) if callable(read) else None
     if not isinstance(part, bytes):
-        raise InvalidInputError("source must be a file in binary and blocking mode")
+        raise InvalidInputError(
+            f"source must be a file in binary and blocking mode, got {type(source).__name__}"
+        )
     if len(part) > size:
         # Accepting more than the requested bytes would let the stream control the use of memory.
         raise InvalidInputError(f"source.read({size}) returned {len(part)} bytes")
@@ -98,7 +100,7 @@ class _Rejoined(io.RawIOBase):
 
 
 def read_blob(reader: PieceReader, digest: bytes, item: StoredObject, *, max_bytes: int) -> bytes:
-    """The content of the blob whose root object is ``item``."""
+    """The content of the blob whose root object is ``item``; LimitError above ``max_bytes``."""
     if item.kind == Kind.BLOB:
         if len(item.data) > max_bytes:
             raise _too_long(len(item.data), max_bytes)
@@ -172,7 +174,7 @@ class BlobReader(io.RawIOBase):
         self._hasher = BlobHasher()
         self._hashed = 0
         self._is_false = False
-        # The chunk at the current position: its offset and content.
+        # The chunks that were loaded last: the offset of the first, and their content joined.
         self._window_start = 0
         self._window = b""
         self._root: tree.TreeBranch | None = None
@@ -207,7 +209,7 @@ class BlobReader(io.RawIOBase):
 
     # BufferedReader, the only caller, always passes a memoryview.
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill ``buffer`` from the current chunk, as far as it reaches."""
+        """Read into ``buffer``, no further than the loaded chunks; returns the number of bytes."""
         if self._position >= self.size_bytes:
             return 0
         if not self._window_start <= self._position < self._window_start + len(self._window):

@@ -52,8 +52,8 @@ _ABSENT: Final = object()
 class Change:
     """One difference. ``before`` and ``after`` are read on access.
 
-    ``path`` is the place in the newer value, or in the older one if it was removed; ``old_path`` is
-    the place in the older value, or None if it was added. They differ where list items moved.
+    ``path`` leads to it in the newer value, or in the older one if it was removed; ``old_path``
+    leads to it in the older value, or is None if it was added. They differ where list items moved.
 
     >>> old, new = store.put_value({"cwd": "/repo"}), store.put_value({"cwd": "/tmp"})
     >>> [change] = store.diff(old, new)
@@ -77,7 +77,7 @@ class Change:
 
     @property
     def before(self) -> Any:
-        """The older value at this place; None if there was none.
+        """The older value at ``old_path``; None if it was added.
 
         >>> [change] = store.diff(store.put_value(["a", "b"]), store.put_value(["a"]))
         >>> change.before, change.after
@@ -92,7 +92,7 @@ class Change:
 
     @property
     def after(self) -> Any:
-        """The newer value at this place; None if it was removed.
+        """The newer value at ``path``; None if it was removed.
 
         >>> [change] = store.diff(store.put_value(["a"]), store.put_value(["a", "b"]))
         >>> change.before, change.after
@@ -101,7 +101,7 @@ class Change:
         return self._load(self._after)
 
     def stored_before(self) -> Stored | None:
-        """The older value as a ``Stored``, read piece by piece; None if there was none.
+        """The older value as a ``Stored``, read piece by piece; None if it was added.
 
         >>> [change] = store.diff(store.put_value(["a", "b"]), store.put_value(["a"]))
         >>> change.stored_before().beginning(80), change.stored_after() is None
@@ -161,8 +161,8 @@ def diff_objects(
         yield from walk.places(before, after, (), ())
 
 
-# A field of an object that is compared field by field: a separate object, a value inside the
-# object, or nothing.
+# One field of an object that is compared field by field: the digest of a separate object, a value
+# encoded inside its owner, or None if the field does not exist.
 Field = bytes | Encoded | None
 
 
@@ -198,20 +198,21 @@ def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:
 
 
 class _Item(NamedTuple):
-    """A list item: its bytes, which identify it, and the place they decode to."""
+    """A list item: bytes that equal items have in common, and the item as a place."""
 
     data: bytes
     place: Any
 
 
 class _Walk:
-    """Walks two values side by side."""
+    """Walks two values side by side, each given as a place (``objects.values`` defines it)."""
 
     def __init__(self, reader: PieceReader, roots: Sequence[Any], max_bytes: int) -> None:
         self.unbounded = reader
         self.reader = make_walker(reader, roots, max_bytes)
         self.max_bytes = max_bytes
-        #: For all changes together: there may be many, each in a part that repeats.
+        #: Bounds what printing the changes rereads: one reader for all of them, since each of many
+        #: changes may be in a part that repeats.
         self.printing = make_walker(reader, roots)
 
     def places(self, old: Any, new: Any, old_path: Path, new_path: Path) -> Iterator[Change]:
@@ -237,7 +238,7 @@ class _Walk:
         return Change(self, old_path, new_path, old, new)
 
     def _container(self, place: Any) -> Node | None:
-        """The list or map at a place, one piece deep; None for anything else."""
+        """The list or map at a place, its first piece decoded; None for any other value."""
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
             item = self.reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)
@@ -295,7 +296,7 @@ class _Walk:
         yield from self._items(old_items, new_items, (old_path, 0), (new_path, 0))
 
     def _lower(self, root: tree.TreeBranch, level: int) -> tuple[int, list[tree.Child]]:
-        """The children of a tree's branches at ``level``, or at the root's if that is lower."""
+        """A level and the children of its branches: ``level``, or the root's if that is lower."""
         at, parts = root.level, root.children()
         while at > level:
             at -= 1
@@ -327,7 +328,7 @@ class _Walk:
                 ahead.append(_differing_parts(level - 1, *below, old_at, new_at))
 
     def _below(self, level: int, parts: list[tree.Child]) -> list[tree.Child]:
-        """The children of branches of this level."""
+        """The children of ``parts``, which are branches at this level."""
         items = self.reader.follow([part.digest for part in parts])
         return [
             child
@@ -345,14 +346,14 @@ class _Walk:
         return items
 
     def _all_items(self, node: Node) -> list[_Item]:
-        """Every item of a list, where the list of one side is short."""
+        """All items of a list, for a comparison in which at least one list is a single piece."""
         if isinstance(node, Tree):
             leaves = iter_leaves(self.reader, node.root, node.kind, 0, sum(node.root.counts))
             places = [place for _, leaf in leaves for place in leaf]
         else:
             places = list(node)
-        # One list is a tree and the other a single piece, so an equal item may be inside its list
-        # on one side and a separate object on the other: compare all items as if inside.
+        # If the other list is a tree, an item may be a separate object on one side and its equal be
+        # inside its list on the other: read the separate items, so that all compare by content.
         outside = [place for place in places if _is_item(place)]
         found = iter(self.reader.follow([place.digest for place in outside]))
         places = [
@@ -367,6 +368,7 @@ class _Walk:
         old_at: tuple[Path, int],
         new_at: tuple[Path, int],
     ) -> Iterator[Change]:
+        """Compare the items of differing runs in pairs; the rest of a run was removed or added."""
         (old_path, old_first), (new_path, new_first) = old_at, new_at
         for run in differing_runs([item.data for item in old], [item.data for item in new]):
             paired = min(run.old_stop - run.old_start, run.new_stop - run.new_start)
@@ -432,7 +434,7 @@ def _token(place: Any) -> bytes:
 
 
 def _same_scalar(old: Any, new: Any) -> bool:
-    """True if two scalars are the same value; 1, 1.0 and True are different."""
+    """True if both are the same scalar; 1, 1.0 and True are different. False for lists and maps."""
     if type(old) is not type(new) or type(old) in (list, dict, Tree):
         return False
     if type(old) is Outline:
@@ -441,14 +443,14 @@ def _same_scalar(old: Any, new: Any) -> bool:
 
 
 class _Subtree(NamedTuple):
-    """An unopened part of a map. ``level`` 1 is a leaf, higher levels are branches."""
+    """A part of a map that was not read. ``level`` 1: ``said`` names a leaf; above, a branch."""
 
     level: int
     said: tree.Child
 
 
 class _MapEntry(NamedTuple):
-    """An entry of a map, still encoded, or decoded with the piece that contains it."""
+    """An entry of a map: encoded in ``data``, or, if that is None, decoded in ``place``."""
 
     key: str
     data: bytes | None
@@ -466,8 +468,8 @@ class _MapCursor:
 
     def __init__(self, reader: PieceReader, node: Node) -> None:
         self._reader = reader
-        # The heads yet to visit, in nested lists, innermost last. Each list is reversed: its last
-        # item is next.
+        # The parts yet to visit, a list for each opened piece, innermost last. Each list is
+        # reversed: its last item is next.
         self._rows: list[list[_Subtree | _MapEntry]] = []
         if isinstance(node, Tree):
             self._push_branch(node.root)
@@ -488,12 +490,13 @@ class _MapCursor:
         self._settle()
 
     def skip_shared(self, other: _MapCursor) -> None:
-        """Skip heads that are equal on both sides: equal subtrees, equal entries."""
+        """Skip subtrees and encoded entries that are next on both sides and equal."""
         while self._rows and other._rows:
             mine, theirs = self._rows[-1], other._rows[-1]
             while mine and theirs and mine[-1] == theirs[-1]:
                 if type(mine[-1]) is _MapEntry and mine[-1].data is None:
-                    # Decoded, 1 and True are equal in Python; the caller compares them exactly.
+                    # These entries are decoded, and in Python 1 == True: do not skip them. The
+                    # caller compares them exactly.
                     return
                 mine.pop()
                 theirs.pop()

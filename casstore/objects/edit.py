@@ -71,12 +71,12 @@ Edit = Set | Delete | Insert | Append
 
 
 def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> bytes:
-    """Store the value that ``edit`` makes of the one under ``digest``; returns the new digest."""
+    """Apply ``edit`` to the value under ``digest`` and store the result; returns its digest."""
     return splitting.root_object(reencode(reader, digest, edit, emit), emit)
 
 
 def reencode(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Encoded:
-    """Like ``apply_edit``, but returns the value in the form that a container holds."""
+    """Like ``apply_edit``, but returns the result as a list or map that contains it encodes it."""
     if not isinstance(edit, Edit):
         raise InvalidInputError(
             f"an edit must be a Set, Delete, Insert or Append, got {type(edit).__name__}"
@@ -112,7 +112,7 @@ class _Editor:
         self.place = path
 
     def change(self, container: Container | None, depth: int) -> Encoded:
-        """The container at ``path[:depth]``, changed, in the form its parent holds."""
+        """Change the container at ``path[:depth]``; returns it as its parent encodes it."""
         if container is None:
             raise PathNotFoundError(self._path[: depth + 1])
         if depth == len(self._path):
@@ -125,7 +125,7 @@ class _Editor:
 
     def _append(self, container: Container, depth: int) -> Encoded:
         if container.kind != Kind.LIST:
-            raise InvalidInputError("Append needs the path of a list")
+            raise InvalidInputError("Append needs the path of a list, got the path of a map")
         index = splice.length(container)
         self.place = (*self._path, index)
         new = splitting.list_entry(self._new_value(depth))

@@ -1,4 +1,8 @@
-"""Reads many nodes by digest, with the long parts of their payloads from other objects."""
+"""Reads nodes and manifests by digest.
+
+Long parts of a node's cause and payload are in other objects: those of all nodes that are read
+together are fetched together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
 
-# How many entries and characters of a payload are read to recognise a message and its role.
+# How much of a payload, in characters of JSON, is read to recognise a message and its role.
 _BEGINNING = 10_000
 
 #: A node, and the links in its cause and payload, as (role, digest).
@@ -33,7 +37,7 @@ Opened = tuple[DecodedNode, list[tuple[int, bytes]]]
 
 
 def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHeader]:
-    """The headers of stored nodes, read without their payloads' other objects."""
+    """The headers of nodes; the other objects that their payloads link to are not read."""
     headers: list[NodeHeader] = []
     for digest, item in zip(digests, reader.follow(digests), strict=True):
         data = _node_data(digest, item)
@@ -46,7 +50,7 @@ def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHead
 
 
 def read_outside(reader: PieceReader, digests: Sequence[bytes]) -> set[bytes]:
-    """The digests that the causes and payloads of nodes link to."""
+    """The digests that the causes and payloads of those nodes link to that are stored."""
     return {
         name
         for digest, item in zip(digests, reader.find_many(digests), strict=True)
@@ -70,7 +74,7 @@ def iter_fields(
 ) -> Iterator[list[Any]]:
     """Nodes in encoded form: the fields of the header, then cause and payload.
 
-    For callers that convert many nodes: all are fetched together and decoded one after the other.
+    For callers that convert many nodes: all are fetched at once, then decoded one by one.
     """
     found = reader.follow(digests)
     for at, (kind, data) in enumerate(found):
@@ -94,7 +98,7 @@ def stored_nodes(reader: PieceReader, digests: Sequence[bytes]) -> list[DecodedN
 
 
 def begun_payloads(reader: PieceReader, digests: Sequence[bytes]) -> list[tuple[str, Any]]:
-    """The ids of nodes and the beginnings of their payloads, of any size."""
+    """The id of each node and the beginning of its payload, which may be of any size."""
     return [
         (node.header.id, None if node.payload is None else node.payload.beginning(_BEGINNING))
         for node in stored_nodes(reader, digests)
@@ -106,7 +110,7 @@ def _open_carefully(
 ) -> list[list[Any]]:
     """The fields of nodes, of which some have parts in other objects."""
     nodes: list[list[Any]] = []
-    # Those nodes and their outside parts, by position.
+    # The nodes that have parts in other objects, by position.
     outside: dict[int, Opened] = {}
     for digest, item in zip(digests, found, strict=True):
         data = _node_data(digest, item)
@@ -158,7 +162,7 @@ def _fill(
 
 
 def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:
-    """True if this part of a payload is not an already fetched text."""
+    """True if a part of a payload is still to be loaded: neither a user's link nor in ``texts``."""
     return role != ROLE_LINK and (name not in texts or texts[name].kind != Kind.BLOB)
 
 

@@ -32,7 +32,8 @@ def change_map(
 ) -> Encoded:
     """The map without the keys ``drop`` and with the entries ``put``; nil counts as an empty map.
 
-    ``reader`` must also read the objects that ``emit`` received.
+    ``room``: how many levels the map may nest. ``reader`` must also read the objects that ``emit``
+    received.
     """
     steps: list[edit.Edit] = [edit.Delete((key,)) for key in drop if key not in put]
     steps += [edit.Set((key,), value) for key, value in put.items()]

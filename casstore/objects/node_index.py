@@ -4,7 +4,8 @@
 index depends on the sequence of nodes alone, so a rebuilt index has the same digests.
 ``common_prefix`` finds where two graphs diverge.
 
-Pieces are immutable, so decoded pieces are cached by digest and shared by all graphs.
+The pieces of an index (its spine, runs, buckets and pages) are immutable, so decoded pieces are
+cached by digest and shared by all graphs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from casstore.objects.pieces import PieceReader
 
 # How many bytes of encoded pieces a process caches in decoded form.
 _CACHE_BYTES: Final = 16 << 20
-# How many pages one request reads in a walk, and how many one index caches.
+# _PAGES_AHEAD: how many pages a walk reads in one request. _KEPT_PAGES: how many pages one
+# NodeIndex keeps.
 _PAGES_AHEAD: Final = 64
 _KEPT_PAGES: Final = 1024
 
@@ -57,7 +59,7 @@ class NodePosition(NamedTuple):
 
 
 class _Recent(NamedTuple):
-    """The hashes of all nodes that no large run covers, from position ``first`` on."""
+    """The id hashes of the nodes in pages and small runs, which begin at position ``first``."""
 
     first: int
     hashes: bytes
@@ -70,7 +72,7 @@ class IndexCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: dict[bytes, tuple[Piece, int]] = {}
-        #: The joined hashes of spines, by the digest of the spine.
+        #: The joined hashes of the pages and small runs that a spine lists, by the spine's digest.
         self.recent: dict[bytes, _Recent] = {}
         self._lock = threading.Lock()
 
@@ -91,7 +93,7 @@ class IndexCache:
                 self._bytes -= self._kept.pop(oldest)[1]
 
     def put_recent(self, spine: bytes, recent: _Recent) -> None:
-        """Cache the joined hashes of a spine."""
+        """Cache the joined hashes under the digest of their spine, and evict the oldest."""
         with self._lock:
             self.recent[spine] = recent
             while len(self.recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > self._max_bytes:
@@ -138,7 +140,8 @@ class NodeIndex:
                 )
             piece = decode_piece(digest, item.data, trusted=True)
             if len(digests) == 1 or not isinstance(piece, IndexPage):
-                # A walk reads many pages, which must not evict all others.
+                # Pages that are read in batches are not cached: a walk reads many, and they would
+                # evict all other pieces.
                 self._cache.put(digest, piece, len(item.data))
             pieces.append(piece)
         return pieces
@@ -275,7 +278,7 @@ class NodeIndex:
         if len(positions) != depth:
             raise CorruptionError(
                 f"the node index has {len(positions)} nodes on the path to node number "
-                f"{position}, which counts {depth}"
+                f"{position}, whose depth is {depth}"
             )
         positions.reverse()
         return positions
@@ -283,10 +286,9 @@ class NodeIndex:
     # --- by id --------------------------------------------------------------------------
 
     def candidates(self, hashed: Sequence[bytes]) -> list[list[int]]:
-        """For each of these hashes, the numbers of the nodes whose ids have it.
+        """For each of these hashes, the positions of the nodes whose ids have it.
 
-        A node with the id that was hashed is among them. Two ids may have the same hash, so the
-        caller compares the ids.
+        Two ids may have the same hash, so the caller compares the ids.
         """
         tail, tail_at = self.tail.hashes, self._tail_at
         found: list[list[int]] = [[] for _ in hashed]
@@ -318,7 +320,7 @@ class NodeIndex:
         return joined
 
     def _search_large(self, hashed: Sequence[bytes], found: list[list[int]]) -> None:
-        """Search the buckets of large runs."""
+        """Search the buckets of large runs for the hashes; adds the positions to ``found``."""
         runs: list[tuple[int, IndexRun]] = []
         start = 0
         for level in _LARGE:
@@ -360,7 +362,7 @@ class NodeIndex:
     def position_of(self, node_id: str, digest: bytes) -> int:
         """The position of a node with a known id and digest; CorruptionError if it is missing."""
         if self.tail.digests and self.tail.digests[-1] == digest:
-            # The last node, which most leaves are.
+            # Without a search: callers mostly ask for a leaf, and most leaves are the last node.
             return self.count - 1
         [possible] = self.candidates([id_hash(node_id)])
         for position, found in zip(possible, self.digests(possible), strict=True):
@@ -368,7 +370,7 @@ class NodeIndex:
                 return position
         raise CorruptionError(f"the node index lacks node {digest.hex()}; check the store")
 
-    # --- parts of it --------------------------------------------------------------------
+    # --- hashes, and appending ----------------------------------------------------------
 
     def hashes(self, positions: Sequence[int]) -> bytes:
         """The hashes of the ids of the nodes at these positions."""
@@ -424,8 +426,9 @@ class NodeIndex:
         return IndexBuilder(self, emit, tail, pages, spine)
 
 
+# The levels of large runs, whose hashes are split into buckets; in the order of their nodes.
 _LARGE: Final = range(TOP_LEVEL, SPLIT_LEVEL - 1, -1)
-# The number of buckets of large runs.
+# By level of a large run: how many parts each of its buckets has.
 _PARTS: Final = {level: FANOUT ** (level - SPLIT_LEVEL) for level in _LARGE}
 
 

@@ -27,8 +27,8 @@ _PART_KINDS = (Kind.VALUE, Kind.LIST, Kind.MAP)
 # How many objects a bounded reader remembers, so that its memory is bounded too.
 _MAX_SEEN = 1 << 20
 _UNLIMITED = 1 << 62
-# How many bytes a bounded reader rereads before the whole walk is measured. Few walks reach it;
-# reading that much takes a fraction of a second.
+# How much a bounded reader rereads, by the cost of ``format.expansion``, before it has the whole
+# walk measured. Few walks reach it; reading that much takes a fraction of a second.
 REPEATED_BYTES = 4 << 20
 
 
@@ -83,7 +83,7 @@ class BoundedReader(PieceReader):
     For walks whose length depends on untrusted input: repeated links let a small store describe a
     walk of any length (P7). After rereading parts of lists and maps that cost REPEATED_BYTES,
     find_many calls ``measure``, which raises ExpansionError if the walk is too long. In that case
-    every later call raises it too; otherwise parts may repeat from then on.
+    every later call raises it too; otherwise rereading is not limited from then on.
     """
 
     __slots__ = ("_again_left", "_left", "_limit", "_measure", "_reader", "_seen", "_too_long")
@@ -190,7 +190,7 @@ class PieceWriter:
         return digest
 
     def add(self, item: NewObject) -> None:
-        """Add one object as it is."""
+        """Add one object whose digest the caller has computed."""
         self._seen[item.digest] = item
         self.objects.append(item)
         self.size_bytes += len(item.data)
@@ -213,7 +213,7 @@ class PieceWriter:
         return digest
 
     def find(self, digest: bytes) -> StoredObject | None:
-        """An object that is not written yet."""
+        """An object that was added and not flushed yet; None for any other."""
         item = self._seen.get(digest) if isinstance(digest, bytes) else None
         return None if item is None else StoredObject(item.kind, item.data)
 

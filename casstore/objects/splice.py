@@ -45,7 +45,9 @@ def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
     if item.kind in TREE_KINDS:
         return Tree(item.kind, tree.decode_branch(item.kind, item.data))
     if item.kind != Kind.VALUE:
-        raise CorruptionError("a part of a value is of another kind")
+        raise CorruptionError(
+            f"an object of kind {item.kind} is linked to as a value, or a part of one"
+        )
     return _open_encoded(reader, item.data)
 
 
@@ -162,12 +164,14 @@ def _inlined(reader: PieceReader, entry: EncodedEntry) -> EncodedEntry:
         return entry
     item = reader.follow(entry.links)[0]
     if item.kind != Kind.VALUE or len(item.data) != entry.size:
-        raise CorruptionError("a list item is not what its link says of it")
+        raise CorruptionError(
+            f"list item {entry.links[0].hex()} has another kind or size than its list says"
+        )
     return EncodedEntry(item.data, links_in(item.data), len(item.data))
 
 
 def _rebuild(spine: _Spine, entries: list[EncodedEntry], emit: Emit) -> bytes:
-    """Store the tree whose leaf at ``spine`` is replaced by ``entries``; its root's digest."""
+    """Store the tree with ``entries`` in place of the leaf at ``spine``; returns its digest."""
     kind = spine.kind
     start, end = spine, spine
     ends = splitting.leaf_ends(kind)

@@ -53,23 +53,25 @@ PART: Final = "part"
 
 _PART_BYTES: Final = 1 << 16
 _FETCH_BATCH: Final = 16
-# Measuring takes about 300 bytes of memory for each distinct part.
+# How many distinct parts are measured at most: each takes about 300 bytes of memory.
 _MEASURED_PARTS: Final = 1 << 20
-# The longest object that casstore writes, except maps with long keys.
+# Longer objects are not kept with their batch, but fetched again when the walk reaches them. Of the
+# objects that casstore writes, only maps with long keys are longer.
 _KEPT_BYTES: Final = 1 << 16
 _BYTES_SHOWN: Final = 32
 # The JSON overhead of a value: brackets or quotes, and a comma.
 _AROUND: Final = 3
-# The least length that an entry gets in a beginning.
+# How many characters of JSON an entry may take in a beginning that has little space left.
 _LEAST: Final = 64
 
 
 class WalkEvent(NamedTuple):
     """One step of the walk through a value.
 
-    ``map`` and ``list`` begin a container, ``text`` and ``bytes`` a long content; the following
-    events up to the matching ``end`` belong to it. ``key`` has the key of the next value,
-    ``scalar`` a complete value, ``part`` the next part of a text or of bytes.
+    ``map`` and ``list`` begin a container and have its number of entries; ``text`` and ``bytes``
+    begin a long content and have its length in bytes. The events up to the matching ``end`` belong
+    to it. ``key`` has the key of the next value, ``scalar`` a complete value, ``part`` the next
+    part of a text or of bytes.
     """
 
     kind: str
@@ -80,7 +82,7 @@ _END: Final = WalkEvent(END)
 
 
 class Stored:
-    """A value at a place of a decoded piece: an Outline, a tree, or a list or map with Outlines."""
+    """A stored value of any size, given as a place of a decoded piece (see ``objects.values``)."""
 
     __slots__ = ("_place", "_reader", "_walker")
 
@@ -133,7 +135,7 @@ class Stored:
         return here
 
     def _container(self) -> Node | None:
-        """The list or map, one piece deep; None for anything else."""
+        """The list or map, its first piece decoded; None for any other value."""
         place = self._place
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
             item = self._reader.follow((place.digest,))[0]
@@ -142,7 +144,7 @@ class Stored:
         return place if type(place) in (list, dict, Tree) else None
 
     def whole_text(self, max_bytes: int) -> str | None:
-        """The value if it is a text of at most ``max_bytes``; else None."""
+        """The value if it is a text of at most ``max_bytes`` characters; else None."""
         place = self._place
         if type(place) is not str and not (type(place) is Outline and place.role == ROLE_TEXT):
             return None
@@ -299,7 +301,7 @@ class _Beginning:
         self._text_size = text_size
 
     def build(self, place: Any, size: int, room: int) -> tuple[Any, int]:
-        """About ``size`` characters of a value, and how many were used."""
+        """About ``size`` characters of a value that nests up to ``room`` levels; and how many."""
         if type(place) is Outline:
             item = self._reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)

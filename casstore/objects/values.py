@@ -3,6 +3,11 @@
 Pieces are fetched level by level, one request for each level, so the number of round trips is the
 depth of the tree. Shared pieces let a small store describe a value of any size, so the size of the
 result is computed and compared with the budget before anything is built (P7).
+
+A *place* is a value as it occurs in a decoded piece: a plain value, an ``Outline`` (it is in
+another object), a ``Tree`` (a list or map in many pieces), or a list or dict of places. ``room`` is
+how many levels of lists and maps a value may nest. ``said`` is what a branch states about one of
+its children.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ _FETCH_BYTES = 8 << 20
 
 
 class Outline(NamedTuple):
-    """A place in a decoded piece whose content is in another object."""
+    """Stands in a decoded piece for a part in another object: the role and digest of the link."""
 
     role: int
     digest: bytes
@@ -98,7 +103,7 @@ class Assembly:
         return self.value(digest, MAX_DEPTH)
 
     def fetch(self, names: list[bytes]) -> dict[bytes, StoredObject]:
-        """Fetch objects within the budget; the caller puts them in place."""
+        """Fetch objects within the budget, for a caller that inserts their content itself."""
         return dict(self._follow(names))
 
     def load(self, places: list[Any]) -> list[Any]:
@@ -280,14 +285,15 @@ class Assembly:
 
     def _too_large(self) -> LimitError:
         return LimitError(
-            f"the value has more than {self._max_bytes} bytes; read parts of it with view()"
+            f"the value has more than {self._max_bytes} bytes; read parts of it with view(), "
+            "or raise max_bytes"
         )
 
 
 def measure(reader: PieceReader, roots: Sequence[bytes], max_parts: int) -> expansion.Expansion:
     """Read every distinct part below ``roots`` once; returns the total cost of building them.
 
-    At most ``max_parts`` parts are read; the others count as free.
+    At most ``max_parts`` parts are read; the others count as costing nothing.
     """
     costs: dict[bytes, int] = {}
     below: dict[bytes, list[bytes]] = {}
@@ -331,7 +337,7 @@ def require_part(role: int, digest: bytes, item: StoredObject) -> None:
             item.kind == Kind.VALUE and item.data[:1] != b"" and item.data[0] in CONTAINER_BYTES
         )
     if not sound:
-        raise CorruptionError(f"{digest.hex()} is not the part of a value that its link says")
+        raise CorruptionError(f"object {digest.hex()} is not of the kind that the link to it says")
 
 
 def decode_text(content: bytes, digest: bytes) -> str:
@@ -347,10 +353,10 @@ def decode_text(content: bytes, digest: bytes) -> str:
 def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) -> tree.TreeBranch:
     """Decode a branch; CorruptionError unless its kind, level and counts match its parent."""
     if item.kind != kind:
-        raise CorruptionError("a tree links to a branch of another kind")
+        raise CorruptionError(f"{said.digest.hex()} is not a branch of the tree that links to it")
     branch = tree.decode_branch(kind, item.data)
     if branch.level != level:
-        raise CorruptionError("a branch is not on the level its parent says")
+        raise CorruptionError(f"branch {said.digest.hex()} is not on the level its parent says")
     last_key = branch.keys[-1] if branch.keys else ""
     if (sum(branch.counts), sum(branch.sizes), last_key) != said[1:]:
         raise CorruptionError(f"branch {said.digest.hex()} is not what its parent says")

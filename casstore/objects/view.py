@@ -41,16 +41,18 @@ def read_piece(data: bytes) -> Any:
 
 
 def read_node(reader: PieceReader, item: StoredObject) -> Any:
-    """The content of an object, one piece deep."""
+    """Decode one object as a place: parts in other objects stay Outlines."""
     if item.kind == Kind.VALUE:
         return read_piece(item.data)
     if item.kind in TREE_KINDS:
         return Tree(item.kind, tree.decode_branch(item.kind, item.data))
-    raise CorruptionError("a part of a value is of another kind")
+    raise CorruptionError(
+        f"an object of kind {item.kind} is linked to as a value, or a part of one"
+    )
 
 
 def resolve(reader: PieceReader, place: Any, max_bytes: int) -> Any:
-    """Follow an Outline one step: to its text, its bytes or its container."""
+    """Read what an Outline links to: a text, bytes, or a list or map as a place."""
     if type(place) is not Outline:
         return place
     item = reader.follow((place.digest,))[0]
@@ -111,7 +113,7 @@ def _within(
 
 
 def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
-    """(found, place) of a key in a map tree; reads one piece per level."""
+    """Whether a map tree has a key, and its value as a place; reads one piece per level."""
     branch = node.root
     while True:
         at = bisect_left(branch.keys, key)
@@ -127,7 +129,10 @@ def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
 
 
 def find_entry(reader: PieceReader, node: Node, step: Any) -> tuple[bool, Any]:
-    """(found, place) of an entry of a container; reads only the pieces on the path to it."""
+    """Whether a container has an entry, and its value as a place.
+
+    Reads only the pieces on the path to it.
+    """
     if is_map(node):
         if type(step) is not str:
             raise InvalidInputError(f"the key of a map must be a str, got {type(step).__name__}")

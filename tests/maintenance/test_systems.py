@@ -223,7 +223,7 @@ def test_a_plan_with_records_of_a_system_that_is_gone_erases_nothing(
     store.create_session("s", subjects=["anna"])
     notes.write_page(store, "anna", "1", "hello")
     plan = erasure.plan(store, "anna", providers=[notes.NotesErasure()])
-    with pytest.raises(InvalidInputError, match="install its system"):
+    with pytest.raises(InvalidInputError, match="install the package of that record system"):
         erasure.execute(store, plan)
     assert [info.meta.session for info in store.sessions()] == ["s"]
 

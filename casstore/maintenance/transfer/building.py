@@ -1,11 +1,11 @@
-"""Building a session that another system describes: its objects and rows, published at once.
+"""Builds a session that another system describes: its objects, and rows published in one write.
 
 ``build`` encodes an ``Arrival`` and writes nothing; ``appear`` stores the objects and publishes the
 rows, with queue, attachments, receipts and tags, on condition that the store has no session of that
 id.
 
-Counters continue where the other system's were: the revision is given and has no history, as after
-retention; so are the fencing of leases and the numbers and fences of batches.
+Counters continue where the other system's were. The revision is given, and has no history, as after
+retention. The fencing numbers of leases and the numbers and fences of batches are given as well.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from casstore.session.state import (
 from casstore.session.turns import SettledReceipt, encode_receipt, put_receipt
 
 _LARGEST: Final = (1 << 63) - 1
-# The owner of the lease that was granted last in the other system.
+# Stands in the row of the lease for the owner that the other system granted it to last.
 _FORMER_OWNER: Final = "moved in"
 
 #: Called with the number of objects that are stored, and the number of all.
@@ -83,7 +83,7 @@ class Arrival(NamedTuple):
     batches: Sequence[Batch] = ()
     #: The number of the last batch that was ever queued.
     last_batch: int = 0
-    #: How often its lease was granted.
+    #: How many times its lease was granted.
     fencing: int = 0
     #: Tags, each with the bytes that it names.
     tagged: Mapping[str, bytes] = {}
@@ -97,7 +97,7 @@ class Built(NamedTuple):
     tags: Mapping[str, bytes]
     named: frozenset[bytes]
     manifest: bytes | None
-    #: A hash of the whole ``Arrival`` but its meta's ``extra``.
+    #: A hash of the whole ``Arrival`` except ``extra`` of its meta.
     content: bytes
 
 
@@ -164,7 +164,10 @@ class _Builder:
         given = self._arrival
         for number in (given.revision, given.committed_at_ms, given.fencing, given.last_batch):
             if type(number) is not int or not 0 <= number <= _LARGEST:
-                raise InvalidInputError(f"a number from 0 to {_LARGEST}, not {number!r}")
+                raise InvalidInputError(
+                    "revision, committed_at_ms, fencing and last_batch must be ints from 0 to "
+                    f"{_LARGEST}, got {number!r}"
+                )
         manifest: bytes | None = None
         if given.revision:
             manifest = self._head()

@@ -53,7 +53,7 @@ class Sender:
         """Send these objects and all that they link to, as far as the target lacks them.
 
         Walks are shortest if an object comes after those that it links to.
-        ObjectNotFoundError if the source does not have one of them, or no longer.
+        ObjectNotFoundError if the source lacks one of them, for example because gc removed it.
         """
         batch: list[bytes] = []
         for name in names:
@@ -69,8 +69,8 @@ class Sender:
         while stack:
             frame = stack[-1]
             if frame.below:
-                # An object that waits above may also be linked to from below. Then it is sent
-                # there, and the second ``lacking`` leaves it out here.
+                # An object that waits in this frame may also be linked to from further down. Then
+                # it is sent there, and the second ``lacking`` leaves it out here.
                 found = self._open(frame.below.pop())
                 if found.items:
                     stack.append(found)
@@ -132,8 +132,8 @@ class StoreTarget:
         waiting, self._waiting = self._waiting, {}
         self._waiting_bytes = 0
         if waiting:
-            # If an object that they link to was collected, this raises and forgets them: the next
-            # attempt finds all of them lacking.
+            # If gc removed an object that they link to, this raises. They are not kept for a retry:
+            # its ``lacking`` returns all of them again.
             done = self._engine.write(Write(objects=list(waiting.values())))
             self.new_objects += done.new_objects
             self._written += len(waiting)

@@ -1,4 +1,4 @@
-"""Publishing: one write, under conditions, makes a session appear in the target or move there.
+"""Publishing: one write, under conditions, creates a session in the target or advances its head.
 
 ``plan`` compares a session's rows with those of the target and returns the write that is needed;
 the caller stores the objects that it names, and then calls ``write``. ``settle`` repeats all of
@@ -44,7 +44,7 @@ from casstore.session.state import (
 Observed = TypeVar("Observed")
 Result = TypeVar("Result")
 
-# For ContendedError: gc may be what removes objects before a row names them.
+# The remedy in a ContendedError: gc may keep removing objects before a row names them.
 _REMEDY: Final = "try again, or collect with a longer grace period"
 _PAGE: Final = 256
 _SEQ_BYTES: Final = 8
@@ -91,7 +91,7 @@ def existing(target: Engine, key: bytes, session: str) -> Existing:
 
 
 class Arriving(NamedTuple):
-    """The rows of a session that is to appear in a target, or to move there."""
+    """The rows of a session that is to be created in a target, or advanced there."""
 
     key: bytes
     #: Ascending; the last one becomes the head.
@@ -152,9 +152,10 @@ def _is_past(put: PutRow) -> bool:
 def _labels(target: Engine, arriving: Arriving, coming: set[int], *, moves: bool) -> Publication:
     """The labels whose revisions are ``coming`` in the same write, or are in the target already.
 
-    Retention may have removed others there, and a label must name a revision. A label for a
-    revision that is there sets the mark of that revision, and a label for a session that does not
-    move the mark of the session: retention must not remove either by a plan made before.
+    Other labels are left out: retention may have removed their revisions there, and a label must
+    name a revision. A label for a revision that the target has sets the mark of that revision. If
+    the write does not change the head, a label sets the mark of the session. So retention does not
+    remove either by a plan that was made before.
     """
     key = arriving.key
     labels = [put for put, _ in changed(target, arriving.labels)]
@@ -178,7 +179,7 @@ def _labels(target: Engine, arriving: Arriving, coming: set[int], *, moves: bool
 
 
 def changed(target: Engine, puts: Sequence[PutRow]) -> Iterator[tuple[PutRow, bytes | None]]:
-    """The rows that the target lacks or has otherwise, each with what it has."""
+    """The rows that the target lacks or has with another value, each with the target's value."""
     for start in range(0, len(puts), _PAGE):
         page = puts[start : start + _PAGE]
         rows = target.get_rows([RowKey(put.table, put.key) for put in page])
@@ -244,8 +245,9 @@ def displaced(
 ) -> list[DeleteRow]:
     """The target's rows to delete in the write that brings these rows of the source.
 
-    A copy that is not a mirror keeps rows that the source lacks, but not these: they lead to a
-    batch by an id or source key that another batch has now, or to a session by a former subject.
+    A copy that is not a mirror keeps rows that the source lacks, but not these: they are batches
+    whose id or source key another batch has now, or index rows of such batches or of a session's
+    former subjects.
     """
     if table == "queue":
         return _displaced_work(source, target, changes)

@@ -1,6 +1,6 @@
 """The rows of a session: their tables, how a store is read for them, how a bundle encodes them.
 
-A bundle's rows are free of what only one store knows:
+A bundle's rows leave out what has a meaning in one store only:
 
     session      [id]
     meta         [fields of SessionMeta but the id, as a map]
@@ -73,7 +73,7 @@ class SessionRows(NamedTuple):
     revisions: Sequence[HeadRow]
     labels: dict[str, int]
     attachments: Sequence[Attachment]
-    #: By turn; a bundle leaves out their manifests, which those of the revisions are.
+    #: By turn. A bundle leaves out their manifests, which are those of their revisions.
     receipts: dict[str, Receipt]
 
     def named(self) -> Iterator[bytes]:
@@ -95,7 +95,7 @@ class SessionRows(NamedTuple):
         return self._replace(session=name, meta=meta, attachments=moved, receipts={})
 
     def stored_revisions(self) -> list[HeadRow]:
-        """The revisions as a store holds them: with the session's id if its key is too short."""
+        """The revisions as a store holds them: with the session's id if that is cut in keys."""
         long_id = self.session if keys.is_cut(self.session) else None
         return [row._replace(long_id=long_id) for row in self.revisions]
 
@@ -127,7 +127,7 @@ def read_session(
 ) -> tuple[SessionRows, State]:
     """The rows of a session, and the state that it is read at.
 
-    Without ``history`` one revision alone. The head is read first: what came before it does not
+    Without ``history`` it is one revision alone. The head is read first: earlier revisions do not
     change.
     """
     current = runtime.get(session)
