@@ -80,7 +80,7 @@ def most_cost(size: int) -> int:
 
 
 def part_cost(memory: int, links: int) -> int:
-    """The cost of one occurrence of a part that takes this much memory and has so many links."""
+    """The cost of one occurrence of a part that takes ``memory`` bytes and has ``links`` links."""
     return memory + _PART_BYTES + _LINK_BYTES * links
 
 
