@@ -1,7 +1,7 @@
 """Every error that casstore raises, grouped by its remedy.
 
-Each class has the exit code of the command line. Messages contain the full digest or path and, if
-there is one, the next command to run. The same facts are attributes, so that no handler needs to
+``exit_code`` is the code with which the command line exits. Messages contain the full digest or
+path and, if there is one, the remedy. The same facts are attributes, so that no handler needs to
 parse a message.
 """
 
@@ -72,7 +72,7 @@ class InvalidValueError(InvalidInputError):
 
 
 class LimitError(InvalidValueError):
-    """A value, frame or answer exceeds a limit on depth, length or size."""
+    """A value, its stored form or a result exceeds a limit on depth, length or size."""
 
     def __str__(self) -> str:
         return super().__str__() if self.path else self.reason
@@ -117,7 +117,10 @@ class SessionBindingError(InvalidInputError):
     """A commit, lease, claim or entry of one session was passed to another session."""
 
     def __init__(self, bound: str, attempted: str) -> None:
-        super().__init__(f"this is session {bound!r}, not {attempted!r}")
+        super().__init__(
+            f"this is session {bound!r}, but the commit, lease, claim or entry passed to it is of "
+            f"session {attempted!r}"
+        )
         self.bound = bound
         self.attempted = attempted
 
@@ -200,7 +203,7 @@ class StateRefusedError(InvalidInputError):
 
 
 class NoVectorIndexError(InvalidInputError):
-    """The vectors were asked to be rebuilt, and the store was made without ``index``."""
+    """``reindex`` was called on a memory store that was opened without ``index``."""
 
     def __init__(self) -> None:
         super().__init__("reindex needs an embedder: pass index={'dims': …, 'embed': …}")
@@ -264,7 +267,7 @@ class ObjectsMissingError(NotFoundError):
         more = f" and {len(digests) - 3} more" if len(digests) > 3 else ""
         super().__init__(
             f"{path} omits objects that this store lacks: {named}{more}; "
-            "export it again for this store, or complete"
+            "export it again for this store, or export it without leaving objects out"
         )
         self.path = path
         self.digests: tuple[bytes, ...] = tuple(digests)
@@ -344,7 +347,7 @@ class SnapshotNotFoundError(NotFoundError):
 
 
 class WorkspaceNotFoundError(NotFoundError):
-    """There is no directory to take a snapshot of, or it vanished meanwhile."""
+    """There is no directory to take a snapshot of, or it was removed during the call."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"there is no directory {path}")
@@ -386,7 +389,7 @@ class KeyDestroyedError(NotFoundError):
 
 
 class ConflictError(CasstoreError):
-    """A concurrent change came first: read again and retry."""
+    """Another writer was first, or something is in the way, such as a lease: read again, retry."""
 
     exit_code = 5
 
@@ -472,7 +475,10 @@ class AttachmentStateError(ConflictError):
     """The state of the attachment (committed, condemned) does not allow this step."""
 
     def __init__(self, session: str, attachment: str, state: str) -> None:
-        super().__init__(f"attachment {attachment!r} of session {session!r} is {state}")
+        super().__init__(
+            f"attachment {attachment!r} of session {session!r} is {state}, which does not allow "
+            "this call"
+        )
         self.session = session
         self.attachment = attachment
         self.state = state
@@ -504,7 +510,7 @@ class SessionExistsError(ConflictError):
     """A session with this id exists."""
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"session {session!r} exists")
+        super().__init__(f"session {session!r} exists already; choose another id")
         self.session = session
 
 
@@ -538,7 +544,7 @@ class SessionUserError(ConflictError):
 
 
 class NameTakenError(ConflictError):
-    """A tag or pin of this name refers to another object, or the name of a pin is a tag's."""
+    """A tag or pin of this name keeps another object, or a pin would take the name of a tag."""
 
     def __init__(self, name: str, digest: bytes, *, is_tag: bool = False) -> None:
         kind = "tag" if is_tag else "pin"
@@ -595,7 +601,7 @@ class CheckpointGoneError(ConflictError):
 
 
 class SessionDivergedError(ConflictError):
-    """Both sides have a session of this id, and neither is an earlier state of the other."""
+    """Source and target have a session of this id, and neither is an earlier state of the other."""
 
     def __init__(self, session: str, reason: str) -> None:
         super().__init__(f"session {session!r} {reason}; import it under another id")
@@ -658,7 +664,7 @@ class ReadOnlyError(StoreStateError):
 
 
 class ForkedError(StoreStateError):
-    """The store was opened before a fork; the child must open it again."""
+    """The store was opened before this process was forked: open it again in this process."""
 
 
 class BusyError(CasstoreError):
@@ -703,7 +709,7 @@ class BundleError(CorruptionError):
 
 
 class FormatError(CasstoreError):
-    """The files have a family or version that this release does not read."""
+    """The files are of another program, or of a version that this release does not read."""
 
     exit_code = 9
 
@@ -747,7 +753,7 @@ class FormatVersionError(FormatError):
 
 
 class RecordsSchemaError(FormatError):
-    """The records have an unknown family or version, or one that this release does not read."""
+    """The rows of a record system have a schema that this release does not read."""
 
     def __init__(self, place: str, found: str, expected: str) -> None:
         super().__init__(
@@ -759,13 +765,16 @@ class RecordsSchemaError(FormatError):
 
 
 class StorageError(CasstoreError):
-    """The disk, the map or the permissions refused the operation; no partial write remains."""
+    """The disk, the memory map or the permissions do not allow the operation.
+
+    No partial write remains.
+    """
 
     exit_code = 10
 
 
 class StorageFullError(StorageError):
-    """The disk or the map is full; the store stays usable."""
+    """The disk is full, or the file has reached ``map_bytes``; the store stays usable."""
 
 
 class UnreadablePathError(StorageError):

@@ -1,4 +1,4 @@
-"""The store: blobs and values by digest, in one directory.
+"""The public class ``Store``: blobs and values by digest, sessions, and maintenance.
 
 ``open`` returns a ``Store``. A call that writes is usually one atomic transaction, as durable as
 the ``durability`` that the store was opened with (P5); some calls, such as ``put_stream``,
@@ -81,8 +81,8 @@ def open(
     ``durability`` is what a call that writes waits for: ``full`` waits for the disk, so a power
     loss cannot undo the write; ``relaxed`` does not wait, and a power loss may undo the latest
     commits. Both survive a crash of the process. Each process and each commit can choose.
-    ``readonly`` never writes and never creates. ``verify`` checks the whole file before
-    LMDB maps it and every digest after; it needs the store for itself.
+    With ``readonly`` the store is neither changed nor created. ``verify`` checks the whole file
+    before LMDB maps it, and then every digest; the store must not be open elsewhere.
     ``map_bytes`` bounds the file (address space, not disk); by default the file may grow as long
     as the disk has space. ``log_bytes`` bounds the redo log, 16 MiB by default: a longer one is
     applied less often, and takes longer to read after a crash. ``cache_bytes`` bounds the
@@ -158,7 +158,7 @@ def _check_options(
     lmdb_version: int | None,
     **flags: bool,
 ) -> None:
-    """Refuse values that are wrong for any store, also for one that is open already."""
+    """InvalidInputError if an option is invalid for every store, also for one that is open."""
     from casstore.session.arguments import check_count, check_flag, is_durable
 
     if is_durable(durability) is None:
@@ -175,7 +175,7 @@ def _check_options(
 
 
 def is_server(place: str) -> bool:
-    """Does this name a store on a server, and not a directory?"""
+    """True if this is the URL of a store on a server; False: the path of a directory."""
     return place.startswith(_SERVERS)
 
 
@@ -223,9 +223,9 @@ def check_store(store: Any) -> None:
 
 
 class Store:
-    """Blobs and values by digest. Use as a context manager, or call ``close``.
+    """An open store. Use it as a context manager, or call ``close``.
 
-    ``Store(engine)`` takes any engine; most callers use ``casstore.open``.
+    ``casstore.open`` returns one; ``Store(engine)`` is for an engine that the caller has made.
 
     The examples of its methods use ``store``, an open store, and ``place``, a directory. In the
     store is the session ``s``: a question, labelled ``start``, and then the answer.
@@ -325,7 +325,9 @@ class Store:
         progress: Progress | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> GcReport:
-        """Remove the objects that nothing refers to; see ``maintenance.gc.collect``.
+        """Remove objects that no root reaches and that are older than ``grace_ms``.
+
+        See ``maintenance.gc.collect``.
 
         >>> digest = store.put_blob(b"nothing refers to this")
         >>> store.gc(grace_ms=0).objects_swept, digest in store
@@ -347,7 +349,7 @@ class Store:
         progress: Progress | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> VacuumReport:
-        """Remove hidden nodes and expired rows, collect, and pack; see ``maintenance.vacuum``.
+        """Remove hidden nodes and expired rows, then gc and pack; see ``maintenance.vacuum``.
 
         >>> hidden = session.tombstone(["ask"])
         >>> [done.nodes_removed for done in store.vacuum(grace_ms=0).sessions]
@@ -686,7 +688,7 @@ class Store:
     def sessions(
         self, *, after: str | None = None, limit: int | None = None, prefix: str = ""
     ) -> Iterator[SessionInfo]:
-        """All sessions in order of id, those after ``after`` if given; read in pages.
+        """The sessions in order of id, read in pages; with ``after``, only those after that id.
 
         >>> head = store.fork("s", "t")
         >>> [(info.meta.session, info.first_user_message) for info in store.sessions()]
@@ -839,7 +841,7 @@ class Store:
     def pin(
         self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
     ) -> Pin:
-        """Make a name keep an object and all it links to alive for ``ttl_ms``, from this call on.
+        """Make a name keep an object and all it links to alive for ``ttl_ms``, by default for good.
 
         NameTakenError if the name is a tag: a pin, which may expire, must not replace it.
 

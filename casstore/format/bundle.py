@@ -5,9 +5,10 @@
               ‖ payload
 
 Numbers are big-endian. The checksum covers the block's offset in the file, its header and its
-payload, so a block that was moved or repeated is noticed like one that was changed. Objects carry
-no names: a reader computes them. It refuses objects that no row leads to, and links to objects
-that are missing. Only a rope, whose name is that of its content, carries its name.
+payload, so a block that was moved or repeated is noticed like one that was changed. Objects are
+written without their digests: a reader computes them, and refuses objects that no row leads to and
+links to objects that are missing. Only a rope is written with its digest, because that is the
+digest of its content (``format.tree``).
 ``docs/internals/format.md`` is the normative description.
 """
 
@@ -39,9 +40,10 @@ _OFFSET_BYTES: Final = 8
 
 # A writer closes a block at this size.
 BLOCK_TARGET_BYTES: Final = 256 << 10
-# An object of the largest size, and its header.
+# Enough for one object of the largest size, and its header.
 MAX_BLOCK_BYTES: Final = (16 << 20) + 64
-# 16 MiB of rows could be as many empty lists, which take a gigabyte when they are decoded.
+# The most lists and maps in a block of rows: 16 MiB could be 16 million empty lists, which take a
+# gigabyte when they are decoded.
 MAX_ROW_CONTAINERS: Final = 1 << 21
 # The header and the trailer are short; a longer one is invalid.
 MAX_EDGE_BYTES: Final = 64 << 10
@@ -78,12 +80,12 @@ class Totals(NamedTuple):
 
 
 class PackedObject(NamedTuple):
-    """An object in a block. ``name`` is None if it is to be computed."""
+    """An object in a block. ``name`` is its digest; None if the reader computes that."""
 
     kind: int
     name: bytes | None
     data: bytes
-    #: The offset of its data in the inflated block.
+    #: The offset of its header in the inflated block.
     at: int
 
 
@@ -121,7 +123,7 @@ def encode_object(kind: int, name: bytes, data: bytes) -> bytes:
 
 
 def packed_bytes(kind: int, size_bytes: int) -> int:
-    """The length of an object of this size in a block."""
+    """The bytes that an object of ``size_bytes`` takes in a block, with its header."""
     return _OBJECT.size + (DIGEST_BYTES if kind == Kind.ROPE else 0) + size_bytes
 
 
@@ -189,7 +191,7 @@ def decode_totals(data: bytes) -> Totals:
 
 
 def encode_rows(rows: Sequence[bytes]) -> bytes:
-    """Encode a block of rows that are already encoded."""
+    """The content of a block of rows, from rows that are already encoded."""
     return canonical.list_header(len(rows)) + b"".join(rows)
 
 
@@ -202,5 +204,5 @@ def decode_rows(raw: bytes, count: int) -> list[list[Any]]:
         raise NotCanonicalError("the number of rows differs from the block header")
     for row in rows:
         if type(row) is not list or not row or type(row[0]) is not str:
-            raise InvalidInputError("a row has no name")
+            raise InvalidInputError("a row does not begin with the name of its kind")
     return rows

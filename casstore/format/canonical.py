@@ -12,6 +12,9 @@ floats. The profile:
 * ``str`` as it is, not normalised, no lone surrogates; ``bytes``; ``None``;
 * a ``Link`` as extension type 1. Nothing else, and no subclass of these: a
   subclass would come back as its base, and the value would not round-trip.
+
+A part of a value is *outlined* if it is stored in another object and a link replaces it; the role
+of the link says what kind of part. ``room`` is how many levels lists and maps may still nest.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ LAST_ROLE: Final = ROLE_ITEM
 _ITEM_SIZE_BYTES: Final = 2
 _LINK_BYTES: Final = 1 + DIGEST_BYTES
 
-# The first byte of every list and map.
+# The bytes with which an encoded list or map can begin.
 CONTAINER_BYTES: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 
 _LINK_HEADERS: Final = {
@@ -50,7 +53,7 @@ Resolver = Callable[[int, bytes], Any]
 
 
 class Link(NamedTuple):
-    """A pointer at another object, stored inside a value. It keeps its target alive.
+    """A link to another object, stored inside a value: while gc keeps the value, it keeps both.
 
     >>> image = store.put_blob(b"pixels")
     >>> message = store.put_value({"role": "user", "image": Link(image)})
@@ -67,12 +70,12 @@ def link_bytes(role: int, digest: bytes) -> bytes:
 
 
 def item_link_bytes(size_bytes: int, digest: bytes) -> bytes:
-    """Encode the link to an outlined list item, with its size: an edit may inline it again."""
+    """Encode the link to an outlined list item, with the size of the item (``item_size``)."""
     return _ITEM_HEADER + size_bytes.to_bytes(_ITEM_SIZE_BYTES, "big") + digest
 
 
 def item_size(entry: bytes) -> int:
-    """The length of a list item's encoding in place, whether or not it is outlined."""
+    """The length of a list item's own encoding, also if ``entry`` is only the link to it."""
     if entry.startswith(_ITEM_HEADER):
         start = len(_ITEM_HEADER)
         return int.from_bytes(entry[start : start + _ITEM_SIZE_BYTES], "big")
@@ -80,7 +83,7 @@ def item_size(entry: bytes) -> int:
 
 
 def read_link(code: int, payload: bytes) -> tuple[int, bytes]:
-    """Decode an extension into role and digest, or refuse it."""
+    """The role and digest of a link; NotCanonicalError if the extension is not a link."""
     role = payload[0] if payload else -1
     extra = _ITEM_SIZE_BYTES if role == ROLE_ITEM else 0
     if code != LINK_EXT_TYPE or role > LAST_ROLE or len(payload) != 1 + extra + DIGEST_BYTES:
@@ -111,8 +114,9 @@ def map_header(count: int) -> bytes:
 
 
 _unpackb: Final[Callable[..., Any]] = msgpack.unpackb
-# ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack of msgpack's own.
-# A RecursionError is the caller's stack: it says nothing about the bytes.
+# What msgpack raises for invalid bytes. ValueError covers truncation, trailing bytes, bad UTF-8 and
+# nesting too deep for msgpack's own stack. RecursionError is not in the list: it depends on how
+# deep the caller's stack is, not on the bytes.
 _UNPACK_ERRORS: Final = (ValueError, TypeError, msgpack.UnpackException)
 _ExtType: Final = msgpack.ExtType
 _new_tuple: Final = tuple.__new__
@@ -125,12 +129,13 @@ _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, RO
 # Packers to be reused: creating one costs more than most packing does. A packer in use is not in
 # the list, so neither another thread nor a finaliser can use it.
 _idle_packers: Final[list[msgpack.Packer]] = []
-# A packer keeps a buffer as long as the longest value that it has packed.
+# A packer keeps a buffer as long as the longest value that it has packed, so a packer that has
+# packed a longer value than this is not reused.
 _PACKER_ROOM: Final = 65_536
 
 
 def pack_checked(value: Any) -> bytes:
-    """Encode a structure that is canonical by construction, at the speed of C."""
+    """Encode a value whose types, limits and order of keys the caller has checked: none is here."""
     try:
         packer = _idle_packers.pop()
     except IndexError:
@@ -146,7 +151,7 @@ _pack: Final[Callable[[Any], bytes]] = pack_checked
 
 
 def unpack_checked(data: bytes) -> Any:
-    """Decode what ``pack_checked`` encoded; the caller knows the structure and checks it."""
+    """Decode what ``pack_checked`` encoded, else NotCanonicalError. The caller checks the types."""
     value = _unpack(data, read_link)
     _require_same(value, data)
     return value
@@ -175,9 +180,9 @@ def _refuse_surrogate(exc: UnicodeEncodeError) -> InvalidValueError:
 
 
 def scalar_bytes(value: Any) -> bytes:
-    """Encode anything that is not a list or a map, or refuse it.
+    """Encode a value that is not a list or map; InvalidValueError if it cannot be stored.
 
-    The type tests compare exactly and are ordered by how often sessions hold each.
+    A subclass is refused. The types that sessions hold most often are tested first.
     """
     kind = type(value)
     if kind is str:
@@ -214,7 +219,10 @@ def scalar_bytes(value: Any) -> bytes:
 
 
 class _NotPlainError(Exception):
-    """A value that only the careful path can encode, or refuse by name."""
+    """``pack_plain`` cannot encode this value.
+
+    The caller then encodes it part by part, or raises the error that says what is wrong, and where.
+    """
 
 
 def pack_plain(
@@ -223,8 +231,9 @@ def pack_plain(
     """Encode a list or map of at most ``max_bytes`` in one call, at the speed of C.
 
     Returns its bytes and the digests it links to, in order. None if it is longer, or cannot
-    be encoded: the careful path then reports the error and its location. Texts and bytes from
-    ``long_bytes`` on are passed to ``name`` and replaced with links to the digest it returns.
+    be encoded: the caller then encodes it part by part, which raises the error and its location.
+    Texts and bytes from ``long_bytes`` on are passed to ``name``, which returns their digest, and
+    replaced with links.
     """
     walk = _PlainWalk(max_bytes, long_bytes)
     try:
@@ -243,8 +252,8 @@ def pack_plain(
 def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) -> bytes | None:
     """Encode a map of texts, integers, booleans and nulls of at most ``max_bytes``.
 
-    Most messages are such maps. ``nested``: it may hold such maps, too. None if it is anything
-    else: ``pack_plain`` then tries.
+    Most messages are such maps. ``nested``: its values may be such maps, too. None for any other
+    map: the caller then tries ``pack_plain``.
     """
     # A copy is checked and packed, in case another thread changes the value meanwhile.
     plain = value.copy()
@@ -256,7 +265,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
         if kind is str:
             length += len(item)
         elif kind is dict and nested:
-            # A copy with its own keys in order, needed only until it is packed.
+            # Replaced only in the copy: the keys of the caller's map keep their order.
             inner = _flat_map(item, max_bytes)
             if inner is None:
                 return None
@@ -274,7 +283,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
 
 
 def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
-    """The same map with its keys in order, if it is flat and short."""
+    """A copy of the map with its keys in order; None if it is too long or has other values."""
     value = value.copy()
     length = 0
     for key, item in value.items():
@@ -289,15 +298,18 @@ def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
 
 
 class _PlainWalk:
-    """Checks and sorts a value; stops as soon as it is certainly too long."""
+    """Copies a value as msgpack packs it: checked, with sorted keys, and without outlined parts.
+
+    Raises _NotPlainError, also as soon as the value is certainly too long.
+    """
 
     __slots__ = ("_left", "_long_bytes", "away")
 
     def __init__(self, max_bytes: int, long_bytes: int) -> None:
         self._left = max_bytes
         self._long_bytes = long_bytes
-        #: Outlined parts: the container, the place in it, the role, and the bytes, or the digest
-        #: that a user's link points at.
+        #: The parts that become links: the container, the key or index in it, the role, and the
+        #: content, or for a ``Link`` its digest.
         self.away: list[tuple[Any, Any, int, bytes]] = []
 
     def value(self, value: Any, room: int) -> Any:
@@ -306,7 +318,7 @@ class _PlainWalk:
             raise _NotPlainError
         plain: Any
         places: Any
-        # A copy of one state: another thread may be changing it.
+        # Copied first: another thread may change the value meanwhile.
         if type(value) is dict:
             value = value.copy()
             plain = {}
@@ -365,7 +377,7 @@ def _link_target(link: Link) -> bytes:
 
 
 def key_bytes(key: Any) -> bytes:
-    """Encode a map key, or refuse it."""
+    """Encode a map key; InvalidValueError if it is not a str, LimitError if it is too long."""
     if type(key) is not str:
         raise InvalidValueError(f"a map key must be a str, got {type(key).__name__}")
     encoded = scalar_bytes(key)
@@ -392,8 +404,8 @@ def refuse_depth() -> LimitError:
 def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
     """Encode ``value`` in the one way that casstore reads back.
 
-    LimitError if that takes more than ``max_bytes``: lists that hold one list twice, and so on
-    down, would take any number.
+    LimitError if that takes more than ``max_bytes``: a list that holds one list twice, which holds
+    another one twice, and so on, would take exponentially many.
 
     >>> encode({"b": 1, "a": [None, 1.5]}).hex()
     '82a16192c0cb3ff8000000000000a16201'
@@ -422,7 +434,8 @@ def _encode(value: Any, room: int, budget: _Budget) -> bytes:
     if kind is dict:
         if not room:
             raise refuse_depth()
-        # A copy of one state, so that it has as many entries as its header says.
+        # Copied first: another thread may change the value, and the header states the number of
+        # entries.
         value = value.copy()
         parts = [budget.spend(map_header(len(value)))]
         keys = sorted_keys(value)
@@ -455,10 +468,10 @@ def _refuse_outline(role: int, digest: bytes) -> Any:
 
 
 def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
-    """Decode what ``encode`` wrote; refuse every other encoding.
+    """Decode what ``encode`` wrote; NotCanonicalError for any other bytes.
 
-    ``resolve(role, digest)`` returns the parts that are stored elsewhere; without it a split
-    value is refused.
+    ``resolve(role, digest)`` returns the outlined parts; without it, a value that has any is
+    refused.
     """
     value, links = inspect(data)
     return rebuild(data, resolve) if links else value
@@ -467,8 +480,8 @@ def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
 def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     """Check that ``data`` is canonical; returns its value and its links as (role, digest).
 
-    If there are links, the value is only for inspection: ``rebuild`` makes the complete
-    one.
+    The value has an ``ExtType`` in place of each link (``is_link``). ``fill_links`` replaces them
+    with their content, ``rebuild`` makes a complete value from the bytes.
     """
     links: list[tuple[int, bytes]] = []
 
@@ -477,23 +490,23 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
             links.append((payload[0], payload[1:]))
         else:
             links.append(read_link(code, payload))
-        # As ExtType(code, payload), which would check in Python what read_link has checked.
+        # The same as ExtType(code, payload), without its checks: those above suffice.
         return _new_tuple(_ExtType, (code, payload))
 
     value = _unpack(data, note_link)
     # Re-encoding catches padded integers, 32-bit floats, long headers and repeated
     # keys; the order and type of keys is checked as each map is built.
     _require_same(value, data)
-    # Too deep, not a number, a key too long: only a walk says where, and it costs more than
-    # unpacking did. A NaN or infinity starts with one of two byte pairs, and a long key needs
-    # long data: pieces without any of that, nearly all of them, need no walk.
+    # ``encode`` refuses too deep nesting, a NaN or infinity and too long a key, but it walks the
+    # value, which costs more than unpacking did. A NaN or infinity starts with one of two byte
+    # pairs, and a long key needs long data, so nearly all pieces need no walk.
     if not _nests(value, MAX_DEPTH) or len(data) > MAX_KEY_BYTES or _may_hold_strange_float(data):
         encode(_unpack(data, lambda code, payload: None))
     return value, links
 
 
 def open_trusted(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
-    """The result of ``inspect`` for bytes that their digest has just proven, in half the time.
+    """The result of ``inspect`` for bytes just verified against their digest, in half the time.
 
     The digest proves that these bytes were stored, and every path into a store either encodes
     objects itself or inspects them. So the encoding is not checked again. Harmful input is
@@ -520,10 +533,10 @@ def open_trusted(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
 
 
 def unpack_trusted(data: bytes) -> Any:
-    """The value of bytes that were just proven; nothing else about them is checked.
+    """Decode bytes that were just verified against their digest; nothing else is checked.
 
-    A link is a ``slice`` of extension type and payload, the one pair that C can make of what
-    msgpack passes: see ``is_plain`` and ``trusted_link``.
+    A link becomes ``slice(extension type, payload)``: ``slice`` takes the two arguments that
+    msgpack passes, at the speed of C. See ``is_plain`` and ``trusted_link``.
     """
     try:
         return _unpackb(data, ext_hook=slice, timestamp=1)
@@ -532,7 +545,7 @@ def unpack_trusted(data: bytes) -> Any:
 
 
 def is_plain(value: Any, room: int) -> bool:
-    """True if an unpacked value nests at most ``room`` levels and has no link."""
+    """True if a value of ``unpack_trusted`` nests at most ``room`` levels and has no link."""
     kind = type(value)
     if kind is dict:
         items = value.values()
@@ -543,7 +556,7 @@ def is_plain(value: Any, room: int) -> bool:
     if not room:
         return False
     if _NO_PLAIN.isdisjoint(map(type, items)):
-        # Most are, and this is at the speed of C.
+        # Most values end here, at the speed of C.
         return True
     for item in items:  # noqa: SIM110 - half the time of all() over a generator
         if type(item) in _NO_PLAIN and not is_plain(item, room - 1):
@@ -552,7 +565,7 @@ def is_plain(value: Any, room: int) -> bool:
 
 
 def trusted_link(value: Any) -> bytes | None:
-    """The digest that a link of an unpacked value points at, if it is a user's; else None."""
+    """The digest in a part of a value of ``unpack_trusted``, if it is a ``Link``; else None."""
     if type(value) is slice and value.start == LINK_EXT_TYPE:
         payload: bytes = value.stop
         if len(payload) == _LINK_BYTES and payload[0] == ROLE_LINK:
@@ -577,7 +590,10 @@ def is_link(value: Any) -> bool:
 
 
 def fill_links(value: Any, resolve: Resolver) -> Any:
-    """Replace every link of an inspected value with its content, in place."""
+    """Replace every link in an inspected value: by a ``Link``, or by what ``resolve`` returns.
+
+    Lists and maps are changed in place. Returns the value, which may be a link itself.
+    """
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
@@ -595,13 +611,13 @@ def fill_links(value: Any, resolve: Resolver) -> Any:
 
 
 def rebuild(data: bytes, resolve: Resolver) -> Any:
-    """The value of bytes that ``inspect`` has passed, with every part supplied."""
+    """Decode bytes that ``inspect`` has checked; ``resolve`` returns the outlined parts."""
 
     def supply(code: int, payload: bytes) -> Any:
         role, digest = read_link(code, payload)
         return Link(Digest(digest)) if role == ROLE_LINK else resolve(role, digest)
 
-    # Inspecting has compared the keys of every map with their order.
+    # Not ``_unpack``: ``inspect`` has checked the order of keys.
     try:
         return _unpackb(data, ext_hook=supply, timestamp=1)
     except InvalidInputError:
@@ -640,7 +656,7 @@ def _note_depths(value: Any, depth: int, depths: list[int]) -> None:
 
 def nests_within(data: bytes, room: int) -> bool:
     """True if canonical bytes nest at most ``room`` levels."""
-    # As many headers as levels are needed, so few headers answer without a walk.
+    # Each level needs a header, so bytes with few headers need no walk.
     if most_containers(data) <= room:
         return True
     try:
@@ -664,7 +680,7 @@ def _nests(value: Any, room: int) -> bool:
         return False
     items = value.values() if kind is dict else value
     if _CONTAINERS.isdisjoint(map(type, items)):
-        # Most are, and this is at the speed of C.
+        # Most values end here, at the speed of C.
         return True
     for item in items:
         kind = type(item)
@@ -694,9 +710,9 @@ def cut_items(data: bytes) -> list[bytes]:
 
 
 def cut_some(data: bytes, most: int) -> list[bytes] | None:
-    """The encoded items of a list, or keys and values of a map, of bytes not yet checked.
+    """The encoded items of a list, or keys and values of a map, from bytes not yet checked.
 
-    None if these are neither, or there are more than ``most``; nothing is decoded for that.
+    None if the bytes are neither, or have more than ``most`` entries. Nothing is decoded.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)

@@ -1,8 +1,8 @@
-"""Cuts long bytes into chunks that survive edits, and joins the chunks in a rope.
+"""Cuts a long blob into chunks, and builds its rope: the object that lists the chunks.
 
-Cutting is content-defined (FastCDC 2020), so an insertion moves only the chunks around it. The
-profile is frozen and has golden vectors: a blob cut otherwise would have the same content and
-digest, but share fewer chunks with earlier versions.
+Cutting is content-defined (FastCDC 2020), so an insertion changes only the chunks around it. Its
+parameters (``PROFILE``) are frozen and have golden vectors: cut with others, a blob would have the
+same content and digest, but share fewer chunks with earlier versions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _cutter() -> Any:
     try:
         from pyfastcdc import FastCDC
     except OSError as exc:
-        # A process may have no descriptor left by then.
+        # The import is late: the process may have no file descriptor left for it.
         raise StorageError(f"pyfastcdc cannot be loaded: {exc.strerror}") from exc
 
     return FastCDC(
@@ -53,7 +53,7 @@ def cut_stream(source: BinaryIO) -> Iterator[bytes]:
 
 
 class RopeBuilder:
-    """Collects the chunks of one blob into a rope, with little memory."""
+    """Stores the chunks of one blob and builds its rope, with little memory."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -65,7 +65,7 @@ class RopeBuilder:
         self._builder.add(tree.Child(digest, len(chunk), len(chunk), ""))
 
     def finish(self) -> tuple[bytes, list[bytes]]:
-        """The sealed rope and the digests it links to; its name is the content's digest."""
+        """The sealed rope, to be stored under the digest of the content, and what it links to."""
         level, children = self._builder.finish()
         body = tree.encode_branch(Kind.CHUNKS, level, children)
         return tree.seal_rope(body), [child.digest for child in children]

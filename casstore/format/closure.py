@@ -1,9 +1,9 @@
-"""Checks that an object fits the objects it links to, object by object.
+"""Checks that each object agrees with the objects it links to: their kinds, sizes, counts, keys.
 
-Reading a value, a rope or a path finds out whether its pieces fit together. ``examine`` finds
-out without building anything: children come first, a few numbers are stored for each, and a
-parent is compared with them. So a whole file of objects is checked in one pass, in memory that
-does not grow with the values they would build (P7).
+Reading a value, a rope or a path checks that, too. ``examine`` does it without building anything:
+children come first, each leaves a few numbers (its *fact*), and a parent is compared with the
+facts of its children. So a whole file of objects is checked in one pass, in memory that does not
+grow with the values they would build (P7).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from casstore.format.piece_size import check_piece_size
 PLAIN: Final = 0
 LIST: Final = 1
 MAP: Final = 2
-#: The cost of a part that needs no building.
+#: No cost (``format.expansion``): the default of a fact.
 FREE: Final = expansion.Expansion(0, 0)
 _ITEM_LINK_BYTES: Final = len(canonical.item_link_bytes(0, bytes(32)))
 
 
 class BlobFact(NamedTuple):
-    """A blob: its length, and whether it may be the content of a text."""
+    """A blob: its length, and whether it may be UTF-8. For a rope, that is not known: True."""
 
     size: int
     is_text: bool
@@ -54,9 +54,9 @@ class ValueFact(NamedTuple):
     length: int
     #: How deep lists and maps nest in it, including all outlined parts.
     depth: int
-    #: A number for the last key, to compare with.
+    #: ``key_number`` of the last key of a map; else 0.
     key: int
-    #: The cost of building it, with every part at each of its places, and alone.
+    #: The cost of decoding it: with all occurrences of its parts, and without its parts.
     cost: expansion.Expansion = FREE
 
 
@@ -66,12 +66,13 @@ class NodeFact(NamedTuple):
     seq: int
     depth: int
     users: int
+    #: ``key_number`` of the id.
     id: int
     cost: expansion.Expansion = FREE
 
 
 class PieceFact(NamedTuple):
-    """A part of a node index: its shape, and how many pages it covers; for a bucket, its parts."""
+    """A part of a node index: ``size`` is the pages it covers, for a bucket its number of parts."""
 
     shape: str
     level: int
@@ -79,19 +80,19 @@ class PieceFact(NamedTuple):
 
 
 class ManifestFact(NamedTuple):
-    """A manifest. Only its kind matters here."""
+    """A manifest. No parent is compared with more than its kind."""
 
     cost: expansion.Expansion = FREE
 
 
 Fact = BlobFact | ChunksFact | ValueFact | NodeFact | PieceFact | ManifestFact
-#: The facts about a child; None if it is stored elsewhere and was checked there. Raises if it is
-#: missing.
+#: Returns the fact of a child by its digest; None if the child is in a store, which has checked it,
+#: and is not read here. Raises if the child is missing.
 Known = Callable[[bytes], Fact | None]
 
 
 def links_of(kind: int, data: bytes) -> list[bytes]:
-    """The digests that a proven object links to, in order, each as often as it appears."""
+    """The digests that a verified object links to, in order, each as often as it appears."""
     if kind == Kind.BLOB:
         return []
     if kind == Kind.ROPE:
@@ -102,10 +103,10 @@ def links_of(kind: int, data: bytes) -> list[bytes]:
 
 
 def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
-    """Compare an object whose bytes are proven with its children.
+    """Compare an object with its children; returns its fact. ``digest`` has verified the bytes.
 
-    Raises CorruptionError, NotCanonicalError or LimitError. Whether a rope has the name of its
-    content can be checked only with the content: see ``objects.blobs``.
+    Raises CorruptionError, NotCanonicalError or LimitError. Whether a rope is stored under the
+    digest of its content can be checked only with the content: see ``objects.blobs``.
     """
     if kind == Kind.BLOB:
         return BlobFact(len(data), _is_text(data))
@@ -172,7 +173,7 @@ def _value(digest: bytes, data: bytes, known: Known) -> ValueFact:
 
 
 def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], known: Known) -> int:
-    """How much longer the items of a leaf are than the links that replace them."""
+    """Check the outlined items of a list; how many bytes longer they are than their links."""
     left = [name for role, name in links if role == ROLE_ITEM]
     if not left:
         return 0
@@ -194,7 +195,7 @@ def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], kno
 
 
 def _refuse_items(digest: bytes, links: list[tuple[int, bytes]]) -> None:
-    """Raise if there are any: only lists have outlined items, and sizes that count them."""
+    """Raise CorruptionError if an item link is among the links: only lists have outlined items."""
     if any(role == ROLE_ITEM for role, _ in links):
         raise _stray_item(digest)
 
@@ -214,8 +215,8 @@ def _inside(
 ) -> tuple[int, expansion.Expansion]:
     """Check the targets of the links of an inspected value of ``size`` bytes.
 
-    Returns how deep it nests and what it costs, including the targets. ``outer`` levels of it
-    are not the value's own: those of a node or manifest.
+    Returns how deep it nests and what it costs, including the targets. ``outer`` is how many
+    levels belong to the node or manifest around the value, and do not count.
     """
     deepest = _nesting(value) - outer
     own = cost = expansion.part_cost(expansion.memory_bytes(value, size), len(links))

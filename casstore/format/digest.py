@@ -2,7 +2,8 @@
 
 The digest of a blob is plain BLAKE3, so ``b3sum`` of its content prints it. Every other kind is
 hashed in derive-key mode with its own context. So a blob whose bytes equal another object has a
-different digest; otherwise storing it would replace the object and lose its links.
+different digest; otherwise storing it would replace the object and lose its links. A rope stands
+for a long blob and is stored under the digest of that blob (see ``tree``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def plain_hasher() -> blake3:
 
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
-    """Plain BLAKE3: the digest of a blob, and the source of all pseudo-random decisions."""
+    """Plain BLAKE3: the digest of a blob, and hashes for checksums and for where pieces end."""
     return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 
@@ -70,23 +71,19 @@ _CONTEXTS: Final = {
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
-#: Deriving a key costs an extra compression, which copying a hasher avoids.
+#: A hasher for each kind, to be copied: a new one would cost one more compression, of its context.
 HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
-# A rope carries the name of its content.
+# A rope is stored under the digest of its content, not of its own bytes.
 _HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
 def name_piece(kind: int, data: bytes, _children: list[bytes]) -> bytes:
-    """Name a piece without storing it: an ``Emit`` of ``splitting``."""
+    """An ``Emit`` (see ``splitting``) that returns the digest of a piece and stores nothing."""
     return digest_of(kind, data)
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
-    """Name an object of ``kind``.
-
-    A rope is the exception: it represents its content and carries that content's name, so the
-    result for a rope is the seal of its body (see ``tree``).
-    """
+    """The digest of an object. For the body of a rope: its seal (see ``tree``)."""
     if kind == Kind.BLOB:
         return plain_hash(data)
     hasher = HASHERS[kind].copy()
@@ -98,7 +95,7 @@ _TURN_HASHER: Final = blake3(derive_key_context=TURN_CONTEXT)
 
 
 def turn_hash(data: bytes) -> bytes:
-    """The hash by which a repeated turn is recognised (see ``session.intent``)."""
+    """The hash by which a repeated turn is recognised (see ``session.turns``)."""
     hasher = _TURN_HASHER.copy()
     hasher.update(data)
     return hasher.digest()
@@ -133,7 +130,7 @@ def check_object(digest: bytes, kind: int, data: bytes) -> None:
     if kind in _HASHERS_OF_CONTENT:
         sound = digest_of(kind, data) == digest
     elif kind == Kind.ROPE:
-        # Its name is that of its content; the seal proves the rope itself.
+        # Its digest is that of its content; the seal proves the rope itself.
         body = data[DIGEST_BYTES:]
         sound = digest_of(kind, body) == data[:DIGEST_BYTES]
     else:
@@ -145,7 +142,7 @@ def check_object(digest: bytes, kind: int, data: bytes) -> None:
 
 
 class Digest(bytes):
-    """A 32-byte name. Prints as 64 hexadecimal digits; compares and hashes as bytes.
+    """The 32 bytes that name an object. Prints as 64 hexadecimal digits; compares as bytes.
 
     >>> Digest.of_blob(b"").hex()[:12]
     'af1349b9f5f9'
@@ -162,7 +159,7 @@ class Digest(bytes):
 
     @classmethod
     def known(cls, raw: bytes) -> Digest:
-        """A digest that was hashed or looked up as one, and needs no check.
+        """A digest from bytes that are known to be one: they are not checked.
 
         >>> Digest.known(bytes(32)) == Digest(bytes(32))
         True
@@ -178,7 +175,7 @@ class Digest(bytes):
         True
         """
         try:
-            # fromhex skips white space; only 64 digits leave 32 bytes of 64 characters.
+            # fromhex skips white space: 64 characters with a space give fewer than 32 bytes.
             return cls(bytes.fromhex(text) if len(text) == 2 * DIGEST_BYTES else b"")
         except (ValueError, TypeError) as exc:
             raise InvalidInputError(f"not a digest: {text!r} (64 hexadecimal digits)") from exc
@@ -200,7 +197,7 @@ class Digest(bytes):
 
 
 class BlobHasher:
-    """The digest of a blob that arrives in parts."""
+    """Computes the digest of a blob that arrives in parts."""
 
     __slots__ = ("_state",)
 

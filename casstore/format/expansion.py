@@ -1,13 +1,14 @@
-"""How large a value becomes when its shared parts are written out at every place they occur.
+"""How large a value becomes when its shared parts are decoded at each of their occurrences.
 
-A part of a value may be linked to from many places, so thirty objects of two links each describe
-a value of 2**30 parts. ``expand`` computes what that takes from the distinct parts alone, in time
-proportional to them, so that a reader, a writer and an import can refuse such a value before any
-of it is built (P7).
+A part is a list or map in an object of its own. Each link to it is an *occurrence*: a reader
+decodes the part again for each. So thirty objects of two links each describe a value of 2**30
+parts. ``expand`` computes what that costs from the distinct parts alone, in time proportional to
+them, so that a reader, a writer and an import can refuse such a value before any of it is built
+(P7).
 
-Costs are estimates of the memory that CPython takes for decoded lists and maps, plus a charge for
-the time that decoding a part takes. A long text is decoded once, however often it occurs, and
-costs nothing here: ``max_bytes`` bounds texts.
+A *cost* is an estimate, in bytes, of the memory that CPython takes for decoded lists and maps, plus
+a charge for the time that decoding a part takes. A long text is decoded once, however often it
+occurs, and costs nothing here: ``max_bytes`` bounds texts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from casstore.format.digest import Kind
 
 _CONTAINERS: Final = frozenset((dict, list))
 _NUMBERS: Final = frozenset((int, bool, type(None)))
-# An empty list and an empty map with their garbage collector headers; a slot with what is in it.
+# Memory in CPython: an empty list and an empty map, with their garbage collector headers; a list
+# item with its slot, the same if all are numbers, and a map entry.
 _LIST_BYTES: Final = 80
 _MAP_BYTES: Final = 200
 _ITEM_BYTES: Final = 64
@@ -34,14 +36,14 @@ _LINK_BYTES: Final = 512
 
 
 class Expansion(NamedTuple):
-    """The cost of a value: with every part at each of its places, and with every part once."""
+    """The cost of a value: with all occurrences of its parts, and with each part once."""
 
     everywhere: int
     once: int
 
     @property
     def repeated(self) -> int:
-        """The cost of the second and later places of parts."""
+        """The cost of the second and later occurrences of parts."""
         return self.everywhere - self.once
 
 
@@ -72,18 +74,18 @@ def _containers_bytes(value: Any) -> int:
 
 
 def most_cost(size: int) -> int:
-    """The most that one place of a part of ``size`` encoded bytes can cost."""
-    # An empty map as an item of a list takes one byte of encoding, a link in a branch 32.
+    """An upper bound on the cost of one occurrence of a part of ``size`` encoded bytes."""
+    # The extremes: a list of empty maps, of one encoded byte each; links in a branch, of 32 each.
     return part_cost(size * (1 + _MAP_BYTES + _ITEM_BYTES), size // 32)
 
 
 def part_cost(memory: int, links: int) -> int:
-    """The cost of one place of a part that takes this much memory and has this many links."""
+    """The cost of one occurrence of a part that takes ``memory`` bytes and has ``links`` links."""
     return memory + _PART_BYTES + _LINK_BYTES * links
 
 
 def own_cost(kind: int, data: bytes) -> tuple[int, list[bytes]]:
-    """The cost of an object where it occurs once, without its parts; and the digests of its parts.
+    """The cost of one occurrence of an object, without its parts; and the digests of its parts.
 
     A part that occurs several times is listed as often. Only lists and maps, and the nodes and
     manifests that hold them, have parts.
@@ -103,10 +105,10 @@ def expand(
     below: Mapping[bytes, Sequence[bytes]],
     cost: Callable[[bytes], int],
 ) -> Expansion:
-    """What parts cost with all that is below them.
+    """The cost of the parts ``roots``, with all parts below them.
 
-    ``below`` maps a part to the parts that it links to, once for each place. A part without an
-    entry links to none.
+    ``below`` maps a part to the parts that it links to, once for each link; a part without an
+    entry links to none. ``cost`` returns the cost of one occurrence of a part alone.
     """
     costs: dict[bytes, int] = {}
     begun: set[bytes] = set()
@@ -131,7 +133,7 @@ def expand(
 
 
 def has_repetition(roots: Iterable[bytes], below: Mapping[bytes, Sequence[bytes]]) -> bool:
-    """True if any part occurs at more than one place."""
+    """True if any part occurs more than once."""
     seen: set[bytes] = set()
     places = 0
     for parts in (tuple(roots), *below.values()):

@@ -1,19 +1,21 @@
-"""Nodes and manifests as bytes: the steps of a session's graph, and one checkpoint of it.
+"""Nodes and manifests as bytes: the messages of a session's graph, and the object of a revision.
 
     node     = [id, seq, depth, users, frame, time, parent_id, parent, cause, payload]
 
 A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the node's
 number in insertion order, always above its parent's; ``depth`` the number of nodes on the path
 that ends in it, and ``users`` how many of those are messages of the user. So two paths are
-compared from their ends, and a session list counts messages without walking the path.
+compared from their ends, and a session list counts messages without walking the path. The caller
+sets ``frame``, ``time``, ``cause`` and ``payload``.
 
     manifest = [leaf_id, nodes, next_seq, leaf, tips, index, ledger, components]
 
 ``leaf`` is a link or nil. ``tips`` maps the id of each branch's last node to a link; nil if the
 leaf is the only end. ``index`` lists all nodes (``format.node_index``); it is derived from them,
-and links to each. ``components`` maps names to links or values; nil if there are none. The layer
-above gives the names their meaning. A long value is stored in objects of its own. A manifest
-names no session and no revision: forks share it.
+and links to each. ``ledger`` is the usage of tokens. ``components`` maps names to links or values;
+nil if there are none; ``session.checkpoint`` gives the names their meaning. Long parts of the
+ledger and of components are stored in objects of their own. A manifest names no session and no
+revision: forks share it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
 NULL: Final = Encoded(_NIL, [])
 _TIMES: Final = frozenset((str, int, float))
-# The payload is nested one list deep.
+# The levels that a payload may nest: it is inside the list of the node's fields.
 PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
 
@@ -78,7 +80,7 @@ class NodeHeader(NamedTuple):
 
 
 class DecodedNode(NamedTuple):
-    """A decoded node; parts stored elsewhere are as the resolver returned them."""
+    """A decoded node. Links to outlined parts are in place of the parts until ``fill_node``."""
 
     header: NodeHeader
     cause: Any
@@ -88,8 +90,8 @@ class DecodedNode(NamedTuple):
 def encode_payload(value: Any, name: str, emit: Emit) -> Encoded:
     """Encode a payload or cause; an error names the path from ``name`` on.
 
-    A short one is not split. A path is read node by node, and a separate object for each text
-    would cost more bytes and time than sharing short texts could save.
+    Up to NODE_PAYLOAD_MAX_BYTES it is not split. A path is read node by node, and a separate object
+    for each text would cost more bytes and time than sharing short texts could save.
     """
     if value is None:
         return NULL
@@ -144,7 +146,7 @@ def encode_node(header: NodeHeader, cause: Encoded, payload: Encoded) -> tuple[b
     if parent is not None:
         links = [parent, *links]
         above = _LINK + parent
-    # The first byte of the seven plain fields is the header of their own list.
+    # Without the first byte, the header of a list of seven: the fields join the list of ten.
     return b"".join(
         (_NODE_HEADER, pack_checked(header[:7])[1:], above, cause[0], payload[0])
     ), links
@@ -161,9 +163,8 @@ def open_node(
 ) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
     """Decode a node's bytes; also returns the links in its cause and payload, as (role, digest).
 
-    CorruptionError if they are not a node's bytes. If there are links, the two are only for
-    inspection until ``fill_node`` has filled them. ``trusted``: the bytes come from a store and
-    their reader has proven them, so the encoding is not checked again.
+    CorruptionError if they are not a node's bytes. ``trusted``: the bytes come from a store and
+    were verified against their digest, so the encoding is not checked again.
     """
     fields, links = open_trusted(data) if trusted else inspect(data)
     if type(fields) is not list or len(fields) != _NODE_FIELDS:
@@ -171,7 +172,7 @@ def open_node(
     node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
     parent: bytes | None = None
     if above is not None:
-        # No field before it can be a link, so it is the first.
+        # No field before the parent can be a link, so the first link is the parent's.
         role, parent = links[0] if links else (ROLE_TEXT, None)
         if role != ROLE_LINK or not is_link(above):
             raise _not_a_node(digest)
@@ -194,10 +195,10 @@ def open_node(
 
 
 def open_whole(data: bytes) -> list[Any] | None:
-    """The ten fields of a node without outlined parts; for its parent, the digest.
+    """The ten fields of a node that has no outlined parts; the parent is a digest.
 
-    For bytes that their digest has just proven. None if a part is outlined, or these are not a
-    node's bytes: ``open_node``, trusted, then returns the node or raises.
+    The bytes must have been verified against their digest. None if a part is outlined, or these
+    are not a node's bytes: ``open_node(…, trusted=True)`` then returns the node or raises.
     """
     fields: Any = unpack_trusted(data)
     if type(fields) is not list or len(fields) != _NODE_FIELDS:
@@ -238,13 +239,13 @@ _MANIFEST_HEADER: Final = list_header(_MANIFEST_FIELDS)
 _INDEX_FIELDS: Final = 4
 _LINK_BYTES: Final = len(_LINK) + DIGEST_BYTES
 NOTHING: Final = NULL
-# A field is nested one list deep, a component one map deeper.
+# The levels that a field may nest: it is inside the manifest's list, a component one map deeper.
 FIELD_ROOM: Final = MAX_DEPTH - 1
 COMPONENT_ROOM: Final = MAX_DEPTH - 2
 
 
 class Manifest(NamedTuple):
-    """One checkpoint. Values stay in their encoded form."""
+    """The fields of a manifest. Values stay encoded."""
 
     leaf_id: str | None = None
     #: The number of nodes in the graph, and the ``seq`` of the next node.
@@ -283,7 +284,7 @@ def cut_components(field: Encoded) -> dict[str, Encoded]:
 
 
 def linked(digest: bytes) -> Encoded:
-    """A component that is a value or blob of its own."""
+    """A component that is a link to a stored value or blob."""
     return Encoded(_LINK + digest, [digest])
 
 
@@ -296,7 +297,7 @@ def link_target(component: Encoded) -> bytes | None:
 def encode_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Encoded:
     """Encode a value of a manifest; an error names the path from ``name`` on.
 
-    Long parts are outlined: the next manifest links to them again.
+    Long parts are outlined, so that the next manifest links to those that did not change.
     """
     if value is None:
         return NOTHING
@@ -330,7 +331,7 @@ def write_manifest(manifest: Manifest, emit: Emit) -> bytes:
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:
     """Decode a manifest's bytes; CorruptionError if they are not a manifest's."""
     inspect(data)
-    # Only the structure is checked; nothing outside these bytes is read.
+    # Outlined parts become None: only the structure is checked, and no other object is read.
     fields = rebuild(data, lambda role, name: None)
     if type(fields) is not list or len(fields) != _MANIFEST_FIELDS:
         raise _not_a_manifest(digest)

@@ -1,8 +1,8 @@
 """The store header: family and format version.
 
-Both are in the store from its first transaction on. An environment without them belongs to
-another program and is never adopted; another version is refused with an error that names it,
-whether it is older or newer.
+Both are in the store from its first transaction on. An LMDB environment without them belongs to
+another program and is never changed; a store of another version, older or newer, is refused with
+an error that names the version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def require_header(find: Callable[[bytes], bytes | None], place: str) -> None:
     if family is None and version is None:
         raise ForeignStoreError(f"{place} is an LMDB environment, but not a casstore store")
     if family is None or version is None:
-        raise CorruptionError(f"{place} has only half of a store header")
+        missing = "family" if family is None else "format version"
+        raise CorruptionError(f"{place} is damaged: its header has no {missing}")
     if family != FAMILY:
         raise ForeignStoreError(f"{place} belongs to {family!r}, not to casstore")
     if not version.isdigit() or len(version) > _VERSION_DIGITS:

@@ -1,8 +1,9 @@
 """The numbers that shape stored bytes, and those that bound what an input may cost (P7).
 
-The first group is part of the format: changing one of them changes digests of
-values, so each needs a new format version. ``docs/internals/decisions/tree-shape.md``
-has the measurements behind them.
+The first group is part of the format: changing one of them changes the digests of
+values, so a change needs a new format version. ``docs/internals/decisions/tree-shape.md``
+has the measurements behind them. *Outlined* means stored in an object of its own, with
+a link in its place.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ NODE_PAYLOAD_MAX_BYTES = 2048
 # On average, one of this many entries ends a piece.
 FANOUT = 16
 
-# No piece holds more entries, whatever their hashes say; nor fewer than two,
-# unless it is the last, so that every level of a tree is smaller than the one below.
+# A piece ends after this many entries even if no hash ends it before. It has at least
+# two, unless it is the last: so every level of a tree is smaller than the one below.
 PIECE_MAX_ENTRIES = 128
 PIECE_MIN_ENTRIES = 2
 
-# Nested lists and maps.
+# How many levels lists and maps may nest.
 MAX_DEPTH = 64
 
-# The UTF-8 length of a map key.
+# The longest map key, in bytes of UTF-8.
 MAX_KEY_BYTES = 65_536
 
 # --- physical: may change without changing any digest --------------------------
@@ -46,7 +47,7 @@ MAX_KEY_BYTES = 65_536
 # Blobs this long are cut into chunks.
 CHUNKED_BLOB_MIN_BYTES = 65_536
 
-# --- bounds on one answer -------------------------------------------------------
+# --- bounds on memory -----------------------------------------------------------
 
 # The most bytes that get_blob and get_value load into memory, unless the caller allows more.
 DEFAULT_MAX_BYTES = 1 << 30

@@ -15,8 +15,8 @@ next, up to level 4. So node links and distances are stored once, in pages, and 
 the index follows from the number of nodes alone. A distance is how many positions before a
 node its parent is; 0: it has none.
 
-A hash is the first four bytes of the BLAKE3 of an id. It is a hint: the node at its position
-must have the id. Spines and runs of level 1 and 2 hold the hashes of all their nodes in order.
+A hash is the first four bytes of the BLAKE3 of an id. It is a hint: the reader checks that the
+node at that position has the id. Spines and runs of level 1 and 2 hold the hashes in order.
 A run of level 3 splits its 8,192 hashes by their first four bits into 16 buckets of
 entries (hash, position within the run as two bytes); a bucket of level 4 holds those of
 its eight parts. So a lookup reads one bucket of each large run and never all of its hashes.
@@ -188,7 +188,7 @@ def encode_piece(piece: Piece) -> tuple[bytes, list[bytes]]:
 
 
 def split_hashes(hashes: bytes) -> list[Bucket]:
-    """The buckets of a run of the first level that has them."""
+    """Split the hashes of a run of ``SPLIT_LEVEL`` into its buckets."""
     entries: list[list[bytes]] = [[] for _ in range(BUCKETS)]
     for at in range(0, len(hashes), HASH_BYTES):
         offset = (at // HASH_BYTES).to_bytes(_OFFSET_BYTES, "big")
@@ -200,9 +200,9 @@ def split_hashes(hashes: bytes) -> list[Bucket]:
 
 
 def tail_from(fields: Any, node_count: int) -> Tail:
-    """The index in the unpacked field of a manifest; InvalidInputError if it is invalid.
+    """Decode the index field of a manifest; InvalidInputError if it is invalid.
 
-    Digests are in the place of its links.
+    ``fields`` is unpacked, with digests in place of its links.
     """
     pages, rest = divmod(node_count, PAGE_NODES)
     if fields is None:
@@ -225,10 +225,10 @@ def tail_from(fields: Any, node_count: int) -> Tail:
 
 
 def decode_piece(digest: bytes, data: bytes, *, trusted: bool = False) -> Piece:
-    """Read an object of the index; CorruptionError if it is invalid.
+    """Decode an object of the index; CorruptionError if it is invalid.
 
-    ``trusted``: the digest has just proven the bytes, and their encoding was checked when they
-    were stored.
+    ``trusted``: the bytes were verified against their digest, and their encoding was checked when
+    they were stored.
     """
     try:
         if trusted:

@@ -28,7 +28,7 @@ _MAX_FIELDS: Final = 16
 
 
 def check_piece_size(kind: int, data: bytes) -> None:
-    """Raise NotCanonicalError if an object holds longer lists or maps than any that is written."""
+    """Raise NotCanonicalError if an object holds longer lists or maps than splitting makes."""
     if len(data) <= MAX_LIST_BYTES or kind == Kind.BLOB:
         return
     if kind in _LISTS or not _is_sound(kind, data):

@@ -10,17 +10,17 @@ LONGEST: Final = 72
 
 
 def shortened(value: Any) -> str:
-    """The ``repr`` of a value, or the first characters of it."""
+    """The ``repr`` of a value, cut to ``LONGEST`` characters."""
     text = repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def ascii_json(value: Any) -> str:
     """The JSON of a value on one line, without a character that a terminal acts on."""
-    # Here, because every program loads this module, and few of them print JSON.
+    # Imported here, because every program loads this module, and few of them print JSON.
     import json
 
-    # JSON takes DEL for a letter, and it can stand in strings alone.
+    # JSON does not escape DEL, which can only be inside a string.
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 

@@ -1,5 +1,8 @@
 """Splits a value into shared pieces: long strings become blobs, long lists and maps trees.
 
+A piece is one object. A part of a value that becomes an object of its own is *outlined*: a link
+replaces it. ``room`` is how many levels the lists and maps of a part may nest.
+
 Equal values give equal pieces on every platform, so each piece is stored once, whichever client
 stores it; a changed value shares all pieces the change did not touch. ``split`` passes every
 piece to ``emit`` with its direct links, children before parents, and returns the digest that
@@ -49,7 +52,7 @@ from casstore.format.limits import (
 # passed whole; the blob layer cuts long ones.
 Emit = Callable[[int, bytes, list[bytes]], bytes]
 
-# UTF-8 takes at most four bytes a character: a shorter string than this needs no measuring.
+# UTF-8 takes at most four bytes a character: a string with fewer characters than this is short.
 _SURELY_SHORT = OUTLINE_MIN_BYTES // 4
 
 
@@ -57,9 +60,9 @@ class EncodedEntry(NamedTuple):
     """One encoded list item or map entry, with the digests it links to.
 
     ``data`` of a map entry is key and value together; ``key`` is None in lists.
-    ``size`` is the length of the encoding in place, also if ``data`` is only a link
-    to it (``outline_item``): sizes decide when a list is a tree, and must not depend
-    on whether it is one.
+    ``size`` is the length of the entry's own encoding, also if ``data`` is only a link
+    to it (``outline_item``): sizes decide whether a list is a tree, so they must not
+    depend on that.
     """
 
     data: bytes
@@ -83,13 +86,14 @@ def split(value: Any, emit: Emit) -> bytes:
 
 
 def root_object(encoded: Encoded, emit: Emit) -> bytes:
-    """The object that represents a whole value, created if it has none yet."""
+    """The digest of the object of a whole value; stores the object if the value is not outlined."""
     if encoded.outlined is not None:
         return encoded.outlined
     return emit(Kind.VALUE, encoded.data, encoded.links)
 
 
-#: Long containers that a value has in several places, by identity and room, with their encoding.
+#: The long lists and maps of a value that are encoded already: by identity and room, each with its
+#: encoding.
 _Known = dict[tuple[int, int], tuple[Any, Encoded]]
 
 
@@ -141,8 +145,8 @@ class SharedParts:
 def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Encoded:
     """Encode one value as its container holds it, outlining long parts.
 
-    ``known`` has the encodings of parts of the same value. ExpansionError if shared parts of the
-    value, written out at every place, take more memory than a reader allows.
+    ``known`` has the encodings of parts of the same value. ExpansionError if the shared parts of
+    the value, decoded at each of their occurrences, take more memory than a reader allows.
     """
     kind = type(value)
     if kind is str:
@@ -167,8 +171,9 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
             encoded = _encode_map(value, room, emit, known)
         else:
             encoded = _encode_list(value, room, emit, known)
-        # A list that holds one list twice, and so on down, would take exponential time otherwise.
-        # The value itself is stored, too: while it exists, no other value has its identity.
+        # Without this, a list that holds one list twice, which holds another one twice, and so on,
+        # would take exponential time. ``known`` holds the value, too: while it exists, no other
+        # value has its id().
         known[id(value), room] = value, encoded
         return encoded
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
@@ -179,13 +184,12 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
 
 
 def _encode_short(value: Any, room: int, emit: Emit) -> Encoded | None:
-    """Encode a list or map that stays in its container, the common case; None if it does not.
+    """Encode a list or map that is short enough to stay in its container; None if it is not.
 
-    A container this short holds nothing that would be outlined, so it is encoded in one
-    call.
+    The lists and maps in it are short, too, so it is encoded in one call.
     """
     if room and type(value) is dict:
-        # In so few bytes no text is long enough to be outlined.
+        # A map this short cannot hold a text long enough to become a blob of its own.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
             return Encoded(flat, [])
@@ -207,7 +211,7 @@ def _encode_list(
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     try:
-        # A copy of one state: another thread may be changing it.
+        # Copied first: another thread may change the list meanwhile.
         for item in list(items):
             encoded = encode_split(item, room - 1, emit, known)
             parts.append(encoded.data)
@@ -262,12 +266,12 @@ def value_data(entry: EncodedEntry) -> bytes:
 
 
 def list_leaf_entries(data: bytes) -> list[EncodedEntry]:
-    """The entries of an encoded list, in place."""
+    """Cut the encoded list of a leaf into its entries."""
     return [EncodedEntry(item, links_in(item), item_size(item)) for item in cut_items(data)]
 
 
 def map_leaf_entries(data: bytes) -> list[EncodedEntry]:
-    """The entries of an encoded map, in place."""
+    """Cut the encoded map of a leaf into its entries."""
     return [
         EncodedEntry(item, links_in(item[len(key_bytes(key)) :]), len(item), key)
         for key, item in cut_map(data)
@@ -286,7 +290,7 @@ def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
 
 
 def pack_list(entries: list[EncodedEntry], emit: Emit) -> Encoded:
-    """Inline a short list; make one object or a tree of a longer one."""
+    """Encode a list from its entries: inline if it is short, else as one object or a tree."""
     return ListTail().append(entries, emit)[0]
 
 
@@ -304,7 +308,7 @@ class ListTail(NamedTuple):
     size: int = 0
 
     def append(self, new: Sequence[EncodedEntry], emit: Emit) -> tuple[Encoded, ListTail]:
-        """Store the list with these entries appended: its encoding, and its end."""
+        """Store the list with these entries appended; returns its encoding and its end."""
         length, size = self.length + len(new), self.size + sum([entry.size for entry in new])
         header = list_header(length)
         if len(header) + size <= SINGLE_PIECE_MAX_BYTES:
@@ -342,7 +346,7 @@ def outline_item(entry: EncodedEntry, emit: Emit) -> EncodedEntry:
 
 
 def pack_map(entries: list[EncodedEntry], emit: Emit) -> Encoded:
-    """Inline a short map; make one object or a tree of a longer one. Entries are sorted."""
+    """Encode a map from its sorted entries: inline if short, else as one object or a tree."""
     data = map_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
         return _one_piece(data, _all_links(entries), emit)

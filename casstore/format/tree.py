@@ -5,9 +5,9 @@ a leaf of a rope is a chunk, an ordinary blob. A branch names its children in or
 number of entries below each and their bytes, so that one item is found, and a size known, by
 reading one branch for each level.
 
-The entry that ends a piece decides where it ends, and nothing before it (``ends_*``), so an edit
-moves only the boundaries it touches (P8). The cap and the floor on entries are the exceptions;
-after both, boundaries agree again at the next natural one.
+Whether a piece ends after an entry depends on the hash of that entry alone (``ends_*``), so an edit
+moves only the boundaries next to it (P8). The maximum and minimum number of entries are exceptions:
+after one of these, boundaries agree again from the next one that a hash decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Entry = TypeVar("Entry")
 # 64 levels of at least two children each hold more entries than any count can express.
 MAX_LEVEL: Final = 64
 
-# The longest possible file.
+# The longest file that an offset can express.
 MAX_TOTAL_BYTES: Final = (1 << 63) - 1
 
 
@@ -45,14 +45,14 @@ class TreeBranch(NamedTuple):
     keys: list[str]
 
     def children(self) -> list[Child]:
-        """The entries, one by one."""
+        """All entries of the branch."""
         keys = self.keys or [""] * len(self.digests)
         return [
             Child(*entry) for entry in zip(self.digests, self.counts, self.sizes, keys, strict=True)
         ]
 
     def child(self, at: int) -> Child:
-        """One of the entries."""
+        """The entry at this index."""
         key = self.keys[at] if self.keys else ""
         return Child(self.digests[at], self.counts[at], self.sizes[at], key)
 
@@ -76,7 +76,7 @@ def ends_map_piece(key: str, level: int) -> bool:
 
     Only the key is used, so a changed value moves no boundary at any level.
     """
-    # 32 bytes have a nibble for 64 levels; no valid tree has a tenth of that.
+    # 32 bytes have a nibble for each of 64 levels; no valid tree has a tenth of that.
     nibble = plain_hash(key.encode())[level // 2 % DIGEST_BYTES] >> (4 * (level % 2))
     return nibble % FANOUT == 0
 
@@ -87,7 +87,7 @@ def ends_list_branch(digest: bytes) -> bool:
 
 
 def group(entries: Iterable[Entry], ends: Callable[[Entry], bool]) -> Iterator[list[Entry]]:
-    """Cut a sequence into pieces; only the last may be shorter than the floor."""
+    """Cut a sequence into pieces; only the last may be shorter than PIECE_MIN_ENTRIES."""
     piece: list[Entry] = []
     for entry in entries:
         piece.append(entry)
@@ -148,7 +148,7 @@ class Builder:
         self._open[depth].append(child)
 
     def finish(self) -> tuple[int, list[Child]]:
-        """Close all levels but the highest."""
+        """Store the branches of all levels but the highest; returns the root, unstored."""
         depth = 0
         # Closing a level may open the one above it, so the highest is read each time.
         while depth + 1 < len(self._open):
@@ -169,7 +169,7 @@ def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
 
 
 def decode_branch(kind: int, data: bytes) -> TreeBranch:
-    """Decode a branch; every encoding but the one of a valid branch is refused."""
+    """Decode a branch; NotCanonicalError if the bytes are not the encoding of a valid branch."""
     columns = canonical.unpack_checked(data)
     names = 3 + (kind in (Kind.LIST, Kind.MAP)) + (kind == Kind.MAP)
     if type(columns) is not list or len(columns) != names:
@@ -182,7 +182,10 @@ def decode_branch(kind: int, data: bytes) -> TreeBranch:
         raise NotCanonicalError("a branch has no level or no children")
     entries, rest = divmod(len(packed), DIGEST_BYTES)
     if rest or not 1 <= entries <= PIECE_MAX_ENTRIES:
-        raise NotCanonicalError(f"a branch has {len(packed)} bytes of digests")
+        raise NotCanonicalError(
+            f"a branch has {len(packed)} bytes of digests, not those of 1 to {PIECE_MAX_ENTRIES} "
+            "children"
+        )
     for column in (counts, sizes):
         if type(column) is not list or len(column) != entries:
             raise NotCanonicalError("the columns of a branch differ in length")

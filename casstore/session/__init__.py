@@ -1,6 +1,6 @@
 """The session runtime: graphs, checkpoints, heads, history, leases, queues, attachments.
 
-A commit goes from plain data (``data``) through the graph it changes (``graph``), the
-manifest it makes (``checkpoint``) and the rows that must still be as they were read
-(``commit``) into one engine write. ``session`` is the face of it all.
+A commit goes from its arguments (``data``) through the graph that it changes (``graph``) and the
+components that it sets (``checkpoint``) into one engine write, on condition that the rows it read
+are unchanged (``commit``). ``session`` has the public class.
 """

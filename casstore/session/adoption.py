@@ -1,15 +1,15 @@
 """Adopting a session: the head of another becomes the next revision of this one.
 
-The write moves this session's head to the other's manifest, under the conditions that both heads
-are still as they were read. Its graph, checkpoint and usage ledger are in the manifest, so
-nothing of them is copied, whatever their length. With it come, in the same write:
+The write moves this session's head to the other's manifest, on condition that both heads are
+unchanged since they were read. The other's graph, checkpoint and usage ledger are in the manifest,
+so nothing of them is copied, whatever their length. The same write adds to this session:
 
-    receipts     the other's turns: sent again to this session, they are answered, not run
-    hidden nodes those that either hides
-    attachments  committed ones whose bytes this store has
+    receipts      of the other's turns: repeated in this session, a turn returns its first result
+    hidden nodes  that the other session hides
+    attachments   that the other has committed and whose bytes this store has
 
-They cost in proportion to their number: a fork has only those of its own commits. This
-session keeps its history, labels, queue, lease, name and subjects; the other one stays as it is.
+Their cost is in proportion to their number: a fork has only those of its own commits. This
+session keeps its history, labels, queue, lease, name and subjects; the other does not change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def adopt(
         fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
         if head_row is None:
             raise SessionNotFoundError(session)
-        # The head of the same snapshot as the lease: a later one may be of the next owner.
+        # From the same snapshot as the lease: a later head may be the next lease owner's commit.
         state = runtime.state_of(key, head_row)
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
@@ -103,7 +103,7 @@ def _head(
 def _receipts(
     runtime: Runtime, key: bytes, other: str, theirs: State, revision: int
 ) -> list[PutRow]:
-    """The other's receipts as this session has them, settled: each holds its own result."""
+    """The other's receipts as rows of this session, settled: each holds the result itself."""
     other_key = keys.session_key(other)
     now_ms = runtime.engine.now_ms()
     coming: list[PutRow] = []
@@ -136,7 +136,7 @@ def _attachments(runtime: Runtime, session: str, other: str) -> list[PutRow]:
 
 
 def _lacking(runtime: Runtime, coming: list[PutRow]) -> list[PutRow]:
-    """The rows whose keys this session does not have yet: its own rows take precedence."""
+    """Those of the rows whose keys this session does not have: its own rows take precedence."""
     places = [RowKey(one.table, one.key) for one in coming]
     known = runtime.engine.get_rows(places) if places else []
     return [one for one, row in zip(coming, known, strict=True) if row is None]

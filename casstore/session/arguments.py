@@ -20,7 +20,10 @@ def invalid(name: str, allowed: str, value: Any) -> InvalidInputError:
 
 
 def is_durable(durability: str | None) -> bool | None:
-    """Does a call with this durability wait for the disk? None: as the store was opened."""
+    """True if a call with this durability waits for the disk; None: as the store was opened.
+
+    InvalidInputError if it is not a durability.
+    """
     if durability is None:
         return None
     check_choice(durability, "durability", DURABILITIES)
@@ -28,7 +31,7 @@ def is_durable(durability: str | None) -> bool | None:
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[str]) -> None:
-    """Require one of a few texts."""
+    """Require one of the ``allowed`` texts."""
     if type(value) is not str or value not in allowed:
         raise invalid(name, " or ".join(map(repr, allowed)), value)
 
@@ -48,7 +51,7 @@ def check_count(number: Any, name: str, *, least: int = 0, most: int | None = No
 
 
 def check_ms(time_ms: Any, name: str, *, least: int = 0) -> None:
-    """Require a time span in milliseconds that an engine can add to its clock."""
+    """Require a duration in milliseconds that an engine can add to its clock."""
     check_count(time_ms, name, least=least, most=MAX_STAMP_MS)
 
 

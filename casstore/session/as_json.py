@@ -7,9 +7,9 @@ a document. Each begins with its schema:
     casstore.claim/1    id, session, fencing, batches
     casstore.commit/1   the fields of ``Commit``
 
-A field that has its default value is left out, and may be. Of a lease only the four fields that
-identify it are needed. Where None means something, a field that is left out is not null: ``leaf``
-is then the last node, and the ``parent`` of a node the node before it. A bare payload is written
+Fields of a commit that have their default value are left out, and a reader adds them. A lease needs
+only the four fields that identify it. Leaving out ``leaf`` or the ``parent`` of a node does not
+mean null: the leaf is then the last node, and the parent the node before. A bare payload is written
 as a node with a generated id. An edit is an object with ``op`` (set, delete, insert, append),
 ``path`` and ``value``. Values are written as in ``format.value_json``. ``Commit.also`` (rows of
 other systems) cannot be written.
@@ -39,7 +39,7 @@ from casstore.session.data import (
 )
 
 Document = TypeVar("Document", Lease, Claim, Commit)
-# The types of fields, by the names that error messages use.
+# Reads one field: takes the JSON value and its name for error messages, returns what is stored.
 _Kind = Callable[[Any, str], Any]
 
 _SCHEMA: Final = "schema"
@@ -207,7 +207,7 @@ def _list_of(kind: _Kind) -> _Kind:
 def _fields(
     value: Any, where: str, kinds: Mapping[str, _Kind], needed: frozenset[str]
 ) -> dict[str, Any]:
-    """The fields of an object, each of its kind."""
+    """Read the fields of a JSON object; InvalidInputError if one is unknown or missing."""
     if type(value) is not dict:
         raise InvalidInputError(f"{where} must be an object, got {value!r:.80}")
     for name in value:
@@ -220,7 +220,7 @@ def _fields(
 
 
 def _read(made: type, kinds: Mapping[str, _Kind], *needed: str) -> _Kind:
-    """Reads the object that becomes a tuple."""
+    """A function that reads a JSON object into the NamedTuple ``made``."""
     every, required = dict(kinds), frozenset(needed)
     schema = _SCHEMAS.get(made)
     if schema is not None:

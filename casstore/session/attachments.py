@@ -2,13 +2,13 @@
 
     attachment = state (1) ‖ intent_at (8) ‖ committed_at (8) ‖ details
 
-An intent is recorded before the bytes are written, or with them, so bytes that were never committed
-can be found. To remove such an orphan without a race: ``condemn`` it, after which no commit may
-refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the row keeps
-it alive) or be stored elsewhere, at a URI.
+An attachment starts as an *intent*: a row that is written before the bytes, or with them. So bytes
+that were never committed (orphans) can be found. To remove an orphan without a race: ``condemn``
+it, after which no commit may refer to it; delete the bytes; ``forget`` it. The bytes may be a blob
+of this store (the row keeps it alive) or be stored elsewhere, at a URI.
 
-``intend`` and ``forget`` write the session's mark (``session.marks``). Deleting a session with all
-its rows in one write lists the attachments first; a changed mark shows that the list is stale.
+``intend`` and ``forget`` write the session's mark (``session.marks``). The write that deletes a
+session with all its rows lists the attachments first, and fails if the mark has changed since.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Attachments:
         digest: bytes | None = None,
         owner: str | None = None,
     ) -> Attachment:
-        """Record an intent before the bytes are written, at ``uri`` or as a blob of this store.
+        """Record that bytes are about to be written, at ``uri`` or as a blob of this store.
 
         Repeating the call sets the time of the intent to now; a committed attachment does not
-        change.
+        change. AttachmentStateError if the attachment is condemned.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> video.state  # now write the bytes there, and then commit
@@ -122,7 +122,7 @@ class Attachments:
             changes = [put, marks.put_mark(self._key, 0)]
             done = self._write([RowIs(*place, row), *conditions], changes, objects)
             if done is not None:
-                # Not read back: another process may have committed or forgotten it already.
+                # Made from what was written: by now another process may have changed the row.
                 return decode(self._session, stamped(put, done.now_ms))
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
@@ -144,7 +144,7 @@ class Attachments:
         writer.emit(Kind.BLOB, content, [])
         found = self._announce(attachment_id, details, objects=writer.objects)
         if found.digest is None:
-            # Another attachment is committed under this id, and stays. The bytes are stored anyway.
+            # An attachment without a blob is committed under this id, and stays: store the bytes.
             writer.flush(self._runtime.engine)
         return found
 
@@ -241,7 +241,9 @@ class Attachments:
                 return known._replace(state=CONDEMNED)
 
     def forget(self, attachment_id: str) -> bool:
-        """Remove the row of an intent or a condemned attachment; False if there was no row.
+        """Remove an attachment that is not committed; False if there is none.
+
+        Its bytes are not deleted. AttachmentStateError if it is committed.
 
         >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
         >>> session.attachments.forget("video-1"), session.attachments.find("video-1")
@@ -266,7 +268,7 @@ class Attachments:
         rows: Sequence[RowChange],
         objects: Sequence[NewObject] = (),
     ) -> WriteResult | None:
-        """Write unless the session was deleted; None if a condition fails."""
+        """Write; None if a condition fails, or the session was deleted."""
         alive = RowIs("tombstones", self._key, None)
         try:
             return self._runtime.engine.write(Write(objects, [alive, *conditions], rows))
@@ -286,7 +288,7 @@ def commit_rows(
     places: Sequence[RowKey],
     rows: Sequence[bytes | None],
 ) -> tuple[list[Condition], list[PutRow]]:
-    """The conditions and changes that commit attachments; those already committed stay as is."""
+    """The conditions and changes that commit attachments; committed ones do not change."""
     conditions: list[Condition] = []
     changes: list[PutRow] = []
     for name, place, row in zip(attachment_ids, places, rows, strict=True):
@@ -303,10 +305,10 @@ def commit_rows(
 
 
 def condemned(session: str, row: bytes) -> bytes | None:
-    """The row that stays of an attachment when its session is deleted.
+    """The row that replaces an attachment's row when its session is deleted; None: it is removed.
 
-    None if its bytes are a blob of this store, which needs no row to be found and removed.
-    Bytes kept elsewhere stay known, condemned, until their host has removed them.
+    gc removes a blob of this store without a row. For bytes at a URI the row stays, condemned,
+    until the application has deleted the bytes and calls ``forget``.
     """
     if decode(session, row).uri is None:
         return None
@@ -342,7 +344,7 @@ def put_as_is(attachment: Attachment) -> PutRow:
 
 
 def decode(session: str, row: bytes) -> Attachment:
-    """Decode an attachment's row."""
+    """Decode an attachment's row; CorruptionError if it is damaged."""
     try:
         name, uri, digest, owner = unpack_checked(row[_DETAILS:])
         committed_at_ms = int.from_bytes(row[_COMMITTED_AT:_DETAILS], "big")

@@ -1,7 +1,7 @@
 """Retries of optimistic transactions: the one limit, the one pause and the one error.
 
-A transaction reads rows without a lock, decides, and writes under the condition that the rows are
-unchanged. If another writer was first, it has written nothing, and is repeated:
+A transaction reads rows without a lock, decides, and writes on condition that the rows are
+unchanged. If another writer was first, the write fails, and the transaction is repeated:
 
     attempts = Attempts(f"session {session!r}")
     while True:
@@ -12,8 +12,8 @@ unchanged. If another writer was first, it has written nothing, and is repeated:
         except ConditionFailedError:
             continue
 
-``begin`` raises ContendedError instead of the attempt after ``MAX_ATTEMPTS``. ``transact`` is the
-same loop around a function. ``read_again`` repeats a read whose objects were collected meanwhile.
+``begin`` raises ContendedError after ``MAX_ATTEMPTS`` attempts. ``transact`` is the same loop
+around a function. ``read_again`` repeats a read if gc removed its objects meanwhile.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from casstore.errors import (
 
 Result = TypeVar("Result")
 
-#: How often a transaction is attempted. With hundreds of writers of one row, the unluckiest needs
-#: dozens; 256 take about two and a half seconds of pauses.
+#: The most attempts of a transaction. With hundreds of writers of one row, the unluckiest needs
+#: dozens; 256 attempts take about two and a half seconds of pauses.
 MAX_ATTEMPTS: Final = 256
-# The first attempts follow at once; then random pauses spread the writers of one row.
+# This many attempts follow at once; then random pauses spread the writers of one row.
 _AT_ONCE: Final = 4
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.02
@@ -67,10 +67,10 @@ class Attempts:
 
 
 def transact(what: str, attempt: Callable[[], Result]) -> Result:
-    """Repeat a function that reads, decides and writes until no other writer is first.
+    """Repeat ``attempt``, which reads, decides and writes, until no other writer is first.
 
-    It must read nothing after it has written. What it reads may be collected meanwhile, as for
-    ``read_again``.
+    It must read nothing after it has written: it is also repeated if gc has removed an object
+    that it reads (``read_again``).
     """
     attempts = Attempts(what)
     while True:
@@ -85,12 +85,12 @@ def read_again(
     read: Callable[[], Result],
     missing: tuple[type[CasstoreError], ...] = (CorruptionError, NotFoundError),
 ) -> Result:
-    """Repeat a function whose objects were collected between two of its reads.
+    """Call ``read``, and repeat it if gc removed objects between two of its reads.
 
-    A session that is deleted, vacuumed or pruned, and collected, loses the objects that the first
-    read named. The repeated function sees the session as it is now, or raises that it was deleted.
-    Damage, and what never existed, raises the same error twice in a row, which is final.
-    ``missing`` are the errors that a missing object causes.
+    If a session is deleted, vacuumed or pruned, gc may remove objects that the first read named.
+    The repeated call sees the session as it is now, or raises SessionDeletedError. ``missing`` are
+    the errors that a missing object causes. The same error twice in a row is raised: then the
+    object is damaged or never existed.
     """
     last = ""
     for _ in range(_MAX_READS):

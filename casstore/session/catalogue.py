@@ -86,7 +86,7 @@ def create(
             return decode_meta(key, row)
         wanted, stamps = asked, [Stamp(0)]
         if head is not None:
-            # Committed or forked before it was created: the first commit is its creation time.
+            # The session exists without a meta row: keep the time of its first commit or fork.
             known = _meta_of_head(session, decode_head(head))
             parent = known.parent if asked.parent is None else asked.parent
             wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
@@ -110,7 +110,7 @@ def create(
 
 
 def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMeta:
-    """Change fields of a session's meta row."""
+    """Change fields of a session's metadata, and create its meta row if it has none."""
     strange = [name for name in changes if name not in _FIELDS]
     if strange:
         raise InvalidInputError(f"unknown field {strange[0]!r}; use {', '.join(_FIELDS)}")
@@ -190,7 +190,7 @@ def decode_meta(key: bytes, row: bytes) -> SessionMeta:
 
 
 def find_info(runtime: Runtime, session: str) -> SessionInfo:
-    """What a picker shows of one session."""
+    """The summary of one session; SessionNotFoundError if it does not exist."""
     key = keys.session_key(session)
     head, meta = runtime.rows(session, [meta_key(key)])
     if head is None and meta is None:
@@ -213,7 +213,7 @@ def _info(runtime: Runtime, key: bytes, head: bytes | None, meta: bytes | None) 
 def list_sessions(
     runtime: Runtime, after: str | None, limit: int | None, prefix: str
 ) -> Iterator[SessionInfo]:
-    """All sessions in order of id, a page at a time."""
+    """The summaries of sessions whose ids start with ``prefix``, in order of id, read in pages."""
     if limit is not None:
         check_count(limit, "limit")
     check_text(prefix, "prefix")
@@ -241,7 +241,7 @@ def _listed(
 
 
 def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
-    """What a picker shows of a session that was listed earlier; None if it was deleted since."""
+    """The summary of a session that was listed earlier; None if it was deleted since."""
     try:
         return _info(runtime, *known)
     except (CorruptionError, NotFoundError, SessionDeletedError):
@@ -274,7 +274,7 @@ def scan_sessions(runtime: Runtime, start: bytes, stop: bytes | None) -> Iterato
 
 
 def name_of(known: KnownSession) -> str:
-    """The id of a session, also of one whose key does not hold it."""
+    """The id of a session, also if it is too long for the key: from the head or meta row."""
     whole = keys.session_of(known.key)
     if whole is not None:
         return whole
@@ -311,10 +311,10 @@ class _Rows:
 def delete(runtime: Runtime, session: str) -> bool:
     """Delete a session for good; False if it did not exist or was deleted before.
 
-    A queue, an attachment or a lease without a commit counts as existence, too: such rows are
-    found by the id alone, so no other operation could remove them. The first transaction
-    deletes the session for all readers. Later transactions remove its other rows in batches; if
-    the process stops in between, calling again continues.
+    A session that has only queued work, an attachment or a lease, and no commit, is deleted, too:
+    such rows are found by the id alone, so no other operation could remove them. The first
+    transaction deletes the session for all readers. Later transactions remove its other rows in
+    batches; if the process stops in between, calling again continues.
     """
     key = keys.session_key(session)
     there = False
@@ -328,7 +328,7 @@ def delete(runtime: Runtime, session: str) -> bool:
         if not there:
             break
         try:
-            # Any head is accepted: a fast writer must not prevent the deletion.
+            # The head may move (``moving``): a fast writer must not prevent the deletion.
             write = burial(KnownSession(key, head, meta), moving=True, session=session)
             runtime.engine.write(write)
         except ConditionFailedError:
@@ -349,19 +349,19 @@ def finish(runtime: Runtime, session: str) -> bool:
 
 
 def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] = ()) -> None:
-    """Delete a session if its rows are unchanged; ConditionFailedError if not.
+    """Delete a session for all readers if its rows are unchanged; ConditionFailedError if not.
 
-    ``clear`` must follow. Until it has finished, a row marks the deletion as unfinished, and
-    ``delete`` or a later maintenance run continues it.
+    The caller must call ``clear`` next. Until ``clear`` has finished, a row marks the deletion as
+    unfinished, and ``delete`` or a later maintenance run continues it.
     """
     write = burial(known)
     runtime.engine.write(write._replace(conditions=[*write.conditions, *conditions]))
 
 
 def burial(known: KnownSession, *, moving: bool = False, session: str | None = None) -> Write:
-    """The write that deletes a session, to be combined with other writes.
+    """The write that deletes a session for all readers; ``clear`` removes its other rows later.
 
-    It requires that the session's rows are unchanged; with ``moving``, the head may have moved.
+    It requires that the rows in ``known`` are unchanged; with ``moving``, the head may have moved.
     ``session`` is the id, needed if the session has neither a head nor a meta row.
     """
     key = known.key
@@ -388,9 +388,9 @@ def burial(known: KnownSession, *, moving: bool = False, session: str | None = N
 
 
 def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
-    """The same write with all other rows of the session, unless there are too many.
+    """As ``burial``, and the write removes all other rows, unless they are too many for one write.
 
-    ``clear`` must still follow, for rows written in the meantime; it usually finds none.
+    The caller must still call ``clear``, for rows that were written after the rows were listed.
     """
     key, session = known.key, name_of(known)
     # Read before the rows are listed: a row that the listing misses has changed one of these.
@@ -438,8 +438,9 @@ def clear(runtime: Runtime, session: str, key: bytes) -> int:
 
 
 def _is_awaited(runtime: Runtime, session: str, key: bytes) -> bool:
-    """Did work, attachments or the holder of a lease come before the session itself?"""
-    # Marks do not count: they keep nothing alive, and are removed by age.
+    """True if a session without a head and meta row has queued work, attachments or a lease."""
+    # Rows of the table retention (marks) do not count: they keep nothing alive, and are removed by
+    # age.
     return any(change.table != "retention" for change in _leftovers(runtime, session, key))
 
 

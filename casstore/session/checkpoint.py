@@ -1,10 +1,10 @@
 """Encodes and decodes the state of a session that is not part of its graph.
 
 Each component of a checkpoint becomes a link to an object, or a value inside the manifest. This
-layer defines their names; the format treats names as opaque. The components in ``LINKED`` and
-those that a runtime adds (``others``) are links: pass content to store it and link to it, or a
-``Link`` to refer to an object that must exist. The rest are values. None means that there is no
-such component. Identical content is stored once across all sessions.
+module defines their names; the format treats names as opaque. The components in ``LINKED`` and
+those with other names (``others``) are links: pass content to store it and link to it, or a
+``Link`` to an object that must exist. The rest are values. None means that there is no such
+component. Identical content is stored once across all sessions.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def encode_changes(
 
 @lru_cache(maxsize=256)
 def check_keyword(name: str) -> None:
-    """Refuse a component name, given by keyword, that looks like a mistyped field of a commit."""
+    """Refuse a keyword of ``append`` that looks like a mistyped parameter, not a component name."""
     if name in _NAMED:
         return
     meant = get_close_matches(name, _KEYWORDS, 1, 0.8)
@@ -136,7 +136,7 @@ def change_components(
     edits: Mapping[str, Sequence[Edit]],
     writer: PieceWriter,
 ) -> Encoded:
-    """The components of a manifest with some set and some edited; the others stay."""
+    """The components ``before`` after ``changes``, then ``edits``; the others stay."""
     found = cut_components(before)
     for name, encoded in changes.items():
         if encoded is None:
@@ -166,7 +166,7 @@ def _edited(
         raise PathNotFoundError((name,))
     digest = link_target(component)
     if digest is None or name in _VALUES:
-        # A value inside the manifest: read whole, and below encoded again as if it were given.
+        # Edits work on stored values: store the value of the manifest. Below, it becomes one again.
         [value] = objects.load_encoded(reader, (component,))
         digest = splitting.split(value, writer.emit)
     elif reader.find_many((digest,))[0] is None:
@@ -184,7 +184,7 @@ def _edited(
 
 
 def check_edits(edits: Mapping[str, Sequence[Edit]]) -> None:
-    """Refuse edits that are not lists of edits by the name of a component."""
+    """InvalidInputError unless this maps names of components to lists of edits."""
     from casstore.objects.edit import Edit
 
     for name, steps in dict_of(edits, "edits").items():
@@ -201,7 +201,7 @@ def check_edits(edits: Mapping[str, Sequence[Edit]]) -> None:
 
 
 def name_missing(manifest: Manifest, exc: ObjectNotFoundError) -> Exception:
-    """The error for an object that a commit links to and that is not stored."""
+    """The error for a linked object that is not stored; names the component that links to it."""
     for name, found in cut_components(manifest.components).items():
         if link_target(found) == exc.digest:
             return ComponentNotFoundError(name, exc.digest)
@@ -234,7 +234,7 @@ def component(manifest: Manifest, name: str) -> Encoded:
 
 
 def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
-    # A component whose object is missing is not treated as absent.
+    # If the object is missing, raise: None would mean that the component does not exist.
     item = reader.find_many((digest,))[0]
     if item is None:
         raise ComponentNotFoundError(name, digest)
@@ -265,7 +265,7 @@ def add_usage(
 
 
 def check_usage(entry: Usage) -> None:
-    """Refuse what cannot be added to a ledger."""
+    """InvalidInputError unless this is a Usage whose token counts are valid."""
     check_kind(entry, "usage", Usage)
     check_text(entry.source, "Usage.source")
     check_text(entry.model, "Usage.model")
@@ -274,7 +274,7 @@ def check_usage(entry: Usage) -> None:
 
 
 def read_usage(reader: PieceReader, ledger: Encoded) -> list[Usage]:
-    """All entries of a ledger, also those that count nothing yet."""
+    """All entries of a ledger, also those with zero tokens."""
     rows = objects.load_encoded(reader, (ledger,))[0] or []
     if type(rows) is not list or not all(_is_usage(row) for row in rows):
         raise CorruptionError("the ledger of a checkpoint is not a list of usage; check the store")
@@ -291,7 +291,7 @@ def _is_usage(row: Any) -> bool:
 
 
 def _listed(frames: Any) -> tuple[Any, ...]:
-    """The frames of a checkpoint as they are shown."""
+    """The stored frames of a checkpoint as a tuple; CorruptionError if they are not a list."""
     if frames is None:
         return ()
     if type(frames) is not list:

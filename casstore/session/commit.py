@@ -62,7 +62,7 @@ from casstore.session.turns import (
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
 # The types allowed in the lists of ``Commit.also``: objects, conditions, rows.
-_BESIDE: Final = (
+_ALSO_TYPES: Final = (
     frozenset((NewObject,)),
     frozenset(get_args(Condition)),
     frozenset(get_args(RowChange)),
@@ -77,6 +77,7 @@ class _Encoded(NamedTuple):
     components: Encoded
     #: Single components that are set; None: deleted.
     changes: dict[str, Encoded | None]
+    #: The hash of the content (``turns.intent_hash``); None: the commit has no turn.
     intent: bytes | None
 
 
@@ -100,7 +101,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     if change.session is not None or change.lease is not None or change.completes:
         bind(session, change)
     encoded: _Encoded | None = first
-    # The head may have moved since.
+    # The cached head; it may be stale.
     known = runtime.states.get(key)
     if known is not None and not (
         change.completes
@@ -207,7 +208,7 @@ def check_commit(change: Commit) -> None:
 
 
 def with_drafts(change: Commit) -> Commit:
-    """The commit with a draft in place of each bare payload, and an id for each node."""
+    """The commit with a ``NodeDraft`` for each bare payload, so that each node has an id."""
     if change.replace is not None:
         return change._replace(replace=graph.as_drafts(change.replace))
     return change._replace(append=graph.as_drafts(change.append)) if change.append else change
@@ -218,7 +219,7 @@ def _check_also(also: Write) -> None:
     if not isinstance(also, Write) or also.deletes:
         raise InvalidInputError("also must be a Write that deletes no objects")
     lists = (also.objects, also.conditions, also.rows)
-    for parts, kinds in zip(lists, _BESIDE, strict=True):
+    for parts, kinds in zip(lists, _ALSO_TYPES, strict=True):
         if type(parts) not in _LISTS or not kinds.issuperset(map(type, parts)):
             raise InvalidInputError(
                 f"also must have lists of objects, conditions and rows, got {parts!r:.80}"
@@ -233,7 +234,7 @@ def _no_list(change: Commit) -> InvalidInputError:
 
 
 def bind(session: str, change: Commit) -> None:
-    """Refuse a commit that is for another session, or has a lease or claims of another one."""
+    """SessionBindingError if the commit, its lease or a claim is for another session."""
     if change.session is not None and change.session != session:
         raise SessionBindingError(session, change.session)
     lease = change.lease
@@ -270,7 +271,7 @@ def _read(
 
 
 class _Attempt:
-    """One attempt at a commit, against one snapshot of the rows."""
+    """One attempt at a commit, based on the cached head or on one snapshot of the rows."""
 
     def __init__(
         self,
@@ -289,11 +290,11 @@ class _Attempt:
         # The conditions of the write.
         self._conditions = list(conditions)
         self._changes: list[RowChange] = []
-        # The row of the lease as it was seen last, for the next commit without one.
+        # The lease row that this attempt saw, cached for the condition of the next commit.
         self.lease: bytes | None = None
 
     def run(self, encoded: _Encoded, state: State | None) -> CommitResult:
-        """Make the objects and write them."""
+        """Build the objects and rows on top of ``state``, and write them."""
         change = self._change
         writer, nodes, components, changes, meaning = encoded
         grown = graph.change_graph(self._runtime, state, change, nodes, writer)
@@ -352,7 +353,7 @@ class _Attempt:
     # --- checking, in the documented order --------------------------------------------------
 
     def checked(self, rows: _Rows) -> State | None:
-        """Check the rows; the state that the commit starts from."""
+        """Check the rows, and add what they require to the write; the state to build on."""
         runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()
         self.lease = rows.lease
@@ -385,7 +386,7 @@ class _Attempt:
     # --- writing --------------------------------------------------------------------------
 
     def is_of_others(self, failed: ConditionFailedError) -> bool:
-        """Is the failed condition from ``also``? Then a retry would fail, too."""
+        """True if the failed condition is from ``also``: a retry would not read its rows again."""
         return failed.index >= len(self._conditions)
 
     def _write(
@@ -411,7 +412,7 @@ class _Attempt:
             done = self._runtime.engine.write(write)
         except ObjectNotFoundError as exc:
             raise checkpoint.name_missing(manifest, exc) from exc
-        # The row as the engine has written it, its own time in it.
+        # The head row with the time that the engine has stamped.
         row, head = written_at(head, put, done.now_ms)
         *_, nodes, leaf = grown
         self._runtime.remember(self._key, State(row, head, manifest, leaf, self.lease))
@@ -431,7 +432,7 @@ def _together(own: Write, also: Write) -> Write:
 
 
 def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -> list[RowChange]:
-    """The rows that move a head: the new head, the history row of the old one, and the label."""
+    """The rows that move a head: the new head, the old one in history, and the label if given."""
     changes: list[RowChange] = [put]
     revision = 1
     if state is not None:
@@ -444,7 +445,7 @@ def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -
 
 
 def put_label(key: bytes, label: str, revision: int) -> PutRow:
-    """The row by which a label names a revision."""
+    """The row change that makes a label name a revision."""
     value = revision.to_bytes(8, "big") + keys.id_bytes(label, "a label")
     return PutRow("history", keys.label(key, label), value)
 
@@ -473,7 +474,7 @@ def rewind(
         condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
         if rows.head is None:
             raise SessionNotFoundError(session)
-        # The head of the same snapshot as the lease: a later one may be of the next owner.
+        # From the same snapshot as the lease: a later head may be the next lease owner's commit.
         state = runtime.state_of(key, rows.head)
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
@@ -512,13 +513,17 @@ def rewind(
 def _replay(
     runtime: Runtime, session: str, change: Commit, encoded: _Encoded, rows: _Rows
 ) -> CommitResult:
-    """The result of the first commit of a turn; writes nothing but the release of the lease."""
+    """The result of the first commit of a turn; writes only a release of the lease, if asked to.
+
+    TurnConflictError if the content differs from the first commit's.
+    """
     assert rows.receipt is not None
     turn = str(change.turn)
     receipt = turns.decode_known(turn, rows.receipt)
     meaning = encoded.intent
     if isinstance(receipt, SettledReceipt) and receipt.session is not None:
-        # The turn was committed to a session that this one has adopted since.
+        # The turn was committed to a session that this one has adopted since, so the hash has that
+        # session's id.
         meaning = turns.intent_hash(receipt.session, change, *encoded[1:4])
     if receipt.intent != meaning:
         raise TurnConflictError(session, turn)

@@ -29,7 +29,8 @@ from casstore.session.state import HiddenNodes, Runtime
 if TYPE_CHECKING:
     from casstore.session.session import Session
 
-#: A session (its head), a session id with a revision or label, or the digest of a manifest.
+#: One side of a comparison: a session (its head), a session id with a revision or label, or the
+#: digest of a manifest.
 Place: TypeAlias = "Session | str | tuple[str, int | str | Entry | None] | bytes"
 # How many nodes and changes of each kind are printed.
 _SHOWN: Final = 20
@@ -46,7 +47,7 @@ class _NodeFields(NamedTuple):
 
 
 class NodeRef(_NodeFields):
-    """A node of a comparison; its payload is read when it is asked for.
+    """A node of a comparison; each access of ``payload`` reads it from the store.
 
     >>> [node] = store.compare(("s", "start"), "s").added
     >>> node.id, node.parent, node.payload
@@ -70,7 +71,7 @@ class NodeRef(_NodeFields):
         return fields[-1]
 
     def __getstate__(self) -> None:
-        """Pickle the fields alone."""
+        """Pickle the fields without the engine."""
 
     def __str__(self) -> str:
         if self._engine is None:
@@ -102,19 +103,19 @@ class Comparison(NamedTuple):
     ancestor: NodeRef | None
     added: tuple[NodeRef, ...]
     dropped: tuple[NodeRef, ...]
-    #: In the components, with paths that start with the component's name.
+    #: The changes in the components and the usage; each path starts with the component's name.
     changes: tuple[Change, ...]
     #: How many objects were read.
     pieces_read: int
     #: By component, its changes in the terms of its format, such as the files of a workspace;
     #: ``changes`` has the same components as plain values.
     details: dict[str, tuple[Detail, ...]]
-    #: By component, why the package that registers its format could not describe its changes.
+    #: By component, why the package of its format could not describe its changes.
     failures: dict[str, str]
 
     @property
     def equal(self) -> bool:
-        """Are the two checkpoints the same in every respect?
+        """True if both sides have the same manifest: the same graph, components and usage.
 
         >>> head = store.fork("s", "fork")
         >>> store.compare("s", "fork").equal, store.compare(("s", 1), "fork").equal
@@ -158,7 +159,7 @@ def compare_places(
 
 
 def _find(runtime: Runtime, place: Place) -> tuple[bytes, HiddenNodes]:
-    """The manifest that a place names, and the nodes that its session hides."""
+    """The digest of the manifest that a side names, and the nodes that its session hides."""
     if isinstance(place, bytes):
         return place, {}
     if isinstance(place, tuple) and len(place) != 2:
@@ -269,7 +270,8 @@ def _common(
             step = index.parent(step)
         steps.append(step)
         apart.append(dict.fromkeys(index.digests(beyond)))
-    # A fork of a single path (``fork(node=…)``) has the same nodes at other positions.
+    # A fork of a single path (``fork(node=…)``) has the same nodes at other positions: compare
+    # digests first.
     both = next((digest for digest in apart[0] if digest in apart[1]), None)
     if both is None:
         one, other = steps

@@ -7,8 +7,8 @@ comparison finds a component of this format that changed:
     [project.entry-points."casstore.components"]
     workspace = "casstore.workspace.component:FORMAT"
 
-A component of a format that is not installed is compared as any value. One whose package fails is
-too, and the comparison names the package and the reason.
+If no installed package registers the format, the component is compared as any value. If the package
+fails, it is compared so, too, and the comparison names the package and the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Detail(_DetailFields):
     _read: Callable[[], list[str]] | None = None
 
     def lines(self) -> list[str]:
-        """A unified diff, empty if the content is the same; its length is bounded.
+        """A unified diff of the text, cut to a maximum length; empty if the content is the same.
 
         >>> Detail("workspace", "mode", "run.sh", None, 0o644, 0o755).lines()
         []
@@ -73,7 +73,7 @@ class Detail(_DetailFields):
         return f"{_MARKS.get(self.kind, '~')} {self.component}: {self.path}{ending}"
 
     def __getstate__(self) -> None:
-        """Pickle the fields alone."""
+        """Pickle the fields without the function that reads the text."""
 
     def __str__(self) -> str:
         try:
@@ -84,7 +84,7 @@ class Detail(_DetailFields):
 
 @runtime_checkable
 class ComponentFormat(Protocol):
-    """What a comparison asks of the package of a format.
+    """The interface that the package of a format implements.
 
     >>> class Board:
     ...     name = "board"
@@ -108,7 +108,7 @@ class Described(NamedTuple):
 
     #: By component.
     details: dict[str, tuple[Detail, ...]]
-    #: By component, why the package that registers its format could not describe it.
+    #: By component, why the package of its format could not describe the changes.
     failures: dict[str, str]
 
 

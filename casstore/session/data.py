@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Given(Enum):
-    """Defaults of arguments for which None has a meaning of its own."""
+    """The default values of parameters for which None means something else."""
 
     #: A node's parent: the node before it in the commit, or else the session's leaf.
     LEAF = "leaf"
@@ -56,9 +56,9 @@ class NodeDraft(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A stored node. It can be passed to another commit unchanged.
+    """A stored node. It can be passed to a commit unchanged, for example of another session.
 
-    ``seq`` is its position in insertion order, ``depth`` the length of the path from the root to
+    ``seq`` is its number in insertion order, ``depth`` the length of the path from the root to
     it, ``digest`` identifies the node and its whole path.
 
     >>> node = session.node("left")
@@ -170,7 +170,7 @@ class Batch(NamedTuple):
     merge_key: str | None
     available_at_ms: int
     enqueued_at_ms: int
-    #: How often it was claimed; completing needs the latest claim.
+    #: The number of times it was claimed. Only the latest claim can complete it.
     fence: int
     #: The generation (``Lease.fencing``) of the lease that claimed it last; 0: never claimed. The
     #: batch is held only while that lease is live.
@@ -284,7 +284,7 @@ class CommitResult(NamedTuple):
     revision: int
     manifest: Digest
     leaf: str | None
-    #: The ids of the nodes that it created, in order.
+    #: The ids of the nodes that the commit created, in order.
     nodes: tuple[str, ...]
     replayed: bool
 
@@ -319,14 +319,14 @@ class Entry(NamedTuple):
     session: str
     revision: int
     manifest: Digest
-    #: commit, rewind, fork or adopt
+    #: What made the revision: commit, rewind, fork or adopt.
     operation: str
     committed_at_ms: int
     turn: str | None
     labels: tuple[str, ...]
     #: The revision that a rewind restored.
     rewound_to: int | None
-    #: The session and revision that were adopted.
+    #: The session and revision that an adoption took as this revision.
     adopted: Origin | None = None
 
     def __str__(self) -> str:
@@ -387,7 +387,7 @@ class SessionMeta(NamedTuple):
     created_at_ms: int
     model: str | None = None
     cwd: str | None = None
-    #: The session that it was started or forked from, if any.
+    #: The id of the session that this one was started or forked from, if any.
     parent: str | None = None
     cause: Any = None
     extra: Any = None
@@ -436,7 +436,7 @@ class Pin(NamedTuple):
 
 
 class Protection(NamedTuple):
-    """A revision that ``by`` protects from retention, until a time or (None) without end.
+    """A revision that ``by`` protects from retention until ``until_ms``; None: without end.
 
     >>> kept = session.protect("start", by="reviewer", note="come back to this")
     >>> kept.revision, kept.by, kept.until_ms

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def registered(group: str, name: str) -> list[str]:
-    """Where the code of a name is, as ``module:attribute``; each location once."""
+    """The locations that packages register under a name: ``module:attribute``, each once."""
     from importlib.metadata import entry_points
 
     found = sorted({point.value for point in entry_points(group=group, name=name)})
@@ -16,10 +16,9 @@ def registered(group: str, name: str) -> list[str]:
 
 
 def _in_source_tree(group: str, name: str) -> list[str]:
-    """The same for casstore's own packages, when it runs from its source tree.
+    """The locations in casstore's own ``pyproject.toml``, if it runs from its source tree.
 
-    The metadata of an editable installation is as old as the installation: entry points that came
-    later are in ``pyproject.toml`` alone.
+    The metadata of an editable installation lacks entry points that were added after installing.
     """
     import tomllib
     from pathlib import Path
@@ -34,7 +33,7 @@ def _in_source_tree(group: str, name: str) -> list[str]:
 
 
 def imported(group: str, value: str) -> object:
-    """The object that ``module:attribute`` names."""
+    """Import the object that ``value`` (``module:attribute``) names."""
     from importlib.metadata import EntryPoint
 
     return EntryPoint("", value, group).load()

@@ -20,14 +20,14 @@ from casstore.session import keys
 from casstore.session.arguments import check_ms
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
-#: The offset of the time in the row.
+#: The offset of the expiry time in the row.
 EXPIRES_AT: Final = 0
 _SET_AT: Final = 8
 _ROW_BYTES: Final = 16
 
 
 def put(key: bytes, ttl_ms: int) -> PutRow:
-    """The row of a session that expires ``ttl_ms`` from now."""
+    """The change that makes a session expire ``ttl_ms`` after the write."""
     check_ms(ttl_ms, "ttl_ms")
     return PutRow(*keys.expiry(key), bytes(_ROW_BYTES), (Stamp(EXPIRES_AT, ttl_ms), Stamp(_SET_AT)))
 

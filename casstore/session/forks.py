@@ -5,8 +5,8 @@ afterwards: deleting the source deletes its rows, never objects that the fork re
 
 A fork at a node has only the nodes on the path to it, with a new manifest and a new node index. The
 index shares the pieces before the first node that is not on the path and lists the later nodes
-again, so the cost is proportional to their number. A fork with nodes to append has a new manifest,
-too; it is written in one write with these nodes.
+again, so the cost is proportional to the number of later nodes. A fork with nodes to append has a
+new manifest, too; it is written in one write with these nodes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def fork(
 ) -> Head:
     """Create the session ``target`` from the head or an earlier revision of ``source``.
 
-    Its subjects are those in ``about``, or those of ``source``. With nodes to ``append``, its first
-    revision has them and is one revision later.
+    Its subjects are those in ``about``, or those of ``source``. Nodes in ``append`` are part of its
+    first revision, whose number is then one above the source's.
     """
     subject = None if about is None else subjects.checked(about)
     change = Commit(append=append)
@@ -176,7 +176,7 @@ def _at_node(
 def _grown(
     runtime: Runtime, state: State, change: Commit, writer: PieceWriter
 ) -> tuple[State, bytes | None]:
-    """The state with nodes appended, and the nodes that it hides."""
+    """The state with nodes appended, and the digest of the map of nodes that it hides."""
     encoded = graph.encode_nodes(change.append, writer)
     grown = graph.change_graph(runtime, state, change, encoded, writer)
     manifest = state.manifest._replace(
@@ -191,7 +191,7 @@ def _grown(
 
 
 def _index_of_path(index: NodeIndex, path: Sequence[int], writer: PieceWriter) -> Tail:
-    """The node index of the nodes on a path alone."""
+    """Build the node index of the nodes on a path alone."""
     shared = bisect_left(range(len(path)), True, key=lambda at: path[at] != at)
     builder = index.builder(writer.emit, shared)
     for start in range(shared, len(path), _BATCH):

@@ -1,7 +1,7 @@
-"""What a full-text search finds, and the way to the package that searches.
+"""The hits of a full-text search, and the call that forwards a search to ``casstore.search``.
 
-The core does not import ``casstore.search``: it is loaded by the entry point ``search`` of the
-group ``casstore.calls`` when it is first called.
+The core does not import that package: the entry point ``search`` of the group ``casstore.calls``
+names it, and the first search loads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUP: Final = "casstore.calls"
 
 
 class Hit(NamedTuple):
-    """A text that a search found, with the place where it can be read now.
+    """A text that a search found, and where it can be read: in a session or a record system.
 
     >>> [hit] = store.search("which")
     >>> hit.kind, hit.session, hit.revision, hit.node
@@ -46,7 +46,8 @@ class Hit(NamedTuple):
     position: str | None
     #: The part of the text around the words, on one line.
     snippet: str
-    #: Where in ``snippet`` the words are: first character, and the one behind the last.
+    #: Where in ``snippet`` the words are: the index of the first character, and of the one after
+    #: the last.
     matches: tuple[tuple[int, int], ...]
     #: Higher is better. Scores of different searches cannot be compared.
     score: float

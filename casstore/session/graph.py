@@ -1,10 +1,11 @@
-"""Changes of the graph by a commit: appends nodes, replaces the graph, moves the leaf.
+"""What a commit does to the graph: it appends nodes, replaces the graph or moves the leaf.
 
 Appending never changes existing nodes. A node's parent is in the graph or in the same commit, and
 cycles are refused, so every node can name its parent by digest. A commit inserts its nodes in the
 order given, but parents before their children.
 
-A generated node id is sortable by time, and unique across sessions, forks and processes:
+A node that is given without an id gets one that is sortable by time, and unique across sessions,
+forks and processes:
 
     id = milliseconds since 1970 (48 bits) ‖ random (64 bits), in 23 digits of base 32
 
@@ -54,8 +55,8 @@ from casstore.session.tombstones import heal_leaf, reveal
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 23
 _RANDOM_BITS: Final = 64
-# Added to the last id for the next one in the same millisecond. Random, so that a forked child,
-# which has a copy of the last id, does not generate the ids of its parent.
+# The random bits that are added to the last id for the next one in the same millisecond. Random, so
+# that a forked process, which has a copy of the last id, does not generate its parent's ids.
 _STEP_BITS: Final = 48
 
 _lock = Lock()
@@ -81,7 +82,7 @@ _DRAFTS: Final = (NodeDraft, Node)
 
 
 class _GeneratedDraft(NodeDraft):
-    """A draft with a generated id, which no graph has: it need not be looked for."""
+    """A draft with a generated id. No graph has that id yet, so it is not looked up."""
 
     __slots__ = ()
 
@@ -98,7 +99,7 @@ class EncodedNode(NamedTuple):
     cause: Encoded
     payload: Encoded
     is_user: bool
-    #: The graph may have a node with this id.
+    #: True if the graph may have a node with this id: the id was not generated.
     may_exist: bool
 
 
@@ -126,7 +127,7 @@ class _Known(NamedTuple):
 
 
 def as_drafts(items: Sequence[Any]) -> list[NodeDraft | Node]:
-    """The nodes of a commit: a value that is not a node is the payload of a new one."""
+    """The nodes of a commit: a value that is not a node becomes the payload of a new draft."""
     return [
         item if isinstance(item, _DRAFTS) else _GeneratedDraft(new_node_id(), item)
         for item in items
@@ -134,18 +135,21 @@ def as_drafts(items: Sequence[Any]) -> list[NodeDraft | Node]:
 
 
 def with_parent(items: Sequence[Any], parent: str | None) -> list[NodeDraft | Node]:
-    """The nodes of a commit, the first of them with this parent."""
+    """The nodes of a commit, with ``parent`` as the parent of the first.
+
+    InvalidInputError if there is no node, or the first has a parent of its own.
+    """
     drafts = as_drafts(items)
     if not drafts or drafts[0].parent is not LEAF:
         raise InvalidInputError(
-            f"parent={parent!r:.40} is for a first payload without a parent of its own, got "
+            f"parent={parent!r:.40} needs a first node without a parent of its own, got "
             f"{drafts[:1]!r:.80}"
         )
     return [drafts[0]._replace(parent=parent), *drafts[1:]]
 
 
 def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[EncodedNode]:
-    """Check and encode the nodes of a commit, as far as this does not depend on the graph."""
+    """Check and encode the nodes of a commit; what depends on the graph is left to ``_Growth``."""
     encoded: list[EncodedNode] = []
     emit = writer.emit
     for draft in drafts:
@@ -174,7 +178,7 @@ def change_graph(
     nodes: list[EncodedNode],
     writer: PieceWriter,
 ) -> Grown:
-    """Apply a commit's nodes and leaf to the graph that ``state`` has."""
+    """Apply a commit's nodes and leaf to the graph of ``state`` (None: no commit yet)."""
     if state is not None and change.replace is None:
         growth = _Growth(runtime, state, state.manifest, writer)
         growth.append(nodes)
@@ -199,7 +203,7 @@ def change_graph(
 
 
 class _Growth:
-    """One commit's work on one graph."""
+    """Applies one commit to one graph: finds parents, creates nodes, moves the leaf."""
 
     def __init__(
         self, runtime: Runtime, state: State | None, manifest: Manifest, writer: PieceWriter
@@ -215,7 +219,7 @@ class _Growth:
         # By id: nodes of the graph that this commit has looked up; and nodes it created, in order.
         self._known: dict[str, _Known] = {}
         self._created: list[_Known] = []
-        #: The digests of the nodes that it created.
+        #: The digests of the nodes that this commit created.
         self.digests: list[bytes] = []
         self._hashes: list[bytes] = []
 
@@ -255,7 +259,7 @@ class _Growth:
     # --- appending ------------------------------------------------------------------------
 
     def append(self, nodes: list[EncodedNode]) -> None:
-        """Create these nodes."""
+        """Create the nodes of a commit, parents first."""
         if not nodes:
             return
         by_id: dict[str, EncodedNode] = {}
@@ -278,7 +282,7 @@ class _Growth:
             self._create(by_id[node_id], parents[node_id])
 
     def _require_new(self, nodes: list[EncodedNode]) -> None:
-        """Raise if the graph has a node of one of these ids."""
+        """DuplicateNodeError if the graph has a node with one of these ids."""
         given = [node for node in nodes if node.may_exist] if self._index.count else []
         if not given or not any(self._index.candidates([node.hash for node in given])):
             return
@@ -319,7 +323,7 @@ class _Growth:
     # --- the result -----------------------------------------------------------------------
 
     def finish(self, change: Commit) -> Grown:
-        """Move the leaf; the graph after the commit."""
+        """Move the leaf as ``change`` asks; returns the graph after the commit."""
         created, manifest, state = self._created, self._manifest, self._state
         if change.leaf is not LAST:
             leaf_id = change.leaf

@@ -3,7 +3,7 @@
     session ‖ revision      → the head row as it was at that revision
     session ‖ 255 ‖ label   → revision (8) ‖ the label
 
-The newest revision is the head row itself; it moves here when the next commit replaces it.
+The head row is the newest revision; the next commit moves the row to the table ``history``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_REVISION: Final = (1 << 63) - 1
 def entries(
     runtime: Runtime, session: str, before: int | None, limit: int | None
 ) -> Iterator[Entry]:
-    """The revisions of a session, newest first."""
+    """The revisions of a session (only those below ``before``), newest first, read in pages."""
     for number, what in ((limit, "limit"), (before, "before")):
         if number is not None:
             check_count(number, what)
@@ -71,7 +71,7 @@ def _entries(
 
 
 def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
-    """The labels of a session by revision."""
+    """The labels of a session by revision, for a session key; does not check if it was deleted."""
     labels: dict[int, tuple[str, ...]] = {}
     for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):
         revision = int.from_bytes(row.value[:8], "big")
@@ -87,7 +87,7 @@ def _labels(runtime: Runtime, session: str) -> dict[int, tuple[str, ...]]:
 
 
 def entry(runtime: Runtime, session: str, at: At) -> Entry:
-    """One revision of a session."""
+    """One revision of a session, with all its labels."""
     state = runtime.at(session, at)
     labels = _labels(runtime, session)
     return public_entry(session, state.head, labels.get(state.head.revision, ()))
@@ -127,7 +127,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
 
 
 def remove(runtime: Runtime, session: str, name: str) -> bool:
-    """Remove a label."""
+    """Remove a label; False if there was none."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
     attempts = Attempts(f"session {session!r}")

@@ -1,8 +1,8 @@
 """Holding the lease of a session for as long as a block runs: ``with session.hold(owner) as held``.
 
 A held session is a session whose commits carry the lease. One thread for each store renews all
-leases that are held, at a third of their time, so that two renewals may fail before one expires. A
-lease that is lost all the same is reported by the next call that needs it.
+held leases after each third of their time to live, so a lease is not lost if one renewal fails. If
+it is lost all the same, the next call that needs it raises LeaseLostError.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from casstore.session.session import Session
 from casstore.session.state import Runtime
 from casstore.session.waiting import until
 
+# How many times a lease is renewed within its time to live.
 _RENEWALS: Final = 3
 
 
@@ -72,19 +73,19 @@ class HeldSession(Session):
         trace: TracebackType | None,
     ) -> None:
         self._stop_renewing()
-        # If the block has failed, its error is the one to raise.
+        # If the block raised an error, an error of the release must not replace it.
         with suppress(*([] if exc is None else [CasstoreError])):
             self._end()
 
     def _begin(self, lease: Lease) -> None:
-        """Hold a lease that was just claimed."""
+        """Use a lease that was just claimed, and renew it from now on."""
         if self._lease is not None:
             raise InvalidInputError("a held session is entered once; call hold() for each block")
         self._lease = lease
         self._runtime.renewer().add(self)
 
     def _stop_renewing(self) -> None:
-        """Leave the lease to expire; for ``__exit__``."""
+        """Stop the background renewal, before the lease is released."""
         self._runtime.renewer().remove(self)
 
     def _end(self) -> None:
@@ -95,7 +96,7 @@ class HeldSession(Session):
             leases.release(self._runtime, self.id, lease)
 
     def _renew(self) -> bool:
-        """Renew the lease; False if it cannot be renewed any more. For the thread that renews."""
+        """Renew the lease; False if it is lost. Called by the thread of ``Renewer``."""
         assert self._lease is not None
         try:
             self._lease = leases.renew(self._runtime, self.id, self._lease, self._claiming.ttl_ms)
@@ -131,8 +132,8 @@ class HeldSession(Session):
         """Claim work from the queue, one claim after the other, and wait for more.
 
         Ends when ``wait_s`` pass without work; None: waits for ever. ``boundary`` and ``limit``
-        are those of ``Queue.claim``. Complete a claim with a commit. Work that is not completed
-        goes back to the queue when the lease ends.
+        are those of ``Queue.claim``. Complete each claim with a commit (``completes``). Work that
+        is not completed can be claimed again when the lease ends.
 
         >>> batch = session.queue.enqueue(["fix the test"])
         >>> with session.hold("worker-1") as held:
@@ -205,20 +206,20 @@ class HeldSession(Session):
 
 
 class Renewer:
-    """The thread that renews the held leases of one store; it runs while there are any."""
+    """Renews the held leases of one store, in a thread that runs while any lease is held."""
 
     def __init__(self) -> None:
         renew_in_child(self._leave_to_parent)
         self._leave_to_parent()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, the thread and the leases are the parent's."""
+        """Begin without leases. A forked child calls it: the parent renews those that it holds."""
         self._changed = threading.Condition()
         self._due_s: dict[HeldSession, float] = {}
         self._thread: threading.Thread | None = None
 
     def add(self, held: HeldSession) -> None:
-        """Renew this lease from now on."""
+        """Renew the lease of a held session from now on."""
         with self._changed:
             self._due_s[held] = time.monotonic() + held._pause_s
             if self._thread is None:
@@ -229,7 +230,7 @@ class Renewer:
             self._changed.notify()
 
     def remove(self, held: HeldSession) -> None:
-        """Renew this lease no longer."""
+        """Stop renewing the lease of a held session."""
         with self._changed:
             self._due_s.pop(held, None)
             self._changed.notify()

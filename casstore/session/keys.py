@@ -16,7 +16,8 @@ from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 _END: Final = b"\0"
 _CUT: Final = b"\xff"
-# Together with the marks they fit into a row key of 511 bytes.
+# The space for a session id and for the id after it: both fit into a row key of 511 bytes, together
+# with the other bytes of the key.
 _SESSION_BYTES: Final = 240
 _PART_BYTES: Final = 240
 # The maximum size of an id. Rows and nodes repeat it, so it is limited.
@@ -54,7 +55,7 @@ def _fit(encoded: bytes, room: int) -> bytes:
 
 
 def session_key(session: str) -> bytes:
-    """The key of a session's own rows, and the start of all keys that belong to it."""
+    """The key of a session's head, lease and meta rows; the keys of its other rows contain it."""
     # The cache compares arguments with ==, so only a str may be looked up in it.
     return _known_session_key(session) if type(session) is str else _session_key(session)
 
@@ -73,12 +74,12 @@ def session_of(key: bytes) -> str | None:
 
 
 def name_of(key: bytes, long_id: str | None) -> str:
-    """The session id in a key, or ``long_id``, which a row stores if the key has a truncated id."""
+    """The session id: from its key, or ``long_id``, which a row stores if the key truncates it."""
     return long_id or session_of(key) or ""
 
 
 def after_session(key: bytes) -> bytes:
-    """What follows the session's own key in a key that belongs to it."""
+    """The part of a row key that follows the session's key."""
     end, cut = key.find(_END), key.find(_CUT)
     if 0 <= cut < end or end < 0:
         # A truncated id has a fixed length; its hash may contain any byte.
@@ -87,18 +88,18 @@ def after_session(key: bytes) -> bytes:
 
 
 def session_part(key: bytes) -> bytes:
-    """The session's own key, with which a key that belongs to it starts."""
+    """The session's key, with which a row key begins."""
     return key[: len(key) - len(after_session(key))]
 
 
 def is_cut(session: str) -> bool:
-    """Is this id too long to be read back from its key?"""
+    """True if this id is too long for a key, so that it cannot be read back from the key."""
     # UTF-8 takes at most four bytes a character, so short ids need not be encoded.
     return len(session) * 4 > _SESSION_BYTES and len(session.encode()) > _SESSION_BYTES
 
 
 def part(text: str, what: str) -> bytes:
-    """The last part of a key: an id below a session."""
+    """Encode an id for the last part of a key, after the session; ``what`` is for errors."""
     # Fast path: most ids are short ASCII.
     if type(text) is str and text.isascii() and 0 < len(text) <= _PART_BYTES:
         encoded = text.encode()
@@ -113,12 +114,12 @@ def history(key: bytes, revision: int) -> bytes:
 
 
 def labels(key: bytes) -> bytes:
-    """The key at which a session's revisions end and its labels start."""
+    """The key prefix of a session's labels; its revisions come before."""
     return key + _LABEL
 
 
 def is_label(history_key: bytes) -> bool:
-    """Is this key of the history a label's, and not a revision's?"""
+    """True if this key of the table ``history`` is that of a label; False: of a revision."""
     return after_session(history_key)[:1] == _LABEL
 
 
@@ -143,7 +144,7 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes | None]:
 
 
 def queue_counter(key: bytes) -> RowKey:
-    """The row that counts a session's batches."""
+    """The row with the number of the last batch queued for a session."""
     return RowKey("queue", key + _QUEUE_COUNTER)
 
 
@@ -158,17 +159,17 @@ def queue_range(key: bytes) -> tuple[bytes, bytes]:
 
 
 def is_queue_batch(queue_key: bytes) -> bool:
-    """Is this key of the queue that of a batch?"""
+    """True if this key of the table ``queue`` is that of a batch."""
     return after_session(queue_key)[:1] == _QUEUE_BATCH
 
 
 def queue_source(key: bytes, source_key: str) -> RowKey:
-    """The row that finds a batch by its source key."""
+    """The row that leads from a batch's source key, which makes ``enqueue`` repeatable, to it."""
     return RowKey("queue", key + _QUEUE_SOURCE + part(source_key, "a source key"))
 
 
 def queue_id(key: bytes, batch_id: str) -> RowKey:
-    """The row that finds a batch by its id."""
+    """The row that leads from a batch's id to the batch."""
     return RowKey("queue", key + _QUEUE_ID + part(batch_id, "a batch id"))
 
 
@@ -245,7 +246,7 @@ def all_protections() -> tuple[bytes, bytes]:
 
 
 def unfinished(key: bytes) -> RowKey:
-    """The row that exists while a deleted session still has rows."""
+    """The row that marks a deletion as unfinished: the deleted session still has rows."""
     return RowKey("retention", _UNFINISHED + key)
 
 
@@ -255,7 +256,7 @@ def all_unfinished() -> tuple[bytes, bytes]:
 
 
 def sign() -> RowKey:
-    """The row by which two handles find out whether they have the same store open."""
+    """The row by which a copy finds out whether source and target are the same store."""
     return RowKey("retention", _SIGN)
 
 
@@ -284,7 +285,7 @@ def subject_of(index_key: bytes) -> str | None:
     return session_of(session_part(index_key[len(_SUBJECT) :]))
 
 
-# The kinds of rows of one session: after the first byte comes the session's key.
+# The kinds of rows that belong to one session: in their keys, the session's key follows the kind.
 _OF_A_SESSION: Final = (
     _POLICY,
     _EXPIRY,
@@ -297,7 +298,7 @@ _OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _SIGN)
 
 
 def retention_session(key: bytes) -> bytes | None:
-    """The key of the session that a retention row belongs to; None if to no session.
+    """The key of the session that a row of the table ``retention`` belongs to; None: to none.
 
     InvalidInputError if this release does not know the kind of row.
     """
@@ -312,11 +313,11 @@ def retention_session(key: bytes) -> bytes | None:
 
 
 def retention_rows(key: bytes) -> list[tuple[bytes, bytes]]:
-    """The key ranges of a session's retention rows, one for each kind, without subject index."""
+    """The key ranges of a session's rows in ``retention``, except those of the subject index."""
     return [(kind + key, kind + past(key)) for kind in _OF_A_SESSION]
 
 
 def owner_of(key: bytes) -> str | None:
-    """The session that a row belongs to, from its key; None if the key does not hold the id."""
+    """The id of the session that a row belongs to, from the row's key; None if it was truncated."""
     rest = after_session(key)
     return session_of(key[: len(key) - len(rest)])

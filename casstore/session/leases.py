@@ -3,9 +3,9 @@
     lease = fencing (8) ‖ token (16) ‖ hash of the owner (8)
             ‖ expires_at (8) ‖ claimed_at (8) ‖ owner
 
-The engine's clock decides whether a lease is live. The row stays when a lease is released or
-expires, so the fencing counter never decreases. It distinguishes the current holder from a late
-process with an old lease, independently of the clocks.
+The engine's clock decides whether a lease is *live*: not released and not expired. The row stays
+when a lease ends, so the fencing counter never decreases. The counter distinguishes the current
+holder from a late process with an old lease, independently of the clocks.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def ttl_ms_of(ttl_s: float) -> int:
 
 
 class Claiming:
-    """Claims a lease as soon as no other is live: a ``Look``."""
+    """Claims a lease as soon as no other is live: a ``Look`` (``waiting``)."""
 
     def __init__(self, runtime: Runtime, session: str, owner: str, ttl_ms: int) -> None:
         keys.session_key(session)
@@ -115,7 +115,7 @@ class Claiming:
         return lease
 
     def held(self) -> LeaseHeldError:
-        """The error that names the owner of the lease, as of the last look."""
+        """The error that names the owner that the last call found."""
         assert self._holder is not None
         return LeaseHeldError(self._session, self._holder.owner, self._holder.expires_at_ms)
 
@@ -123,7 +123,7 @@ class Claiming:
 def claim(
     runtime: Runtime, session: str, owner: str, ttl_ms: int, wait_s: float | None = None
 ) -> Lease | None:
-    """Take the lease if no other is live; see ``Session.claim_lease``."""
+    """Claim the lease, or wait for it up to ``wait_s``; see ``Session.claim_lease``."""
     claiming = Claiming(runtime, session, owner, ttl_ms)
     if wait_s is None:
         return claiming()
@@ -137,7 +137,7 @@ def claim(
 def _claim(
     runtime: Runtime, session: str, owner: str, ttl_ms: int
 ) -> tuple[Lease, None] | tuple[None, Lease]:
-    """The lease, claimed; or the lease that is live."""
+    """The lease that was claimed, and None; or None, and the live lease that prevents it."""
     key = keys.session_key(session)
     attempts = Attempts(f"the lease of session {session!r}")
     while True:
@@ -157,8 +157,8 @@ def _claim(
                 Write(conditions=(RowIs("tombstones", key, None), condition), rows=(put,))
             )
         except ConditionFailedError:
-            # Another process has claimed it, or released one that had expired, or deleted the
-            # session: the next attempt reads which.
+            # The row has changed: another process has claimed or released the lease, or deleted
+            # the session. The next attempt reads which.
             continue
         return decode_lease(session, stamped(put, done.now_ms)), None
 
@@ -179,11 +179,11 @@ def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
 
 
 def renew(runtime: Runtime, session: str, lease: Lease, ttl_ms: int) -> Lease:
-    """Extend a lease that is current and live."""
+    """Extend a lease to ``ttl_ms`` from now; LeaseLostError if it is not current or not live."""
     check_ms(ttl_ms, "ttl_ms", least=1)
     bind(session, lease)
     key = keys.session_key(session)
-    # The time of the claim is read from the row: the caller's lease may lack it.
+    # The row is needed for the time of the claim, which the caller's lease may lack.
     row = runtime.rows(session, [lease_key(key)])[1]
     if row is None or not row.startswith(_prefix(lease)):
         raise lost(session, row, lease)
@@ -231,7 +231,7 @@ def check_lease(lease: Any) -> None:
 
 
 def bind(session: str, lease: Lease) -> None:
-    """Refuse a lease on another session."""
+    """SessionBindingError if the lease is of another session; InvalidInputError if not a Lease."""
     check_lease(lease)
     if lease.session != session:
         raise SessionBindingError(session, lease.session)
@@ -273,7 +273,7 @@ def require(
 
 
 def is_live(row: bytes | None, lease: Lease, now_ms: int) -> bool:
-    """Is this lease current, and not expired?"""
+    """True if ``row``, the current lease row, is of this lease, and it has not expired."""
     return (
         row is not None
         and row.startswith(_prefix(lease))
@@ -282,7 +282,7 @@ def is_live(row: bytes | None, lease: Lease, now_ms: int) -> bool:
 
 
 def live_generation(row: bytes | None, now_ms: int) -> int:
-    """The fencing counter of the live lease; 0 if no lease is live."""
+    """The fencing counter in a lease row, if that lease is live; else 0."""
     if row is None or int.from_bytes(row[_EXPIRES_AT:_CLAIMED_AT], "big") <= now_ms:
         return 0
     return int.from_bytes(row[:8], "big")

@@ -1,7 +1,8 @@
 """Reading a session: its head, its state, and its nodes; and waiting for its head to move.
 
-The nodes of a revision are a sequence (``Nodes``): its length is known, and its items are read in
-pages.
+The nodes of a revision are a sequence (``Nodes``): the node index gives its length, and nodes are
+read in pages as the caller iterates. Nodes that the session hides now are left out of earlier
+revisions, too.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ class Nodes(Sequence[Node]):
     ) -> None:
         self._runtime = runtime
         self._index = index
-        # Raises if the revision was deleted.
+        # Raises if the revision was removed or rewritten.
         self._require_kept = require_kept
         self._positions = positions
-        # On a whole path each node's parent is the one before it.
+        # True on a path without gaps: the parent of each node must be the node before it.
         self._path = path
-        # True if seq numbers have no gaps. A fork of one path may have gaps.
+        # True if the ``seq`` of each node must be its position. In a fork of one path it may be
+        # higher.
         self._dense = dense
         self._payloads = payloads
 
@@ -94,7 +96,7 @@ class Nodes(Sequence[Node]):
             try:
                 page = self._read(positions, before)
             except LimitError:
-                # The batch exceeds the size limit of one read; single nodes may not.
+                # The page exceeds the size limit of one read: read its nodes one by one.
                 for position in positions:
                     [node] = self._read([position], before)
                     before = node.digest
@@ -104,7 +106,7 @@ class Nodes(Sequence[Node]):
             yield from page
 
     def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:
-        """The nodes in lists of ``size``, each read when it is asked for.
+        """The nodes in lists of ``size``; the iterator reads a list when it reaches it.
 
         >>> [[node.id for node in page] for page in session.nodes().pages(size=1)]
         [['ask'], ['left']]
@@ -177,7 +179,7 @@ class Nodes(Sequence[Node]):
 
 
 def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:
-    """The leaf as a reader sees it, and whether it had to be healed."""
+    """The leaf as a reader sees it; True if it is not the stored one, which is hidden (healed)."""
     if state.manifest.leaf not in hidden:
         return state.manifest.leaf_id, False
     return heal_leaf(runtime, state, hidden), True
@@ -293,7 +295,7 @@ def head_of(session: str, state: State) -> Head:
 
 
 def find_head(runtime: Runtime, session: str) -> Head | None:
-    """The head of a session."""
+    """The head of a session as callers see it; None if nothing was committed yet."""
     state = runtime.find(session)
     return None if state is None else head_of(session, state)
 
@@ -336,7 +338,10 @@ def _check_scope(scope: str, leaf: str | None) -> None:
 
 
 def _find(runtime: Runtime, session: str, at: At) -> State | None:
-    """The head of a session; a session without any has no earlier revision either."""
+    """The head of a session; None if nothing was committed yet.
+
+    SessionNotFoundError if there is none and ``at`` asks for a revision.
+    """
     head = runtime.find(session)
     if head is None and at is not None:
         raise SessionNotFoundError(session)
@@ -366,7 +371,7 @@ def load_nodes(
 
 
 def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
-    """One node by its id."""
+    """One node by its id; None if the revision does not have it, or it is hidden."""
     keys.id_bytes(node_id, "node_id")
     head = _find(runtime, session, at)
     if head is None:
@@ -384,7 +389,7 @@ def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | No
 
 
 def read_node(runtime: Runtime, place: NodePosition, node_id: str) -> Node | None:
-    """The node at a place of a node index; None if it has another id."""
+    """Read the node at a position of the index; None if it has another id (hashes can collide)."""
     [fields] = objects.iter_fields(runtime.reader(), (place.digest,))
     found_id, seq, depth, _, frame, time, parent_id, _, cause, payload = fields
     if found_id != node_id:
@@ -400,13 +405,13 @@ def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:
 
 
 def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
-    """The ledger of a state, without entries that count nothing."""
+    """The ledger of a state, without entries that have no tokens."""
     entries = checkpoint.read_usage(runtime.reader(), state.manifest.ledger)
     return tuple([entry for entry in entries if entry.total])
 
 
 def check_wait(after: int, timeout_s: float | None) -> None:
-    """Refuse arguments of ``wait`` that are not a revision and a number of seconds."""
+    """InvalidInputError unless these are a revision and a number of seconds."""
     check_count(after, "after")
     if timeout_s is not None:
         check_seconds(timeout_s, "timeout_s")
@@ -419,7 +424,7 @@ def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) ->
 
 
 class Moved:
-    """Finds a head above a revision: a ``Look``."""
+    """Finds a head above a revision: a ``Look`` (``waiting``)."""
 
     due_s: float | None = None
 

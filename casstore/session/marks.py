@@ -1,12 +1,12 @@
-"""Marks: rows that change when a revision, a session or an object comes into use.
+"""Marks: rows that change when something new keeps a revision, a session or an object.
 
     mark = marked_at (8) ‖ random (8)
 
-A retention plan lists revisions to remove, and may be executed days later. Labels, forks,
-protections and pins created in between have unknown keys, so the removal cannot have conditions on
-them. Instead, each operation that creates one for an earlier revision writes the mark of that
-revision (for a pin, of the object) in the same write. The removal requires that the mark has not
-changed since the plan was made. The head needs no mark: no plan removes it.
+A retention plan lists revisions to remove, and may be executed days later. A label, fork,
+protection or pin created in between has a key that the plan cannot know, so the removal cannot have
+a condition on it. Instead, each operation that creates one for an earlier revision writes the mark
+of that revision (for a pin, of the object) in the same write. The removal requires that the mark
+has not changed since the plan was made. The head needs no mark: no plan removes it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _RANDOM_BYTES: Final = 8
 
 
 def put_mark(key: bytes, revision: int) -> PutRow:
-    """The change that marks a revision (0: the session) as in use."""
+    """The change that writes a new mark of a revision (0: of the session)."""
     return _put(keys.mark(key, revision))
 
 
 def put_pin_mark(digest: bytes) -> PutRow:
-    """The change that marks an object as pinned."""
+    """The change that writes a new mark of a pinned object."""
     return _put(keys.pin_mark(digest))
 
 
@@ -38,7 +38,7 @@ def _put(place: RowKey) -> PutRow:
 
 
 def marked_at_ms(row: bytes) -> int:
-    """When a mark was made."""
+    """When a mark was written, from its row."""
     if len(row) != _TIME_BYTES + _RANDOM_BYTES:
         raise CorruptionError("a mark is damaged")
     return int.from_bytes(row[:_TIME_BYTES], "big")

@@ -28,7 +28,7 @@ def message_in(payload: Any) -> dict[str, Any] | None:
 
 
 def is_user_message(payload: Any) -> bool:
-    """Is this a message of the user?"""
+    """True if the payload is a user's message, and more than the results of tools."""
     message = message_in(payload)
     if message is None or message["role"] != "user":
         return False
@@ -40,7 +40,7 @@ def is_user_message(payload: Any) -> bool:
 
 
 def user_text(payload: Any) -> str:
-    """The first text of a user's message, or a placeholder for an image."""
+    """The first text of a message; ``IMAGE_TEXT`` if it has only an image; else ``""``."""
     message = message_in(payload) or {}
     for key in ("text", "content"):
         if type(message.get(key)) is str:

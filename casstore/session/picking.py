@@ -1,7 +1,8 @@
-"""The first user message on the active path and the number of user messages, for a picker.
+"""The first user message on the active path and the number of user messages, for session lists.
 
-Every node stores the number of user messages on its path. So the leaf has the total, and the first
-message is found by a search that starts at the root, because it is usually among the first nodes.
+Every node stores the number of user messages on its path. So the leaf has the total, and a search
+over the positions of the path finds the first message. The search starts at the root, because the
+message is usually among the first nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from casstore.session.state import HiddenNodes, Runtime, State
 def find_first_user(
     reader: PieceReader, index: NodeIndex, leaf: NodeHeader, position: int
 ) -> bytes:
-    """The first message of the user on the path of a leaf that counts at least one."""
+    """The digest of the first user message on the path to a leaf; there must be at least one."""
     # Where the path has every node up to the leaf, positions are depths.
     path = range(leaf.depth) if position == leaf.depth - 1 else index.path(position, leaf.depth)
     low, high, step = 0, len(path) - 1, 1
@@ -36,7 +37,7 @@ def find_first_user(
 
 
 def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, int]:
-    """The first message of the user on the active path, and how many there are."""
+    """The text of the first user message on the active path, and the number of user messages."""
     hidden = runtime.hidden(state.head)
     if hidden:
         return _picked_by_reading(runtime, session, state, hidden)

@@ -1,4 +1,4 @@
-"""Names that keep objects alive: tags for good, pins until a time.
+"""Names that keep objects from gc: tags until they are removed, pins until a time.
 
 pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ [name, note, is a tag]
 """
@@ -50,9 +50,10 @@ def put(
     is_tag: bool,
     move: bool,
 ) -> Pin:
-    """Make a name keep an object alive. A tag moves to another object only with ``move``.
+    """Make a name keep an object alive: as a tag, or as a pin that may expire after ``ttl_ms``.
 
-    A pin cannot take the name of a tag, not even for the same object.
+    NameTakenError if a tag would take a name that keeps another object, unless ``move``; and if a
+    pin would take the name of a tag, even for the same object.
     """
     if ttl_ms is not None:
         check_ms(ttl_ms, "ttl_ms", least=1)
@@ -91,13 +92,16 @@ def put(
 
 
 def put_tag(name: str, digest: bytes) -> PutRow:
-    """The change that makes a name keep an object for good; see ``is_free``."""
+    """The change that makes a name a tag of an object, to be written if ``is_free`` holds."""
     value = bytes(_DIGEST) + Digest(digest) + pack_checked([name, None, True])
     return PutRow("pins", keys.part(name, "a name"), value, [Stamp(_CREATED_AT)])
 
 
 def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
-    """The condition under which a tag may take a name; NameTakenError if another object has it."""
+    """The condition for ``put_tag``: the row of the name is unchanged since it was read here.
+
+    NameTakenError if the name keeps another object.
+    """
     place = RowKey("pins", keys.part(name, "a name"))
     row = runtime.engine.get_rows([place])[0]
     if row is not None:
@@ -124,13 +128,16 @@ def remove(runtime: Runtime, name: str) -> bool:
 
 
 def saved_name(session: str | None, now_ms: int, digest: bytes) -> str:
-    """The name of the pin on files that a forced restore saves; erasing the session removes it."""
+    """The name of the pin that keeps the files which a forced restore replaces.
+
+    Erasing the session removes the pin.
+    """
     owner = "" if session is None else f"{session}/"
     return f"workspace/{owner}{now_ms}-{digest.hex()[:8]}"
 
 
 def owner_of(name: str) -> str | None:
-    """The session that a pin belongs to by its name; None for a name that a user chose.
+    """The session in a name from ``saved_name``; None if it has none, or a user chose the name.
 
     >>> owner_of(saved_name("a/b", 1, bytes(32))), owner_of(saved_name(None, 1, bytes(32)))
     ('a/b', None)
@@ -174,7 +181,7 @@ def name_of(row: bytes) -> str:
 
 
 def decode_pin(row: bytes) -> Pin:
-    """Read the row of a pin or tag."""
+    """Decode the row of a pin or tag, expired or not."""
     return _decode(row)[0]
 
 
@@ -195,5 +202,5 @@ def _decode(row: bytes) -> tuple[Pin, bool]:
 
 
 def decode(row: bytes) -> Pin:
-    """Decode a pin's row, expired or not."""
+    """Decode the row of a pin or tag, as ``decode_pin``."""
     return _decode(row)[0]

@@ -2,8 +2,8 @@
 
     protection = until (8, 0: without end) ‖ created_at (8) ‖ [by, note]
 
-Retention keeps a protected revision and its session. A damaged protection keeps everything in its
-session: it is never treated as absent.
+Retention keeps a protected revision and its session. If the row of a protection is damaged,
+retention keeps every revision of the session.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DETAILS: Final = 16
 def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
-    """Protect a revision for ``by``; repeated, the new end time replaces the old one."""
+    """Protect a revision for ``by``, replacing an earlier protection by it."""
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
@@ -61,9 +61,9 @@ def plan(
     ttl_ms: int | None = None,
     note: str | None = None,
 ) -> tuple[int, Write]:
-    """The revision, and the write that protects it, to be combined with other writes.
+    """The number of a revision, and the write that protects it, to be combined with other writes.
 
-    The write requires that the revision is still in the row where it was found.
+    The write requires that the revision's row is unchanged, in the table where it was found.
     """
     key = keys.session_key(session)
     state = runtime.at(session, at)
@@ -78,7 +78,7 @@ def plan(
 def changes(
     session: str, revision: int, *, by: str, ttl_ms: int | None = None, note: str | None = None
 ) -> list[RowChange]:
-    """The rows that protect a revision. The write must require that the revision exists."""
+    """The rows that protect a revision. The caller's write must require that it exists."""
     key = keys.session_key(session)
     keys.id_bytes(by, "by")
     if ttl_ms is not None:
@@ -91,7 +91,7 @@ def changes(
     value = bytes(_DETAILS) + pack_checked([by, note])
     return [
         PutRow(*keys.protection(key, revision, by), value, stamps),
-        # The session's mark, too: retention must not delete the session as a whole.
+        # The session's mark makes a retention plan fail that would delete the whole session.
         marks.put_mark(key, 0),
         marks.put_mark(key, revision),
     ]
@@ -116,7 +116,7 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
         ]
         _, *rows = runtime.rows(session, found)
         if None in rows:
-            continue  # another process has removed some of them, and counts those
+            continue  # another process has removed some of them: its call counts those
         if found:
             still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
             try:
@@ -148,7 +148,7 @@ def scan_protections(runtime: Runtime, session: str) -> Iterator[tuple[RowKey, P
 
 
 def decode(session: str, key: bytes, row: bytes) -> Protection:
-    """Decode a protection's row."""
+    """Decode a protection's row; CorruptionError if it is damaged."""
     try:
         by, note = unpack_checked(row[_DETAILS:])
         if type(by) is not str:
@@ -166,5 +166,5 @@ def decode(session: str, key: bytes, row: bytes) -> Protection:
 
 
 def is_lapsed(protection: Protection, now_ms: int) -> bool:
-    """Has the protection expired?"""
+    """True if the protection has expired."""
     return protection.until_ms is not None and protection.until_ms <= now_ms

@@ -2,10 +2,10 @@
 
     batch = fence (8) ‖ held_by (8) ‖ available_at (8) ‖ enqueued_at (8) ‖ items (32) ‖ details
 
-A claim belongs to one lease generation and ends with that lease, so it needs no renewal of its own.
-Each claim increments the fence of its batches, which distinguishes it from an earlier, lost claim.
-A batch is removed only by the commit that completes it or by ``cancel``. The items are a stored
-value; the row keeps it alive.
+A claim belongs to one generation of the lease (``Lease.fencing``) and ends with that lease, so it
+needs no renewal of its own. Each claim increments the fence of its batches, which distinguishes it
+from an earlier, lost claim. A batch is removed only by the commit that completes it or by
+``cancel``. The items are a stored value; the row keeps it alive.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Queue:
                 done = self._runtime.engine.write(Write(writer.objects, conditions, rows))
             except ConditionFailedError:
                 continue
-            # Not read back: another process may have claimed and completed it already.
+            # Made from what was written: by now another process may have completed the batch.
             return Batch(
                 name,
                 self._session,
@@ -198,8 +198,8 @@ class Queue:
     def claim(self, lease: Lease, *, boundary: str = IDLE, limit: int = 1) -> Claim | None:
         """Claim the next batch, or up to ``limit`` that join, for the holder of ``lease``.
 
-        At the boundary ``checkpoint`` of a running turn, only if the first batch may be delivered
-        there. None if there is nothing to claim.
+        The boundary ``checkpoint`` is for a running turn: nothing is claimed unless the delivery of
+        the first batch is ``earliest``. None if there is nothing to claim.
 
         >>> for text in ("fix the test", "and the docs"):
         ...     batch = session.queue.enqueue([text], slot="join", merge_key="user")
@@ -213,7 +213,7 @@ class Queue:
     def claim_exactly(
         self, lease: Lease, batch_ids: Sequence[str], *, boundary: str = IDLE
     ) -> Claim | None:
-        """Claim exactly these batches if they are next, in this order; else None.
+        """Claim these batches if ``claim`` would now return them all, in this order; else None.
 
         >>> first, second = [session.queue.enqueue([text]) for text in ("one", "two")]
         >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
@@ -270,8 +270,8 @@ class Queue:
         group: list[_Queued] = []
         for one in self._scan():
             if one.available_at_ms > now_ms or one.held_by == generation:
-                # Not available yet, or held by this lease. A batch of another generation is free:
-                # that lease is not live.
+                # Not available yet, or held by this lease. A batch that a lease of another
+                # generation held is free: only the caller's lease is live.
                 continue
             if not group:
                 if boundary == CHECKPOINT and one.delivery != EARLIEST:
@@ -321,7 +321,7 @@ class Queue:
                 raise ClaimLostError(self._session, batch.id)
 
     def abandon(self, claim: Claim) -> int:
-        """Release the batches of a claim; returns how many the claim still held.
+        """Release the batches that a claim still holds; returns their number.
 
         >>> batch = session.queue.enqueue(["fix the test"])
         >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
@@ -368,7 +368,7 @@ class Queue:
                 return None
             one = self._find(int.from_bytes(at, "big"))
             if one is None:
-                continue  # completed just now
+                continue  # another process has completed it since the index row was read
             if _is_held(one, leases.live_generation(lease_row, self._runtime.engine.now_ms())):
                 return None
             public = self._public_still([one])
@@ -427,7 +427,7 @@ class Queue:
             live = self._live_generation()
             if live == before:
                 return self._public([one for one in queued if not _is_held(one, live)])
-            # The lease ended between the two reads, perhaps with the work that it held.
+            # The lease has changed during the scan, so the batches read may be claimed or free.
 
     def _live_generation(self) -> int:
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
@@ -444,9 +444,9 @@ class Queue:
         return None if row is None else _decode(key, row)
 
     def _public_still(self, queued: Sequence[_Queued]) -> list[Batch] | None:
-        """The batches with their items; None if one of them was removed meanwhile.
+        """The batches with their items; None if another process has changed one of them.
 
-        gc may collect the items of a batch that was completed or cancelled. SessionDeletedError if
+        gc may remove the items of a batch that was completed or cancelled. SessionDeletedError if
         the session was deleted.
         """
         try:
@@ -485,7 +485,7 @@ class Queue:
 
 
 class Taking:
-    """A ``Look`` that claims the next batch once there is one. ``lease`` returns the lease."""
+    """Claims the next batches once there are some: a ``Look``. ``lease`` returns the lease."""
 
     def __init__(self, queue: Queue, lease: Callable[[], Lease], boundary: str, limit: int) -> None:
         check_count(limit, "limit", least=1)
@@ -506,12 +506,12 @@ class Taking:
 
 
 def items_digest(key: bytes, row: bytes) -> bytes | None:
-    """The digest of the items that a queue row keeps alive; None if it is not a batch."""
+    """The digest of the items that a queue row keeps alive; None if the row is not a batch."""
     return _decode(RowKey("queue", key), row).items if keys.is_queue_batch(key) else None
 
 
 def put_names(key: bytes, batch_key: bytes, row: bytes) -> list[PutRow]:
-    """The rows by which a batch is found: by its id, and by its source key if it has one."""
+    """The rows that lead to a batch: from its id, and from its source key if it has one."""
     one = _decode(RowKey("queue", batch_key), row)
     seq = one.seq.to_bytes(8, "big")
     puts = [PutRow(*keys.queue_id(key, one.id), seq)]
@@ -561,14 +561,14 @@ def check_claim(claim: Claim) -> None:
 
 
 def bind(session: str, claim: Claim) -> None:
-    """Refuse a claim on another session's queue."""
+    """SessionBindingError if the claim is on another session's queue."""
     check_claim(claim)
     if claim.session != session:
         raise SessionBindingError(session, claim.session)
 
 
 def claimed_rows(key: bytes, claims: Sequence[Claim]) -> list[RowKey]:
-    """The rows of claimed batches."""
+    """The keys of the rows of claimed batches."""
     return [keys.queue_batch(key, batch.seq) for claim in claims for batch in claim.batches]
 
 
@@ -582,6 +582,7 @@ def complete(
     """The conditions and changes with which a commit completes claims.
 
     ``rows`` are the current rows of the batches, ``generation`` that of the live lease (0: none).
+    ClaimLostError if a batch is not held by its claim.
     """
     conditions: list[Condition] = []
     changes: list[RowChange] = []
@@ -602,7 +603,7 @@ def _holds(claim: Claim, batch: Batch, one: _Queued) -> bool:
 
 
 def _is_held(one: _Queued, generation: int) -> bool:
-    """Does the live lease hold this batch? Generation 0: no lease is live."""
+    """True if the live lease, of this generation (0: no lease is live), holds the batch."""
     return one.held_by != 0 and one.held_by == generation
 
 
@@ -618,7 +619,7 @@ def _encode(fence: int, held_by: int, ready_ms: int, items: bytes, details: list
 
 
 def _held(one: _Queued, generation: int) -> bytes:
-    """The row of a batch after another claim: the fence is incremented."""
+    """The row of a batch after a claim by this generation: the fence is incremented."""
     return (one.fence + 1).to_bytes(8, "big") + generation.to_bytes(8, "big") + one.row[16:]
 
 

@@ -17,13 +17,13 @@ from casstore.format.digest import DIGEST_BYTES, plain_hash
 from casstore.session.arguments import check_count
 
 _END: Final = b"\0"
-#: Occurs only in keys with a truncated text, which cannot be read back from the key.
+#: The byte after a truncated text. A text that was truncated cannot be read back from the key.
 CUT: Final = b"\xff"
 _STR: Final = frozenset((str,))
 _MAX_NAME_BYTES: Final = 31
-# With less space for a part, nearly every id would be truncated.
+# The least space for a part, in bytes: with less, nearly every id would be truncated.
 _MIN_ROOM: Final = 64
-# The maximum size of a text, as for ids: the row may store it, too.
+# The longest text, in bytes, as for ids: the row stores a text that the key truncates.
 MAX_TEXT_BYTES: Final = 16_384
 
 
@@ -49,7 +49,7 @@ class KeySpace:
             raise InvalidInputError(f"keys of {parts} texts are too long; use fewer parts")
 
     def key(self, texts: tuple[str, ...]) -> bytes:
-        """The key prefix of rows whose texts start with these; with all texts, one row's key."""
+        """The key prefix of rows whose first texts are ``texts``; with all texts, one row's key."""
         if len(texts) > self.parts:
             raise InvalidInputError(f"a key must have {self.parts} texts, got {len(texts)}")
         return self.start + b"".join([self._part(text) for text in texts])
@@ -59,7 +59,7 @@ class KeySpace:
         if not isinstance(texts, tuple | list) or len(texts) != self.parts:
             raise InvalidInputError(f"a key must be {self.parts} texts, got {texts!r:.80}")
         if _STR.issuperset(map(type, texts)):
-            # Most keys are short as a whole, and no text holds a byte that has to be encoded.
+            # Fast path: the key is short as a whole, and no text holds a byte to be encoded.
             joined = "\0".join(texts)
             if (
                 len(joined) <= self._room

@@ -48,7 +48,7 @@ _LENGTH_BYTES: Final = 4
 _PAGE: Final = 256
 # The first byte of an encoded link.
 _LINK_BYTE: Final = b"\xc7"
-# Stands in for a digest when the value of a row is read: a row is not an object.
+# Passed as the digest when the value in a row is read: a row is not an object, so it has none.
 _ROW_NAME: Final = b"row"
 
 Made = TypeVar("Made")
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def is_inline(self) -> bool:
-        """Does the row hold the value, except its long parts, and not only a link to all of it?"""
+        """True if the row holds the value, except its long parts; False: a link to the value."""
         return _value_bytes(self.row)[:1] != _LINK_BYTE
 
     @property
@@ -111,7 +111,8 @@ class Table:
     ) -> Iterator[Record]:
         """Records whose keys start with ``prefix``, in order; each page is a separate snapshot.
 
-        With ``before``, only those whose next text is less; with ``after``, greater.
+        With ``before``, only those whose first text after ``prefix`` is less; with ``after``, only
+        those where it is greater.
         """
         start = self.keys.key(prefix)
         stop = past(start) if before is None else self.keys.key((*prefix, before))
@@ -148,9 +149,9 @@ class Table:
     def groups(
         self, depth: int, *prefix: str, after: tuple[str, ...] | None = None
     ) -> Iterator[tuple[str, ...]]:
-        """The distinct first ``depth`` texts of keys, without reading the rows in between.
+        """The distinct first ``depth`` texts of the keys that start with ``prefix``, in order.
 
-        With ``after``, only those after these texts.
+        Reads one row of each group. With ``after``, only groups after these texts.
         """
         check_count(depth, "depth", least=1)
         if depth > self.keys.parts:
@@ -164,9 +165,9 @@ class Table:
             start = past(self.keys.group(rows[0].key, depth))
 
     def last_of_groups(self, text: str) -> Iterator[Record]:
-        """For each first text that starts with ``text``, its last record; texts in reverse order.
+        """The last record of each first text that starts with ``text``; texts in reverse order.
 
-        The rows in between are not read.
+        Reads one row of each first text.
         """
         start = self.keys.starting((), text)
         stop = past(start)
@@ -206,9 +207,9 @@ class Table:
     ) -> Iterator[Made]:
         """Call ``read`` on listed records, and yield the results.
 
-        gc may have collected the objects of a record since it was listed. A record that was
-        replaced is read again, one that was removed is left out; if the row is unchanged, the
-        CorruptionError is raised.
+        If a record was replaced or removed since it was listed, gc may have removed its objects,
+        and ``read`` raises CorruptionError. Then a replaced record is read again, a removed one is
+        left out; if the row is unchanged, the error is raised.
         """
         for listed in records:
             record: Record | None = listed
@@ -274,7 +275,8 @@ class Draft:
         self._rows: list[RowChange] = []
         self._conditions: list[Condition] = []
         self._links: list[bytes] = []
-        # False if the write holds parts that the caller has built.
+        # False if the engine must check the write: it holds rows that the caller has built, or one
+        # that is too long.
         self._is_checked = True
 
     @property
@@ -283,11 +285,11 @@ class Draft:
         return self._writer.size_bytes
 
     def keep(self, value: Any) -> Link:
-        """Store a value with this write; a link to it."""
+        """Store a value with this write; returns a link to it."""
         return Link(Digest(splitting.split(value, self.emit)))
 
     def keep_blob(self, content: bytes) -> Link:
-        """Store opaque bytes with this write; a link to them."""
+        """Store opaque bytes with this write; returns a link to them."""
         if type(content) is not bytes:
             raise InvalidInputError(f"content must be bytes, got {type(content).__name__}")
         return Link(Digest(self.emit(Kind.BLOB, content, [])))
@@ -314,7 +316,7 @@ class Draft:
     def keep_apart(self, value: Any) -> Any:
         """Store a value that is long or contains links, and return a link to it; else the value.
 
-        Inside a row, the objects that the value links to would be read with the row.
+        With links in the row, each reader of the row would also read the objects linked to.
         """
         emit = self.emit
         encoded = encode_split(value, MAX_DEPTH, emit)
@@ -337,7 +339,7 @@ class Draft:
         return Link(Digest(splitting.root_object(encoded, self.emit)))
 
     def open_list(self, link: Link) -> ListTail:
-        """Read the end of a stored list, for ``append``."""
+        """Read the end of a stored list, for ``append``; InvalidInputError if it is not a list."""
         reader = PendingReader(self._store.engine, self._writer)
         container = splice.open_container(reader, reader.get(link.digest))
         if container is None or container.kind != Kind.LIST:
@@ -345,7 +347,10 @@ class Draft:
         return splice.list_tail(reader, container)
 
     def append(self, tail: ListTail, items: Sequence[Any]) -> tuple[Encoded, ListTail]:
-        """Store the list that ends with ``tail``, and these items: its encoding, and its end."""
+        """Store the list that ends with ``tail``, with ``items`` appended.
+
+        Returns its encoding, and its end for the next call.
+        """
         emit = self.emit
         shared = None
         if not tail.length:
@@ -366,7 +371,7 @@ class Draft:
     def put_inline(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
         """As ``put``, but the row holds the whole value, however long its texts and bytes are.
 
-        For long values that are read in bulk and shared with no other row. The value has no links.
+        For values that are read in bulk and that no other row shares. They must not have links.
         """
         return self._put(table, key, pack_checked(value))
 
@@ -402,7 +407,7 @@ class Draft:
         if self._writer.objects or self._rows:
             self._store.engine.write(self.as_write())
         else:
-            # There is nothing to write, but earlier writes may not be on disk yet.
+            # Nothing to write. An empty write still waits until earlier writes are on disk.
             self._store.engine.write(Write())
 
     def as_write(self) -> Write:
@@ -440,7 +445,7 @@ def _check_record(record: Any) -> Record:
 
 
 def row_name(key: bytes, row: bytes) -> str:
-    """The name of a row of the table ``records`` in reports: its table and the key's texts."""
+    """A row of the engine's table ``records`` as reports show it: its ``Table`` and its key."""
     table, _, rest = key.partition(b"\0")
     if row[:1] == _WITH_KEY:
         texts = _key_list(row)

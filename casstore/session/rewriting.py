@@ -1,10 +1,10 @@
-"""Removing a session's hidden nodes from all of its revisions.
+"""Removes a session's hidden nodes from all of its revisions, for vacuum.
 
 Readers see the same before and after, at every revision. New nodes and manifests are written first,
 in steps, while no row names them. Then one write replaces all changed rows: history, the receipts
 of turns, and the head, which then has no hidden nodes. Its conditions require that these rows are
-unchanged. It must be one write because nodes are hidden by digest: with some revisions on the new
-graph and some on the old one, no single digest would hide a node in all of them.
+unchanged. It must be one write because nodes are hidden by digest: a rewritten node has another
+digest than in a revision that is not rewritten yet, so no single digest would hide it in both.
 
 A concurrent commit makes that write fail. The retry then rewrites only the new revisions. If more
 nodes were hidden meanwhile, all revisions are rewritten again.
@@ -58,9 +58,9 @@ _READ_BATCH: Final = 256
 class Rewritten(NamedTuple):
     """The result of removing a session's hidden nodes."""
 
-    #: Nodes that were hidden, by the digests they had.
+    #: The nodes that were removed: their digests, with their ids.
     removed: HiddenNodes
-    #: Nodes after a hidden one, which were rewritten.
+    #: The number of nodes after a hidden one, which were rewritten.
     nodes_rewritten: int
     revisions_rewritten: int
     #: Objects that the removed nodes linked to: long texts, containers, blobs.
@@ -79,10 +79,10 @@ class _Exchange(NamedTuple):
 
 
 class _Revision(NamedTuple):
-    """A revision without hidden nodes."""
+    """A revision that was rewritten without hidden nodes."""
 
     row: _Exchange
-    #: The new manifest, if its graph changed, and the receipt of its turn.
+    #: Its new manifest, and the exchange of the receipt of its turn; None: it did not change.
     manifest: bytes | None = None
     receipt: _Exchange | None = None
 
@@ -112,8 +112,8 @@ def rewrite_hidden(
         except ConditionFailedError as exc:
             condition = exc.condition
             if isinstance(condition, ObjectsExist) or _is_receipts(condition):
-                # No row names the prepared objects, so gc may have removed them. Or a receipt has
-                # expired or was settled.
+                # Begin again: gc may have removed the new objects, which no row names yet, or a
+                # receipt has changed (expired, or was settled).
                 work = None
         except ObjectNotFoundError:
             work = None
@@ -146,7 +146,8 @@ class _Work:
             current.append(head.revision)
             known = self._revisions.get(head.revision)
             if known is not None and known.row.old == row:
-                # A commit since then may have moved this row from the heads to the history.
+                # Rewritten by an earlier attempt. A commit may have moved its row to the history
+                # since.
                 moved = known.row._replace(place=place)
                 self._revisions[head.revision] = known._replace(row=moved)
             else:
@@ -166,8 +167,8 @@ class _Work:
         )
 
     def _rows(self, state: State) -> Iterator[tuple[RowKey, bytes]]:
-        """All revisions, oldest first."""
-        # Up to the head that was read: if it has moved since, the final write fails.
+        """The rows of all revisions, oldest first; the last is the head in ``state``."""
+        # Only up to that head: if it has moved since, the final write fails.
         start, stop = keys.history(self._key, 0), keys.history(self._key, state.head.revision)
         for row in scan(self._runtime.engine, "history", start, stop):
             yield RowKey("history", row.key), row.value
@@ -199,7 +200,7 @@ class _Work:
         old, graph = state.manifest, self._graph
         leaf_id, position = old.leaf_id, NONE
         if old.leaf in self._hidden:
-            # The node that readers saw in its place becomes the leaf.
+            # Readers saw another node as the leaf (``heal_leaf``): it becomes the leaf.
             leaf_id = heal_leaf(self._runtime, state, self._hidden)
             if leaf_id is not None:
                 place = graph.old.find([leaf_id])[0]
@@ -218,7 +219,7 @@ class _Work:
         )
 
     def _tips(self, old: Manifest, leaf_id: str | None) -> Encoded:
-        """The ends of all branches of the new graph; nil if the leaf is the only one."""
+        """The ends of all branches of the new graph; NOTHING if the leaf is the only one."""
         graph = self._graph
         ends: dict[str, bytes]
         if old.tips.data != NOTHING.data:
@@ -244,7 +245,7 @@ class _Work:
     # --- receipts -----------------------------------------------------------------------
 
     def _receipts(self, heads: Sequence[HeadRow]) -> dict[int, tuple[RowKey, bytes]]:
-        """The receipts of the turns of these revisions."""
+        """The receipts of the turns of these revisions, by revision: row key and row."""
         places = {
             head.revision: receipt_key(self._key, head.turn)
             for head in heads
@@ -258,7 +259,7 @@ class _Work:
         }
 
     def _receipt(self, receipt: Receipt, old: Manifest, new: Manifest, manifest: bytes) -> Receipt:
-        """The receipt that gives the same result after the rewrite."""
+        """The receipt for the new manifest; a replay returns the same result as before."""
         graph = self._graph
         gone = graph.hidden_between(receipt.first, receipt.first + receipt.node_count)
         removed = dict(receipt.removed)

@@ -29,7 +29,7 @@ from casstore.session.state import HiddenNodes, Runtime
 _READ_BATCH: Final = 256
 _WRITE_BYTES: Final = 4 << 20
 _NO_DIGEST: Final = bytes(DIGEST_BYTES)
-#: The position of what does not exist: the parent of a root.
+#: The position when there is no node: the parent of a root.
 NONE: Final = -1
 
 
@@ -43,7 +43,7 @@ class Became(NamedTuple):
     depth: int
     users: int
     digest: bytes
-    #: The count of the old node itself.
+    #: ``users`` of the old node itself.
     old_users: int
 
 
@@ -63,25 +63,28 @@ class RewrittenGraph:
         #: The digests of rewritten nodes.
         self.rewritten: set[bytes] = set()
         self._unchanged: dict[bytes, Became] = {}
-        # Old nodes below this position are visible, and stay as they are.
+        # Old nodes before this position are before the first hidden node: the new graph has them
+        # unchanged.
         self._shared = 0
-        # The old positions of hidden nodes, and what became of the nodes from ``_shared`` on.
+        # The old positions of hidden nodes; then, for each old node from ``_shared`` on, the fields
+        # of its ``Became``.
         self._gone: list[int] = []
         self._positions = array("q")
         self._depths = array("q")
         self._users = array("q")
         self._old_users = array("q")
         self._digests = bytearray()
-        # The number (``seq``) of the last new node up to each.
+        # For each of these, the ``seq`` of the last new node up to it.
         self._seqs = array("q")
-        # By new position: the first child among the nodes from ``_shared`` on; NONE: of the roots.
+        # From a parent's new position (NONE: of roots) to its first child, among the new nodes from
+        # ``_shared`` on.
         self._first_child: dict[int, int] = {}
         self._shared_parents: tuple[int, frozenset[int | None]] = (0, frozenset())
 
     # --- following graphs ---------------------------------------------------------------
 
     def follow(self, manifest: Manifest) -> bool:
-        """Take the graph of the next revision; has it a hidden node?"""
+        """Rewrite the graph of the next revision; returns True if it has a hidden node."""
         old = NodeIndex(self.reader, self._runtime.index_cache, manifest.node_index, manifest.nodes)
         same = common_prefix(self._old, old)
         builder = self._cut(old, same)
@@ -108,9 +111,10 @@ class RewrittenGraph:
         return bool(self._gone)
 
     def _cut(self, old: NodeIndex, count: int) -> IndexBuilder | None:
-        """Drop all but the first ``count`` old nodes; the builder that extends the new index.
+        """Forget all old nodes after the first ``count``; returns a builder of the new index.
 
-        None if none of them is hidden: then the old index is used.
+        The builder continues after the remaining nodes. None if none of these is hidden: then the
+        old index is used.
         """
         kept = self.new_position(count)
         del self._gone[bisect_left(self._gone, count) :]
@@ -229,7 +233,7 @@ class RewrittenGraph:
         return self._last_seq() + 1
 
     def new_position(self, position: int) -> int:
-        """How many visible nodes there are before an old position."""
+        """The position in the new graph: the number of visible nodes before an old position."""
         return position - bisect_left(self._gone, position)
 
     def hidden_between(self, start: int, stop: int) -> dict[int, str]:
@@ -254,7 +258,7 @@ class RewrittenGraph:
         )
 
     def _same(self, position: int) -> Became:
-        """A node that stays as it is."""
+        """Where a node before the first hidden one is: at the same position, unchanged."""
         digest = self._old.place(position).digest
         known = self._unchanged.get(digest)
         if known is None:
@@ -266,7 +270,7 @@ class RewrittenGraph:
         return known if known.position == position else known._replace(position=position)
 
     def has_child(self, position: int) -> bool:
-        """Has the node at a new position a child in the new graph?"""
+        """True if the node at a new position has a child in the new graph."""
         if position in self._first_child:
             return True
         if position >= self._shared:

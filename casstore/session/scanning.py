@@ -11,7 +11,7 @@ _PAGE: Final = 256
 
 
 def scan(engine: Engine, table: str, start: bytes, stop: bytes | None) -> Iterator[Row]:
-    """The rows with ``start <= key < stop``. Each page is a separate snapshot."""
+    """The rows with ``start <= key < stop`` (None: to the end). Each page is its own snapshot."""
     while True:
         page = engine.scan_rows(table, start=start, stop=stop, limit=_PAGE)
         yield from page

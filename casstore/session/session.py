@@ -143,7 +143,7 @@ class Session:
         )
 
     def node(self, node_id: str, *, at: At = None) -> Node | None:
-        """One node by its id; None if it is not there, or hidden.
+        """One node by its id; None if the session does not have it, or hides it.
 
         >>> session.node("left").payload["text"]
         'left'
@@ -173,7 +173,7 @@ class Session:
         return read_again(lambda: loading.load_usage(self._runtime, self.id, at))
 
     def meta(self) -> SessionMeta:
-        """Name, model, directory and relation; SessionNotFoundError if there is no session.
+        """The session's name, model, directory and parent; SessionNotFoundError if it is unknown.
 
         >>> head = store.fork("s", "fork")
         >>> store.session("fork").meta().parent
@@ -182,7 +182,7 @@ class Session:
         return catalogue.find_meta(self._runtime, self.id)
 
     def info(self) -> SessionInfo:
-        """What a picker shows, without reading the graph.
+        """The summary that a list of sessions shows, without reading the graph.
 
         >>> info = session.info()
         >>> info.first_user_message, info.user_message_count, info.head.revision
@@ -241,7 +241,7 @@ class Session:
 
         A payload is any value, and its node gets a generated id; pass a ``NodeDraft`` to choose
         the id and more. ``parent`` is the parent of the first node: the leaf, unless it is given.
-        Other components stay as they are; None deletes one. A body with a method
+        Other components stay as they are; None deletes a component. A component with a method
         ``component_link(session)``, such as a ``Workspace``, stores itself and returns the link.
         The rest is as in ``Commit``.
 
@@ -288,8 +288,8 @@ class Session:
     ) -> CommitResult:
         """Change parts of one component, as a new revision.
 
-        Components other than plain values are not read or written whole, only the parts on the
-        paths of the edits: ``tool_state``, ``plugin_snapshot``, ``execution_state``, ``others``.
+        Of ``tool_state``, ``plugin_snapshot``, ``execution_state`` and ``others``, only the parts
+        on the paths of the edits are read and written; of the other components, the whole value.
         PathNotFoundError if there is no such component or part.
 
         >>> result = session.edit("tool_state", Set(["files"], {"a.py": "pass"}), Delete(["cwd"]))
@@ -490,7 +490,7 @@ class Session:
         return read_again(lambda: history.entry(self._runtime, self.id, at))
 
     def label(self, name: str, at: At = None) -> Entry:
-        """Name a revision. A label names one revision: set again, it moves.
+        """Name a revision (None: the head). If the label exists, it moves to this revision.
 
         The returned entry has only this label; ``entry`` reads all labels.
 
@@ -573,7 +573,7 @@ class Session:
     def protect(
         self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
     ) -> Protection:
-        """Protect a revision and the session from retention, in the name of ``by``.
+        """Protect a revision, and so the session, from retention, in the name of ``by``.
 
         >>> kept = session.protect("start", by="reviewer", ttl_ms=86_400_000)
         >>> kept.revision, kept.by
@@ -621,7 +621,7 @@ class Session:
         return HeldSession(self._runtime, self.id, owner, ttl_s, wait_s)
 
     def claim_lease(self, owner: str, ttl_ms: int, *, wait_s: float | None = None) -> Lease | None:
-        """Claim the right to commit; None while a lease is live, also one of the same owner.
+        """Claim the right to commit; None while any lease is live, also one of the same owner.
 
         With ``wait_s`` it waits up to this long for the lease, then raises LeaseHeldError, which
         names the owner and when the lease expires. ``hold`` does the same and renews the lease.

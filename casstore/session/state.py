@@ -1,13 +1,13 @@
-"""The state of a session: its head row, decoded, with its manifest and leaf, cached.
+"""The state of a session (its head row, manifest and leaf), and the cache of states.
 
     head    = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
     details = [operation, turn, hidden, rewound_to, origin, adopted, long id],
               without the nils at its end
 
-The head row is a session's only mutable row. Numbers are big-endian; the engine stamps the times.
-When a commit moves the head, the row as it was becomes the history row of its revision, byte for
-byte. A head row that was replaced never recurs, and the state follows from the row alone. So a
-cached state is valid whenever the same row is read.
+The head row names the current revision. Numbers are big-endian; the engine stamps the times. When
+a commit moves the head, the old row becomes the history row of its revision, byte for byte. A head
+row that was replaced never recurs, and the state follows from the row alone. So a cached state is
+valid whenever the same row is read. ``Runtime`` has the cache; the other session modules share it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class HeadRow(NamedTuple):
     origin: Origin | None
     #: The session and revision whose head became this revision.
     adopted: Origin | None
-    #: The session's id if its key does not hold it.
+    #: The session's id if it is too long for its key; else None.
     long_id: str | None
 
 
@@ -130,7 +130,7 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
 
 
 def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
-    """The row of a head that the engine stamped with ``now_ms``, encoded and decoded."""
+    """The head row that the engine wrote for ``put`` at ``now_ms``, encoded and decoded."""
     value = put.value
     # Engines stamp times before 1970 as 0.
     now_ms = max(0, now_ms)
@@ -189,12 +189,12 @@ class Leaf(NamedTuple):
 
 
 class State(NamedTuple):
-    """A decoded revision. ``row`` is its head row."""
+    """A decoded revision: the head, or an earlier one. ``row`` is its head or history row."""
 
     row: bytes
     head: HeadRow
     manifest: Manifest
-    #: The leaf, where it is known.
+    #: The leaf, if it has been read or written.
     leaf: Leaf | None = None
     #: The lease row as a commit read it last. It may be stale; the write checks it.
     lease: bytes | None = None
@@ -205,7 +205,7 @@ class Runtime:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: The last known states of heads, by session key; a head may have moved since.
+        #: The cached states of heads, by session key. They may be stale: compare the row.
         self.states: OrderedDict[bytes, State] = OrderedDict()
         self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
         self.index_cache = IndexCache()
@@ -232,7 +232,7 @@ class Runtime:
             return self._renewer
 
     def reader(self) -> PieceReader:
-        """A reader of objects."""
+        """A new reader of objects."""
         return PieceReader(self.engine)
 
     def remember(self, key: bytes, state: State) -> None:
@@ -259,7 +259,7 @@ class Runtime:
         return State(row, head, manifest)
 
     def hidden(self, head: HeadRow) -> HiddenNodes:
-        """A session's hidden nodes: their digests, and the ids they have."""
+        """The nodes that a head row hides: their digests, with their ids."""
         if head.hidden is None:
             return _NOTHING_HIDDEN
         known = self._hidden.get(head.hidden)
@@ -297,7 +297,7 @@ class Runtime:
     def find(self, session: str) -> State | None:
         """The head of a session; None if nothing was committed yet.
 
-        This and ``at`` read objects that may be collected meanwhile: public methods call them in
+        This and ``at`` read objects that gc may remove meanwhile: public methods call them in
         ``read_again``.
         """
         row = self.rows(session)[0]
@@ -345,14 +345,14 @@ class Runtime:
                 raise self._nothing_at(session, at if isinstance(at, str) else revision)
             found = self.decode(row)
         if isinstance(at, Entry) and found.head.manifest != at.manifest:
-            # A vacuum has rewritten it.
+            # A vacuum has rewritten the revision since the entry was read.
             raise RevisionNotFoundError(session, f"{at.revision} with manifest {at.manifest.hex()}")
         return found
 
     def require_kept(self, session: str, state: State) -> None:
-        """Raise SessionDeletedError or RevisionNotFoundError if it was removed or rewritten.
+        """Raise SessionDeletedError or RevisionNotFoundError if the revision is gone or rewritten.
 
-        Its objects may have been collected then.
+        Then a missing object is no damage: gc may have removed it.
         """
         key, revision = keys.session_key(session), state.head.revision
         rows = self.rows(session, [RowKey("history", keys.history(key, revision))])

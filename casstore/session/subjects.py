@@ -1,10 +1,11 @@
 """The subjects of a session (the people or things it is about), and an index by subject.
 
-    of a session     → [subject, …], sorted
+    session          → [subject, …], sorted
     subject, session → the session's id
 
-Both are written in one transaction. A fork inherits the subjects of its source unless it is given
-others. The fork's write has a condition on the source's row, so it cannot miss a new subject.
+Both rows are written in one transaction. A fork inherits the subjects of its source unless the
+caller names others. The fork's write has a condition on the source's row, so it cannot miss a
+subject that is added meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def checked(subjects: Iterable[str]) -> tuple[str, ...]:
 
 
 def decode(row: bytes | None) -> tuple[str, ...]:
-    """The subjects that a session's row names; none if there is no row."""
+    """The subjects in a session's row; empty if there is no row."""
     if row is None:
         return ()
     try:
@@ -109,7 +110,7 @@ def change(
 
 
 def sessions_of(runtime: Runtime, about: str) -> Iterator[str]:
-    """The sessions with a subject, including those whose deletion was interrupted."""
+    """The ids of the sessions with a subject, including those whose deletion was interrupted."""
     start = keys.subject(about)
     for row in scan(runtime.engine, "retention", start, keys.past(start)):
         yield row.value.decode()

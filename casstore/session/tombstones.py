@@ -1,9 +1,9 @@
-"""Hidden nodes: no read returns them; vacuum removes their rows and bytes later.
+"""Hidden nodes: no read returns them; vacuum removes them and their bytes later.
 
 The hidden nodes of a session are a stored map from digest to id, named by its head row. A fork
 inherits the map; after that, each session hides nodes independently. A digest identifies one node
-on one path, so the node is hidden in every revision that has it, and a node with the same id in
-another graph is not. What a reader sees where a node is hidden:
+and its path, so the node is hidden in every revision that has it, but another node with the same
+id is not. What a reader sees where a node is hidden:
 
 * in the middle of a path: the path without it;
 * at the leaf: the latest visible message takes its place (the leaf is healed);
@@ -36,7 +36,7 @@ _HEAL_BATCH: Final = 64
 def hide(
     runtime: Runtime, session: str, node_ids: Sequence[str], expected: int | None = None
 ) -> Hidden:
-    """Hide nodes of a session; ids that it does not have are reported and left.
+    """Hide nodes of a session; the result also lists the ids that it does not have.
 
     ``expected``: the revision that the ids are from; HeadConflictError if the head is at another.
     """
@@ -89,7 +89,7 @@ def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: Piece
 
 
 def union(runtime: Runtime, head: HeadRow, other: HeadRow, writer: PieceWriter) -> bytes | None:
-    """The union of the hidden nodes of two sessions; None if it is empty."""
+    """The digest of the map of nodes that either of two sessions hides; None if there are none."""
     ours, theirs = runtime.hidden(head), runtime.hidden(other)
     put = {digest.hex(): node_id for digest, node_id in theirs.items() if digest not in ours}
     if not put:
@@ -104,7 +104,7 @@ def union(runtime: Runtime, head: HeadRow, other: HeadRow, writer: PieceWriter) 
 def reveal(
     runtime: Runtime, head: HeadRow, digests: Sequence[bytes], writer: PieceWriter
 ) -> bytes | None:
-    """The hidden nodes without those that a new graph contains; None if none is left."""
+    """The digest of the map of hidden nodes without ``digests``; None if no node is left in it."""
     hidden = runtime.hidden(head)
     again = [digest for digest in digests if digest in hidden]
     if len(again) == len(hidden):
@@ -128,7 +128,7 @@ def _changed(
 
 
 def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None:
-    """The latest visible message, which replaces a hidden leaf."""
+    """The id of the latest visible message, which readers see as the leaf; None: there is none."""
     reader = runtime.reader()
     index = runtime.index(state.manifest)
     for stop in range(index.count, 0, -_HEAL_BATCH):

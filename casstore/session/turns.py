@@ -1,8 +1,11 @@
-"""Turns: the hash by which a repeated turn is recognised, and the receipt that has its result.
+"""Turns: the hash that recognises a repeated turn, and the receipt, which stores its result.
 
-The store computes the hash of a commit's content over the list below and stores its version with
-it. The list leaves out what may differ in a retry: ids and times of nodes, the expected revision,
-leases, tokens. Parents and the leaf are identified by their position in the commit.
+A commit with a turn writes a receipt in the same write. If the turn is committed again, the hash of
+its content is compared with the one in the receipt, and the stored result is returned.
+
+The hash is computed over the list below. The list leaves out what may differ in a retry: ids and
+times of nodes, the expected revision, leases, tokens. Parents and the leaf are identified by their
+position in the commit.
 
     turn content v1 = [1, session, replaced?, nodes, leaf, checkpoint, usage,
                        batch ids, attachment ids, label]
@@ -11,16 +14,16 @@ leases, tokens. Parents and the leaf are identified by their position in the com
                       [{component: as stored, or nil}, {component: [edit, …]}] if it is changed
     edit            = [Set, Delete, Insert or Append, path, value]
 
-The receipt of a turn is a row with the hash of the commit's content, and its result.
+The receipt is a row:
 
-    receipt = version (1) ‖ hash of the content (32) ‖ revision (8) ‖ manifest (32)
+    receipt = version of the list (1) ‖ hash of the content (32) ‖ revision (8) ‖ manifest (32)
               ‖ [first position, number of nodes]
 
 The ids of the nodes that the commit created are read through its manifest when needed. When vacuum
-removes some of these nodes, it records their ids in the receipt, and the leaf if it was one of
-them: two more items, [[position, id] …] and an id or nil.
+removes some of these nodes, it adds two items to the receipt: [[position, id] …] of these nodes,
+and the id of the leaf, if vacuum removed that, or nil.
 
-A receipt that outlives its revision is settled: it holds what was read through the revision,
+When retention removes the revision, the receipt is *settled*: it then holds the result itself,
 [leaf, [node id, …], committed_at]. A receipt that came with an adopted session is settled, too, and
 has one more item: the session that the turn was committed to, whose id is part of the hash.
 """
@@ -118,7 +121,8 @@ class Receipt(NamedTuple):
     intent: bytes
     revision: int
     manifest: bytes
-    #: The nodes it created: ``node_count`` of its manifest's graph, from this position on.
+    #: The nodes that the commit created: ``node_count`` nodes of its manifest's graph, from this
+    #: position on.
     first: int
     node_count: int
     #: The created nodes that vacuum has removed: their positions among all created, and their ids.
@@ -135,7 +139,7 @@ class Receipt(NamedTuple):
 
 
 class SettledReceipt(NamedTuple):
-    """The receipt of a turn whose revision was deleted, or belongs to an adopted session."""
+    """A receipt that holds the result itself: its revision is removed, or of another session."""
 
     version: int
     intent: bytes
@@ -174,7 +178,7 @@ def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
 
 
 def decode_receipt(row: bytes) -> Receipt | SettledReceipt:
-    """Decode a receipt; CorruptionError if it is damaged. The caller checks its version."""
+    """Decode a receipt; CorruptionError if it is damaged. The caller checks ``version``."""
     try:
         version, intent = row[0], row[_INTENT_AT:_REVISION_AT]
         revision = int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")
@@ -198,10 +202,10 @@ def decode_receipt(row: bytes) -> Receipt | SettledReceipt:
             leaf,
         )
     except (TypeError, ValueError, IndexError) as exc:
-        raise CorruptionError("the receipt of a turn is damaged") from exc
+        raise CorruptionError("the stored result of a turn is damaged") from exc
 
 
-# --- receipts as rows, and what they lead to --------------------------------------------------
+# --- the rows of receipts, and the results of turns -------------------------------------------
 
 
 def receipt_key(key: bytes, turn: str) -> RowKey:
@@ -215,14 +219,15 @@ def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> Put
 
 
 def put_receipt_at(place: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
-    """The change that writes a receipt under a known row key."""
+    """The change that writes a receipt, given the key of its row."""
     return PutRow(*place, encode_receipt(receipt))
 
 
 def decode_known(turn: str, row: bytes) -> Receipt | SettledReceipt:
+    """Decode a receipt; FormatError if a newer release has written it."""
     if row[0] != VERSION:
         raise FormatError(
-            f"the receipt of turn {turn!r} has version {row[0]}, this release reads "
+            f"the stored result of turn {turn!r} has version {row[0]}, this release reads "
             f"{VERSION}: upgrade casstore"
         )
     return decode_receipt(row)
@@ -235,7 +240,7 @@ def result(
     try:
         leaf, nodes = outcome(runtime, receipt)
     except CorruptionError:
-        # If its revision was deleted meanwhile, the receipt now holds the result itself.
+        # If retention has removed its revision meanwhile, the receipt in the store is settled now.
         settled = runtime.rows(session, [receipt_key(keys.session_key(session), turn)])[1]
         if settled is None or settled == row:
             raise
@@ -247,14 +252,14 @@ def result(
 def outcome(
     runtime: Runtime, receipt: Receipt | SettledReceipt
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The leaf and the node ids of a turn, from its receipt or through the receipt's manifest."""
+    """The leaf and the node ids of a turn's result: from a settled receipt, else its manifest."""
     if isinstance(receipt, SettledReceipt):
         return receipt.leaf, receipt.nodes
     reader = runtime.reader()
     manifest = objects.read_manifest(reader, receipt.manifest)
     stop = receipt.first + receipt.node_count
     if stop > manifest.nodes:
-        raise CorruptionError("the receipt of a turn counts nodes that its manifest does not have")
+        raise CorruptionError("the stored result of a turn has more nodes than its revision")
     digests = runtime.index(manifest).digests(range(receipt.first, stop))
     created = objects.read_headers(reader, digests)
     leaf = manifest.leaf_id if receipt.leaf is None else receipt.leaf
@@ -262,10 +267,13 @@ def outcome(
 
 
 def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
-    """The settled receipt of a turn whose revision is about to be deleted; replays still work."""
+    """The row of a turn's receipt, settled, before its revision is removed: replays still work."""
     receipt = decode_receipt(row)
     if receipt.version != VERSION:
-        raise CorruptionError("the receipt of a turn cannot be read")
+        raise CorruptionError(
+            f"the stored result of a turn has version {receipt.version}, this release reads "
+            f"{VERSION}"
+        )
     if isinstance(receipt, SettledReceipt):
         return row
     leaf, nodes = outcome(runtime, receipt)

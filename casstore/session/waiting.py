@@ -1,8 +1,8 @@
-"""Waiting for a store to change without polling it.
+"""Waits until a change of the store gives the caller what it waits for, for example a lease.
 
 A ``Look`` reads the store once: it returns what the caller waits for, or None. ``until`` repeats it
-when the store may have changed, and when the time comes that the look itself has named.
-``aio.changes`` does the same for tasks.
+when the store may have changed, at the time that the look itself has named (``due_s``), and at
+least every ``LOOK_S`` seconds. ``aio.changes`` does the same for tasks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ Found = TypeVar("Found", covariant=True)
 # Closing a store wakes no watch while another store of this process keeps the engine open, so
 # ``until`` looks at least this often.
 LOOK_S: Final = 1.0
-# The shortest wait for a time that has passed: the engine's clock may differ from this one.
+# The shortest pause if ``due_s`` has passed and the look found nothing: clocks may differ a little.
 _LEAST_S: Final = 0.005
 
 
 class Look(Protocol[Found]):
-    """Reads the store once."""
+    """Reads the store once, and may do what the caller waits to do, such as claim a lease."""
 
-    #: In how many seconds another look may find something that no write announces; None: never.
+    #: In how many seconds another look may succeed without a write, as when a lease expires; None:
+    #: never.
     due_s: float | None
 
     def __call__(self) -> Found | None:
-        """What is waited for; None: not yet."""
+        """What the caller waits for; None if it is not there yet."""
         ...
 
 
@@ -37,7 +38,7 @@ def until(runtime: Runtime, look: Look[Found], timeout_s: float | None) -> Found
     if timeout_s is not None and timeout_s <= 0:
         return look()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    # Before the first look: the watch reports a write that the look misses.
+    # Started before the first look, so that the watch reports a write that comes during the look.
     watch = runtime.engine.watch()
     try:
         while True:

@@ -62,7 +62,7 @@ def test_rows_are_lists_that_begin_with_a_name() -> None:
     with pytest.raises(NotCanonicalError):
         bundle.decode_rows(canonical.encode({"a": 1}), 1)
     for row in ([], [1, "head"], [None], "head", {"head": 1}, 7, None):
-        with pytest.raises(InvalidInputError, match="has no name"):
+        with pytest.raises(InvalidInputError, match="name of its kind"):
             bundle.decode_rows(canonical.encode([["head"], row]), 2)
 
 

@@ -132,7 +132,7 @@ def test_the_first_payload_may_have_another_parent_than_the_leaf(agent: Session)
     agent.append(NodeDraft("root", 0), parent=None)
     assert payloads(agent) == [0]
     for wrong in ([], [NodeDraft("c", 1, parent="b")]):
-        with pytest.raises(InvalidInputError, match="parent='a' is for a first payload"):
+        with pytest.raises(InvalidInputError, match="parent='a' needs a first node"):
             agent.append(*wrong, parent="a")
 
 
