@@ -174,7 +174,7 @@ class _Salvage:
 
     def run(self) -> SalvageReport:
         with PageScan(
-            self._source, lambda done, total: self._tell("dig", done, total, "pages")
+            self._source, lambda done, total: self._tell("read", done, total, "pages")
         ) as found:
             marked = found.mark(self._roots(found))
             left = self._copy_objects(found, marked.ids)
