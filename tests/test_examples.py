@@ -252,7 +252,7 @@ EXCUSED = {
     "casstore.records.scoped.erasure.ActorErasure.roots": PROVIDER,
     "casstore.records.scoped.erasure.ActorErasure.rows": PROVIDER,
     "casstore.records.scoped.erasure.ActorErasure.stays": PROVIDER,
-    "casstore.records.scoped.erasure.ActorErasure.to_tell": PROVIDER,
+    "casstore.records.scoped.erasure.ActorErasure.recipients": PROVIDER,
 }
 
 Documented = dict[str, str]

@@ -67,7 +67,7 @@ _SHAPE: Final = Shape(
                 "reason": "a hold and its end, a seal, a key that is pending",
             },
         ),
-        "to_tell": "recipients of erased data, who must be informed",
+        "recipients": "recipients of erased data, who must be informed",
         "shared": nested(
             "what others reach as well, so that it stays; null with --no-survey",
             {
@@ -177,8 +177,8 @@ def erase(
             to.line(f"would erase {count(records, 'record')}, except those that stay")
         for staying in stays:
             to.line(bad("stays "), name(staying.record), dim(f"  {staying.reason}"))
-        if plan.to_tell:
-            to.line("to be informed: ", ", ".join(plan.to_tell))
+        if plan.recipients:
+            to.line("to be informed: ", ", ".join(plan.recipients))
         if not no_survey:
             to.line(
                 f"{size(shared.bytes)} in {count(shared.objects, 'object')}; of it others reach "

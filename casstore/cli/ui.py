@@ -30,7 +30,7 @@ def _missing(exc: ModuleNotFoundError) -> InvalidInputError:
     )
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     """Write a line to stderr. A closed stderr does not make the command fail."""
     with suppress(OSError):
         Printer(sys.stderr).line(text)
@@ -91,9 +91,9 @@ def ui(
         sys.stdout.flush()
         # At once, and not as remarks: the command ends only when the viewer does.
         if warning is not None and not app.as_json:
-            _tell(f"warning: {warning}")
+            _report(f"warning: {warning}")
         if not app.quiet and not app.as_json:
-            _tell("its pages can change the store; Ctrl-C ends it" if write else "Ctrl-C ends it")
+            _report("its pages can change the store; Ctrl-C ends it" if write else "Ctrl-C ends it")
         if not no_browser:
             import webbrowser
 

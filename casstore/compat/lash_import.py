@@ -218,7 +218,7 @@ class _Session(Unit):
         origin = {**self.gathered.origin, "content": self._built.content.hex()}
         whole = with_extra(self._built, meta._replace(extra={ORIGIN: origin}))
         try:
-            appear(self._runtime, self._session, whole, self._tell)
+            appear(self._runtime, self._session, whole, self._report)
         except SessionExistsError as exc:
             # Another process may have imported it at the same time.
             if not self._is_stored():
@@ -228,7 +228,7 @@ class _Session(Unit):
                 ) from exc
         self._written = True
 
-    def _tell(self, done: int, total: int) -> None:
+    def _report(self, done: int, total: int) -> None:
         if self._progress is not None:
             self._progress(Step("store", done, total, "objects"))
 

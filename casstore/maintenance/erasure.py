@@ -91,7 +91,7 @@ class RecordProvider(Provider, Protocol):
         """Which of these cannot be erased now, and why."""
         ...
 
-    def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
+    def recipients(self, store: Store, found: Sequence[str]) -> Sequence[str]:
         """The recipients of these records, who must be informed of the erasure."""
         ...
 
@@ -133,7 +133,7 @@ class ErasurePlan(NamedTuple):
     #: Records that cannot be erased, and why.
     stays: tuple[Staying, ...] = ()
     #: Recipients of the erased records, who must be informed.
-    to_tell: tuple[str, ...] = ()
+    recipients: tuple[str, ...] = ()
     #: Record systems in the store that are not installed, with the reason: they were not searched.
     missing_systems: tuple[tuple[str, str], ...] = ()
 
@@ -196,7 +196,7 @@ class ErasurePlan(NamedTuple):
             shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
             fields["sharing"] = Sharing(**shared)
             fields["stays"] = tuple([Staying(**one) for one in fields.get("stays", ())])
-            fields["to_tell"] = tuple([str(one) for one in fields.get("to_tell", ())])
+            fields["recipients"] = tuple([str(one) for one in fields.get("recipients", ())])
             fields["missing_systems"] = tuple(
                 [(str(name), str(why)) for name, why in fields.get("missing_systems", ())]
             )
@@ -228,7 +228,7 @@ class ErasureReport(NamedTuple):
     #: Records about the subject that are still there, and why.
     stays: tuple[Staying, ...] = ()
     #: Recipients of the erased records, who must be informed.
-    to_tell: tuple[str, ...] = ()
+    recipients: tuple[str, ...] = ()
     #: Records about the subject that were not in the plan, each with its provider: plan again.
     records_remaining: tuple[tuple[str, str], ...] = ()
 
@@ -288,14 +288,14 @@ def plan(
         for key in system.rows_of_session(store, name)
     }
     stays: list[Staying] = []
-    to_tell: set[str] = set()
+    recipients: set[str] = set()
     for one in known.values():
         own = records[one.name]
         roots.update(one.roots(store, own))
         if isinstance(one, RecordProvider):
             my_rows.update(one.rows(store, own))
             stays += one.stays(store, own)
-            to_tell.update(one.to_tell(store, own))
+            recipients.update(one.recipients(store, own))
     shared = sharing.NOTHING
     if survey:
         mine = {keys.session_key(name) for name in names}
@@ -311,7 +311,7 @@ def plan(
         records,
         shared,
         tuple(stays),
-        tuple(sorted(to_tell)),
+        tuple(sorted(recipients)),
         tuple(held.missing.items()),
     )
 
@@ -486,7 +486,7 @@ def execute(
         sharing=plan.sharing,
         still_to_run=STILL_TO_RUN,
         stays=tuple(stays),
-        to_tell=plan.to_tell,
+        recipients=plan.recipients,
         records_remaining=tuple(unplanned),
     )
 

@@ -168,13 +168,13 @@ class _Salvage:
         self._incomplete = 0
         self._rows = RowTarget(target.engine, progress)
 
-    def _tell(self, phase: str, done: int, total: int | None, unit: str) -> None:
+    def _report(self, phase: str, done: int, total: int | None, unit: str) -> None:
         if self._progress is not None:
             self._progress(Step(phase, done, total, unit))
 
     def run(self) -> SalvageReport:
         with PageScan(
-            self._source, lambda done, total: self._tell("read", done, total, "pages")
+            self._source, lambda done, total: self._report("read", done, total, "pages")
         ) as found:
             marked = found.mark(self._roots(found))
             left = self._copy_objects(found, marked.ids)
@@ -236,7 +236,7 @@ class _Salvage:
                 if len(batch) >= _BATCH_OBJECTS or size_bytes >= _BATCH_BYTES:
                     left += self._store(batch)
                     batch, size_bytes = [], 0
-                    self._tell("copy", done, total, "objects")
+                    self._report("copy", done, total, "objects")
             left += self._store(batch)
             self._incomplete = len(left)
             if not left or self._objects_saved == saved:

@@ -143,13 +143,13 @@ class Stored:
             place = read_node(self._reader, item)
         return place if type(place) in (list, dict, Tree) else None
 
-    def whole_text(self, max_bytes: int) -> str | None:
-        """The value if it is a text of at most ``max_bytes`` characters; else None."""
+    def whole_text(self, max_characters: int) -> str | None:
+        """The value if it is a text of at most ``max_characters``; else None."""
         place = self._place
         if type(place) is not str and not (type(place) is Outline and place.role == ROLE_TEXT):
             return None
-        begun: str = self.beginning(max_bytes + 1)
-        return begun if len(begun) <= max_bytes else None
+        begun: str = self.beginning(max_characters + 1)
+        return begun if len(begun) <= max_characters else None
 
 
 def make_walker(

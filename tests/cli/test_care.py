@@ -260,7 +260,7 @@ def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) 
     plan = run(
         "erase", "bob", "-n", "--secret", str(secret), "--keys", str(keys), "--json", store=own
     ).json
-    assert (plan["records"], plan["records_erased"], plan["to_tell"]) == (3, None, ["crm"])
+    assert (plan["records"], plan["records_erased"], plan["recipients"]) == (3, None, ["crm"])
     assert "would erase 3 records" in run("erase", "bob", "-n", *given, store=own).out
     done = run("erase", "bob", "--yes", *given, "--json", store=own).json
     assert done["records_erased"] == 2

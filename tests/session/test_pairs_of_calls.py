@@ -22,7 +22,7 @@ from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from casstore.testing.session_fixtures import MINUTE_MS, enqueue, hold, step, take
-from tests.session.test_in_the_midst import Interrupted
+from tests.session.test_interleaving import Interrupted
 
 NOW_MS: Final = 1_760_000_000_000
 KEY: Final = keys.session_key("s")

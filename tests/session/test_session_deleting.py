@@ -1,4 +1,4 @@
-"""Deleting a session amid writers who never stop, and in the midst of whatever else is done."""
+"""Deleting a session while writers continue, and between two engine calls of other operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from casstore.testing.session_deletion import CALLS
 from casstore.testing.session_fixtures import MINUTE_MS, fill, hold, interrupted, step
-from tests.session.test_in_the_midst import Interrupted
+from tests.session.test_interleaving import Interrupted
 
 NOW_MS: Final = 1_760_000_000_000
 KEY: Final = keys.session_key("alpha")

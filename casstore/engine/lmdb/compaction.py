@@ -217,7 +217,7 @@ class _Copier:
     def __init__(self, old: Environment, new: Environment, tell: Tell) -> None:
         self._old = old
         self._new = new
-        self._tell = tell
+        self._report = tell
         self._batch = _Batch(new)
         self._slabs_before = self._slabs_after = self._dropped = self._dictionaries_dropped = 0
         self._named: set[int] = set()
@@ -275,7 +275,7 @@ class _Copier:
                         self._named.add(slabs.read_directory(key, value).dictionary)
                         batch.add(key, value)
                         self._slabs_after += 1
-                    self._tell("copy", min(last_id, scope.newest), scope.newest)
+                    self._report("copy", min(last_id, scope.newest), scope.newest)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -303,7 +303,7 @@ class _Copier:
                 self._batch.add(bytes(key), bytes(value))
                 count += 1
                 if not count % _BATCH_ROWS:
-                    self._tell(name, count, max(count, total))
+                    self._report(name, count, max(count, total))
         return count
 
     def _copy_meta(self) -> None:

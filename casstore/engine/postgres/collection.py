@@ -222,8 +222,8 @@ class PostgresCollection:
                 what = f"object id {id_} has an invalid list of children; run check"
                 raise CorruptionError(what) from exc
             if not seen % _PAGE:
-                self._tell(seen, pulse)
-        self._tell(seen, pulse)
+                self._report(seen, pulse)
+        self._report(seen, pulse)
         if len(reached) != met:
             raise self._missing(connection, reached)
         self._unreached = unreached
@@ -253,7 +253,7 @@ class PostgresCollection:
             cursor.execute(query, parameters, binary=True)
             yield from cursor
 
-    def _tell(self, seen: int, pulse: Pulse | None) -> None:
+    def _report(self, seen: int, pulse: Pulse | None) -> None:
         if not self._dry_run and monotonic() - self._renewed_s > _RENEW_S:
             asked = (Int8(LEASE_MS), self._engine.given_ms(), self._token)
             if not self._engine.connections.fetch(self._renew, asked):

@@ -360,7 +360,7 @@ class DiskCache:
         except (CasstoreError, OSError) as exc:
             # A deleted shelf has no directory in which closing could leave files.
             if shelf.size_bytes() is not None:
-                self._tell(exc)
+                self._report(exc)
 
     def _throw_away(self, path: str) -> None:
         """Remove a shelf at once for all processes by renaming it, then file by file."""
@@ -368,7 +368,7 @@ class DiskCache:
         try:
             os.rename(path, gone)
         except OSError as exc:
-            self._tell(exc)
+            self._report(exc)
             self._is_open = False
             return
         shutil.rmtree(gone, ignore_errors=True)
@@ -385,7 +385,7 @@ class DiskCache:
             if used and used[0].size_bytes() is None:
                 # Another process deleted it while it was in use here: not a fault.
                 return
-            self._tell(exc)
+            self._report(exc)
             self._troubles += 1
             if self._troubles >= _MAX_TROUBLES or not _SHELF.fullmatch(os.path.basename(path)):
                 self._is_open = False
@@ -394,7 +394,7 @@ class DiskCache:
                 self._highest += 1
                 self._throw_away(path)
 
-    def _tell(self, exc: Exception) -> None:
+    def _report(self, exc: Exception) -> None:
         if not self._troubles:
             warnings.warn(
                 f"the cache in {self._path} cannot be used, and the server is asked instead: {exc}",

@@ -117,7 +117,7 @@ def ready(
         assert found is not None
         is_older = before is not None and before.version < VERSION
         if is_older or not _functions_are_its_own(connection, schema, found.store):
-            _make_functions_anew(connection, schema, found.store)
+            _recreate_functions(connection, schema, found.store)
     if _is_behind(connection, schema):
         _catch_up(connection, place, schema, found.store)
     return found
@@ -190,7 +190,7 @@ def _functions_are_its_own(connection: psycopg.Connection[Any], schema: str, sto
     return row is not None and row[0] > 0
 
 
-def _make_functions_anew(connection: psycopg.Connection[Any], schema: str, store: int) -> None:
+def _recreate_functions(connection: psycopg.Connection[Any], schema: str, store: int) -> None:
     for text in tables.FUNCTIONS:
         again = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
         connection.execute(encoded(again, schema, store))

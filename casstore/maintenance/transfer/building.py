@@ -60,7 +60,7 @@ _LARGEST: Final = (1 << 63) - 1
 _FORMER_OWNER: Final = "moved in"
 
 #: Called with the number of objects that are stored, and the number of all.
-Told = Callable[[int, int], None]
+Pulse = Callable[[int, int], None]
 
 
 class Arrival(NamedTuple):
@@ -116,15 +116,15 @@ def with_extra(built: Built, meta: SessionMeta) -> Built:
     return built._replace(rows=rows)
 
 
-def appear(runtime: Runtime, session: str, built: Built, told: Told | None = None) -> None:
+def appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None = None) -> None:
     """Store the objects of a session that was built, and publish its rows.
 
     SessionExistsError if the store has rows of a session of that id.
     """
-    settle(f"session {session!r}", lambda: None, lambda _: _appear(runtime, session, built, told))
+    settle(f"session {session!r}", lambda: None, lambda _: _appear(runtime, session, built, pulse))
 
 
-def _appear(runtime: Runtime, session: str, built: Built, told: Told | None) -> None:
+def _appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None) -> None:
     engine, key = runtime.engine, keys.session_key(session)
     places = [
         tombstone_key(key),
@@ -141,7 +141,7 @@ def _appear(runtime: Runtime, session: str, built: Built, told: Told | None) -> 
         conditions.append(pins.is_free(runtime, name, digest))
         rows += [pins.put_tag(name, digest), marks.put_pin_mark(digest)]
     total = len(built.objects)
-    target = StoreTarget(engine, None if told is None else lambda done: told(done, total))
+    target = StoreTarget(engine, None if pulse is None else lambda done: pulse(done, total))
     for item in built.objects:
         target.take(item)
     target.flush()
@@ -259,7 +259,7 @@ class _Builder:
 
     def _content(self, manifest: bytes | None, tags: Mapping[str, bytes]) -> bytes:
         given = self._arrival
-        told: list[Any] = [
+        content: list[Any] = [
             manifest,
             sorted(given.hidden),
             [given.revision, given.committed_at_ms, given.turn, given.fencing, given.last_batch],
@@ -269,4 +269,4 @@ class _Builder:
             sorted(row.value for row in self._rows if row.table == "queue"),
             sorted([name, digest] for name, digest in tags.items()),
         ]
-        return plain_hash(pack_checked(told))
+        return plain_hash(pack_checked(content))

@@ -130,7 +130,7 @@ class LifecycleErasure:
         kept += [Staying(self.name, str(Ref.from_text(text)), _REWRITTEN) for text in sorted(named)]
         return kept
 
-    def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
+    def recipients(self, store: Store, found: Sequence[str]) -> list[str]:
         """Third parties that received any of the records that can be removed."""
         informed: set[str] = set()
         for each in explain(self._open(store), records_of(found)):

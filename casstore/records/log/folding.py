@@ -131,14 +131,14 @@ def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int 
 
 def _prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
     """One attempt; HeadConflictError if the head has moved."""
-    at, going = _going(tables, session, keep_recent, older_than_ms)
+    at, going = _choose(tables, session, keep_recent, older_than_ms)
     if not going:
         return 0
     revision = at.revision.head.revision
     return len(tombstones.hide(tables.runtime, session, going, revision).hidden)
 
 
-def _going(
+def _choose(
     tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None
 ) -> tuple[At, list[str]]:
     """The revision, and the node ids of its folded messages to hide, oldest first."""

@@ -79,7 +79,7 @@ class ActorErasure:
         """Always empty: scoped state has no holds or seals."""
         return ()
 
-    def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
+    def recipients(self, store: Store, found: Sequence[str]) -> Sequence[str]:
         """Always empty: scoped state does not record that third parties received it."""
         return ()
 

@@ -466,7 +466,7 @@ class ExplainingNotes(Notes):
             erasure.Staying(self.name, name, "the last") for name in found[-1:] if name in there
         ]
 
-    def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
+    def recipients(self, store: Store, found: Sequence[str]) -> list[str]:
         return ["mailer"] if found else []
 
 
@@ -488,10 +488,10 @@ def test_providers_of_other_layers_take_part(store: Store, provider: Notes) -> N
     if isinstance(provider, ExplainingNotes):
         assert others == {"record notes berta / 1"}
         assert plan.stays == report.stays == (erasure.Staying("notes", "2", "the last"),)
-        assert plan.to_tell == report.to_tell == ("mailer",)
+        assert plan.recipients == report.recipients == ("mailer",)
     else:
         assert "record notes berta / 1" in others
-        assert (plan.stays, report.stays, plan.to_tell) == ((), (), ())
+        assert (plan.stays, report.stays, plan.recipients) == ((), (), ())
 
 
 def test_records_that_came_after_the_plan_are_reported(store: Store) -> None:

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "nothing that rewrites": lambda store: LifecycleErasure(rewrite=ODD),
     "what was found is none": lambda store: LifecycleErasure().erase(store, "anna", NONE),
     "what stays of none": lambda store: LifecycleErasure().stays(store, NONE),
-    "whom to tell of none": lambda store: LifecycleErasure().to_tell(store, NONE),
+    "whom to tell of none": lambda store: LifecycleErasure().recipients(store, NONE),
     "sweeping a store": lambda store: sweep(store, {}),  # type: ignore[arg-type]
     "ages that are none": lambda store: sweep(Lifecycles(store), NONE),
     "a text that says to sweep": lambda store: sweep(

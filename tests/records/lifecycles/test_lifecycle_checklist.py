@@ -223,7 +223,7 @@ def test_subject_link__erasure_finds_what_is_annotated_and_what_is_derived(
     assert (note.subjects, note.classes) == ((hashed,), ("learned_context",))
     assert b"anna" not in b"".join(row.key + row.value for row in _rows(life.store, "life.subj"))
     plan = erasure.plan(life.store, "anna", providers=[LifecycleErasure()])
-    assert plan.to_tell == ("crm",)
+    assert plan.recipients == ("crm",)
     report = erasure.execute(life.store, plan, providers=[LifecycleErasure()])
     assert (report.records_erased, report.stays) == (4, ())
     assert life.records.get("facts", "likes", None) is None

@@ -1042,7 +1042,7 @@ def test_prune__hides_no_message_that_a_rewind_shows_again_meanwhile(
     head = session.head()
     assert head is not None
     log.fold("s", [1, 2], "note")
-    choose = folding._going
+    choose = folding._choose
 
     def choose_and_rewind(*arguments: Any) -> Any:
         chosen = choose(*arguments)
@@ -1050,7 +1050,7 @@ def test_prune__hides_no_message_that_a_rewind_shows_again_meanwhile(
         session.rewind(head.revision)
         return chosen
 
-    monkeypatch.setattr(folding, "_going", choose_and_rewind)
+    monkeypatch.setattr(folding, "_choose", choose_and_rewind)
     assert log.prune("s") == 0
     assert [message.number for message in log.active("s")] == [1, 2, 3]
 

@@ -1,8 +1,8 @@
-"""Operations on records, with others and a collection in the midst of them, between any two calls.
+"""Operations on records while other writers and a collection run between any two of their calls.
 
-What an operation has read may be replaced or removed before it reads on, and what rows linked to
-collected. Then it sees the records as they are now, or says that they are gone. It does not
-tell of damage, and leaves none.
+What an operation has read may be replaced or removed before its next read, and gc may collect
+what rows linked to. Then the operation sees the records as they are now, or raises that they are
+gone. It reports no damage, and leaves none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import CasstoreError, ConflictError, NotFoundError, ObjectNotFoundError
 from casstore.maintenance import check, gc
 from casstore.store import Store
-from tests.session.test_in_the_midst import Interrupted
+from tests.session.test_interleaving import Interrupted
 
 #: Long enough to be an object of its own, and another one.
 LONG = "all of it " * 500
@@ -26,13 +26,13 @@ Operation = Callable[[Store], object]
 def assert_unharmed(
     filled: MemoryEngine,
     operation: Operation,
-    midst: Operation,
+    meanwhile: Operation,
     *,
-    told: tuple[type[CasstoreError], ...] = (ConflictError, NotFoundError),
+    allowed: tuple[type[CasstoreError], ...] = (ConflictError, NotFoundError),
 ) -> None:
-    """Do something with something else before its first call, its second, and so on.
+    """Run ``operation`` with ``meanwhile`` before its first engine call, its second, and so on.
 
-    It may say what was ``told``: give nothing if all that it needs is there throughout.
+    It may raise the errors in ``allowed``; none if everything that it needs exists throughout.
     """
     for at in count(1):
         engine = Interrupted(filled)
@@ -40,7 +40,7 @@ def assert_unharmed(
 
         def happens(engine: Interrupted = engine, happened: list[bool] = happened) -> None:
             happened.append(True)
-            midst(Store(engine))
+            meanwhile(Store(engine))
             gc.collect(Store(engine), grace_ms=0)
 
         engine.happens, engine.calls_left = happens, at
@@ -48,7 +48,7 @@ def assert_unharmed(
             operation(Store(engine))
         except ObjectNotFoundError as exc:
             raise AssertionError(f"before call {at}: {exc}") from exc
-        except told:
+        except allowed:
             assert happened
         if not happened:
             assert at > 1, "nothing was called"

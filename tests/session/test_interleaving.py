@@ -1,7 +1,7 @@
-"""Every operation on a session, and a collection in the midst of it, between any two of its calls.
+"""Every operation on a session, with other operations and gc between any two of its engine calls.
 
 What an operation has read of a session may be vacuumed, deleted or pruned, and collected, before
-it reads on. Then it sees the session as it is now, or says what became of it; it does not tell of
+its next read. Then it sees the session as it is now, or raises that it was deleted; it reports no
 damage, and leaves none.
 """
 

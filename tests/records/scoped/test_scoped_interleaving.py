@@ -1,4 +1,4 @@
-"""Scoped state with others at work in the midst of each call."""
+"""Scoped state while other writers interleave with each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from casstore.errors import RunFrozenError, StateRefusedError
 from casstore.maintenance.expiring import expire_rows
 from casstore.records.scoped import Context, ScopedState
 from casstore.store import Store
-from tests.records.in_the_midst import LONG, OTHER, Operation, assert_unharmed
+from tests.records.interleaving import LONG, OTHER, Operation, assert_unharmed
 from tests.records.scoped.contexts import ALL
 
 #: Its ids are so long that rows link to it.
@@ -43,7 +43,7 @@ def replace(store: Store) -> None:
     states.renew_run("run")
 
 
-def begin_anew(store: Store) -> None:
+def begin_again(store: Store) -> None:
     states = ScopedState(store)
     for scope in ALL.scopes:
         states.scope(HERE, scope, ALL).delete("k")
@@ -82,20 +82,22 @@ OF_A_RUN: dict[str, Operation] = {
 def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
     filled: MemoryEngine, operation: str
 ) -> None:
-    assert_unharmed(filled, {**OPERATIONS, **OF_A_RUN}[operation], replace, told=())
+    assert_unharmed(filled, {**OPERATIONS, **OF_A_RUN}[operation], replace, allowed=())
 
 
-@pytest.mark.parametrize("midst", [begin_anew, leave])
+@pytest.mark.parametrize("meanwhile", [begin_again, leave])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
-    filled: MemoryEngine, operation: str, midst: Operation
+    filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
-    assert_unharmed(filled, OPERATIONS[operation], midst, told=())
+    assert_unharmed(filled, OPERATIONS[operation], meanwhile, allowed=())
 
 
-@pytest.mark.parametrize("midst", [begin_anew, leave])
+@pytest.mark.parametrize("meanwhile", [begin_again, leave])
 @pytest.mark.parametrize("operation", OF_A_RUN)
 def test_a_run_that_ends_meanwhile_is_refused_and_not_damaged(
-    filled: MemoryEngine, operation: str, midst: Operation
+    filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
-    assert_unharmed(filled, OF_A_RUN[operation], midst, told=(StateRefusedError, RunFrozenError))
+    assert_unharmed(
+        filled, OF_A_RUN[operation], meanwhile, allowed=(StateRefusedError, RunFrozenError)
+    )

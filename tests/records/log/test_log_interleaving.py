@@ -1,4 +1,4 @@
-"""The session log with others at work in the midst of each call."""
+"""The session log while other writers interleave with each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from casstore.maintenance import retention, vacuum
 from casstore.maintenance.policy import Policy
 from casstore.records.log import NewMessage, SessionLog, Tokens
 from casstore.store import Store
-from tests.records.in_the_midst import LONG, OTHER, Operation, assert_unharmed
+from tests.records.interleaving import LONG, OTHER, Operation, assert_unharmed
 
 _names = count(1)
 #: So long that a row of usage links to it.
@@ -86,7 +86,7 @@ OPERATIONS: dict[str, Operation] = {
 def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
     filled: MemoryEngine, operation: str
 ) -> None:
-    assert_unharmed(filled, OPERATIONS[operation], replace, told=())
+    assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, "export"])

@@ -1,4 +1,4 @@
-"""Lifecycles with others at work in the midst of each call."""
+"""Lifecycles while other writers interleave with each call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.erasure import LifecycleErasure
 from casstore.records.lifecycles.sweep import sweep
 from casstore.store import Store
-from tests.records.in_the_midst import LONG, OTHER, Operation, assert_unharmed
+from tests.records.interleaving import LONG, OTHER, Operation, assert_unharmed
 
 FACT = Ref("record", "facts", "f")
 
@@ -42,7 +42,7 @@ def replace(store: Store) -> None:
     life.records.put("facts", "f", OTHER, about("bert"))
 
 
-def begin_anew(store: Store) -> None:
+def begin_again(store: Store) -> None:
     remove(store)
     life = Lifecycles(store)
     life.create_session("s", user="bert").checkpoint("another")
@@ -100,12 +100,12 @@ OF_A_CHECKPOINT: dict[str, Operation] = {
 def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
     filled: MemoryEngine, operation: str
 ) -> None:
-    assert_unharmed(filled, OPERATIONS[operation], replace, told=())
+    assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
 
 
-@pytest.mark.parametrize("midst", [remove, begin_anew])
+@pytest.mark.parametrize("meanwhile", [remove, begin_again])
 @pytest.mark.parametrize("operation", [*OPERATIONS, *OF_A_CHECKPOINT])
 def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
-    filled: MemoryEngine, operation: str, midst: Operation
+    filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
-    assert_unharmed(filled, {**OPERATIONS, **OF_A_CHECKPOINT}[operation], midst)
+    assert_unharmed(filled, {**OPERATIONS, **OF_A_CHECKPOINT}[operation], meanwhile)

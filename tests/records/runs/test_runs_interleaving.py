@@ -1,4 +1,4 @@
-"""Runs with others at work in the midst of each call."""
+"""Runs while other writers interleave with each call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.records.runs import WAITING, Runs
 from casstore.store import Store
-from tests.records.in_the_midst import LONG, OTHER, Operation, assert_unharmed
+from tests.records.interleaving import LONG, OTHER, Operation, assert_unharmed
 
 #: So long that the rows of threads and runs link to it.
 PLANNER = "planner" + "p" * 900
@@ -40,7 +40,7 @@ def remove(store: Store) -> None:
     Runs(store).delete_thread("t")
 
 
-def begin_anew(store: Store) -> None:
+def begin_again(store: Store) -> None:
     remove(store)
     runs = Runs(store)
     runs.create_thread("t", PLANNER)
@@ -65,12 +65,12 @@ OPERATIONS: dict[str, Operation] = {
 def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
     filled: MemoryEngine, operation: str
 ) -> None:
-    assert_unharmed(filled, OPERATIONS[operation], replace, told=())
+    assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
 
 
-@pytest.mark.parametrize("midst", [remove, begin_anew])
+@pytest.mark.parametrize("meanwhile", [remove, begin_again])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
-    filled: MemoryEngine, operation: str, midst: Operation
+    filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
-    assert_unharmed(filled, OPERATIONS[operation], midst)
+    assert_unharmed(filled, OPERATIONS[operation], meanwhile)
