@@ -1,6 +1,6 @@
-"""Evaluates the conditions of a write, with the same meaning for every engine.
+"""Validates a write and evaluates its conditions, with the same meaning for every engine.
 
-An engine supplies two look-ups into its open transaction.
+An engine supplies two look-ups into its open transaction: a row, and whether an object is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from casstore.engine.protocol import (
 from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
 from casstore.format.digest import DIGEST_BYTES, Digest
 
+#: The value of a row, by table and key; None if it does not exist.
 FindRow = Callable[[str, bytes], bytes | None]
+#: True if the object with this digest is stored.
 HasObject = Callable[[bytes], bool]
 
 _TABLES = frozenset(TABLES)
@@ -44,7 +46,7 @@ _NAME_LENGTHS = frozenset((DIGEST_BYTES,))
 def require(
     conditions: Sequence[Condition], find_row: FindRow, has_object: HasObject, now_ms: int
 ) -> None:
-    """Raise an error for the first condition that does not hold."""
+    """Raise ConditionFailedError, or ObjectNotFoundError, for the first condition that fails."""
     for condition in conditions:
         if isinstance(condition, RowIs):
             table, key, value = condition
@@ -198,9 +200,14 @@ def _check_stamps(change: PutRow) -> None:
     last = len(change.value) - TIME_BYTES
     for offset, add_ms in change.stamps:
         if not 0 <= offset <= last:
-            raise InvalidInputError(f"the stamp at offset {offset} is outside the row's value")
+            raise InvalidInputError(
+                f"a stamp at offset {offset} does not fit into a row value of "
+                f"{len(change.value)} bytes"
+            )
         if not -MAX_STAMP_MS <= add_ms <= MAX_STAMP_MS:
-            raise InvalidInputError(f"add_ms of a stamp is too far from now: {add_ms}")
+            raise InvalidInputError(
+                f"add_ms of a stamp must be -{MAX_STAMP_MS} to {MAX_STAMP_MS}, got {add_ms}"
+            )
 
 
 def check_digests(digests: Sequence[bytes]) -> None:
@@ -232,5 +239,5 @@ def check_key(table: str, key: bytes) -> None:
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970 by the clock of this machine: the default clock of an engine."""
+    """Milliseconds since 1970 by this machine's clock: the default clock of a local engine."""
     return time.time_ns() // 1_000_000

@@ -36,21 +36,24 @@ class Fault(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """A stored object. ``named``: the index has its digest."""
+    """A stored object, and what an examination found out about it."""
 
     id: int
     digest: bytes
     kind: int
     children: tuple[int, ...]
+    #: True if the index has the digest under this id, so that reads find the object.
     named: bool
-    #: Its bytes and the digests of its children, if content was requested.
+    #: Its bytes, if content was requested and is valid.
     item: StoredObject | None = None
+    #: The digests of its children, if content was requested and is valid.
     links: tuple[bytes, ...] = ()
+    #: Why its content is invalid.
     fault: Fault | None = None
 
 
 class Examination(NamedTuple):
-    """A batch of objects by ascending id, and the faults in their storage."""
+    """A batch of objects by ascending id, and the faults that concern no single object."""
 
     objects: list[Examined]
     faults: list[Fault]
@@ -59,7 +62,7 @@ class Examination(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """Faults in the layout of tables, and the tables that are not safe to read."""
+    """Faults in the layout of tables, and the names of tables that are not safe to read."""
 
     faults: list[Fault]
     unsafe: frozenset[str]
@@ -84,11 +87,13 @@ class Checking(Protocol):
     def check_rows(
         self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Verify every row of these tables; ``whole``: verify the checksum over all rows too."""
+        """Verify every row of these tables; ``whole``: they are all tables, so verify the checksum
+        over all rows, too.
+        """
         ...
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order, without the damaged ones."""
+        """At most ``limit`` rows from the key ``start`` on, in order; damaged rows are left out."""
         ...
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
@@ -109,13 +114,13 @@ class Checking(Protocol):
     def check_index(
         self, excused: Callable[[int], bool], progress: Progress | None = None
     ) -> list[Fault]:
-        """Find index entries without an object, except for ids that are ``excused``."""
+        """Find index rows that lead to no object, except for ids for which ``excused`` is true."""
         ...
 
     def read_mark(self) -> bytes | None:
-        """The state that the last check saved."""
+        """What the last check passed to ``write_mark``; None if there was none."""
         ...
 
     def write_mark(self, mark: bytes) -> None:
-        """Save state for the next check."""
+        """Save bytes for the next check, which says in them what this one has checked."""
         ...

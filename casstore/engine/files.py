@@ -1,10 +1,10 @@
 """Paths as text, safe creation of files, and typed errors for what the file system refuses.
 
-``PartFile`` and ``PartDirectory`` build something under an unpredictable name in its target's
-directory and rename it when it is complete. They create it exclusively, relative to the opened
-directory, and follow no link: another user of the directory may have planted one. No process
-removes what it did not create, so a killed process leaves its part behind; ``leftovers`` lists
-such parts.
+A *part* is an incomplete file or directory. ``PartFile`` and ``PartDirectory`` build one under an
+unpredictable name in its target's directory, and rename it to the target when it is complete. They
+create it exclusively, relative to the opened directory, and follow no link: another user of the
+directory may have planted one. A process removes only parts that it created, so a killed process
+leaves its part behind; ``leftovers`` lists such parts.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from casstore.errors import (
 
 FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-#: The errors of renaming a directory to a name that is in use.
+#: The error numbers of renaming a directory to a name that is in use.
 TAKEN: Final = frozenset((errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR))
 
+# The error numbers of ``os.link`` on a file system without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Comes between the beginning of the target's name and the random part.
+# In the name of a part, between the beginning of the target's name and the random digits.
 _PART: Final = ".casstore-part-"
 _TOKEN_BYTES: Final = 16
-# How much of the target's name is used, so that the temporary name is not too long.
+# How many bytes of the target's name a part's name has: a name may have 255 in all.
 _NAME_BYTES: Final = 200
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -75,7 +76,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:
-    """The error for something that the operating system refused to do."""
+    """The error ``what: reason`` for an OSError; StorageFullError if the disk is full."""
     kind = StorageFullError if exc.errno in FULL_DISK else StorageError
     # O_NOFOLLOW makes opening a link fail with ELOOP.
     why = "it is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
@@ -107,7 +108,7 @@ def open_regular(
 
 
 def source_error(path: str, exc: OSError) -> CasstoreError:
-    """The error for a file that a caller named and that cannot be opened to read."""
+    """The error for a file that the user named and that cannot be opened for reading."""
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
         return SourceNotFoundError(f"there is no file {path}")
     if isinstance(exc, IsADirectoryError):
@@ -116,7 +117,7 @@ def source_error(path: str, exc: OSError) -> CasstoreError:
 
 
 def write_at(handle: int, content: bytes, offset: int) -> None:
-    """Write all bytes; raises OSError. The system call may write only a part of them."""
+    """Write all of ``content``; raises OSError. (One pwrite may write only a part of it.)"""
     rest = memoryview(content)
     while rest:
         written = os.pwrite(handle, rest, offset)
@@ -131,9 +132,11 @@ def flush_file(handle: int) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make names created, changed and removed in a directory survive a power loss."""
-    # LMDB does not do this. Without it a power loss may remove a new store's directory entry, and
-    # with it every acknowledged commit.
+    """Make files created, renamed and removed in a directory stay so after a power loss.
+
+    LMDB does not flush directories: without this, a power loss may remove a new store's name, and
+    with it every acknowledged commit.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -142,7 +145,7 @@ def sync_directory(path: str) -> None:
 
 
 class _Importing:
-    """Raises StorageError for an OSError while a module is loaded."""
+    """A context that turns an OSError, raised while a module is loaded, into StorageError."""
 
     def __enter__(self) -> None:
         return None
@@ -154,18 +157,18 @@ class _Importing:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(exc, OSError):
-            raise storage_error("a part of casstore cannot be loaded", exc) from exc
+            raise storage_error("a module of casstore cannot be loaded", exc) from exc
 
 
 _IMPORTING: Final = _Importing()
 
 
 def importing() -> _Importing:
-    """A context for imports inside functions: they fail if the process has no free descriptor."""
+    """A context for imports in functions: StorageError if the process has no free descriptor."""
     return _IMPORTING
 
 
-# --- under way --------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------
 
 
 def _part_name(target: str) -> str:
@@ -174,7 +177,7 @@ def _part_name(target: str) -> str:
 
 
 def leftovers(target: str) -> list[str]:
-    """The parts of ``target`` that running processes build or killed ones have left."""
+    """The paths of the parts of ``target`` that processes are building or killed ones have left."""
     directory, name = os.path.split(os.path.abspath(target))
     begin = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
     ours = re.compile(re.escape(begin + _PART) + f"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
@@ -189,7 +192,7 @@ def leftovers(target: str) -> list[str]:
 
 
 class _Part:
-    """A file or directory under a temporary name until it is published."""
+    """A file or directory under a temporary name, until it is renamed to its target."""
 
     def __init__(self, target: str) -> None:
         """Open the directory of ``target``; raises OSError."""
@@ -200,7 +203,7 @@ class _Part:
         self._made: os.stat_result | None = None
 
     def _is_there(self) -> bool:
-        """True if the temporary name still belongs to the file that this process created."""
+        """True if the temporary name still belongs to what this process created."""
         try:
             there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except OSError:
@@ -212,7 +215,7 @@ class _Part:
             raise OSError(errno.ESTALE, "it was moved or replaced while it was written", self.path)
 
     def _rename(self) -> None:
-        """Rename it to the target, replacing what has that name; raises OSError."""
+        """Rename the part to its target, replacing a file of that name; raises OSError."""
         self._require_there()
         os.rename(self._name, self._target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         os.fsync(self._directory)
@@ -238,7 +241,9 @@ class PartFile(_Part):
         self.file: BinaryIO = os.fdopen(handle, "wb")
 
     def publish(self, *, replace: bool) -> None:
-        """Flush and rename the file; FileExistsError if its target exists, unless ``replace``."""
+        """Flush the file and rename it to its target; FileExistsError if that exists, unless
+        ``replace``.
+        """
         self.file.flush()
         os.fsync(self.file.fileno())
         if replace:
@@ -257,8 +262,8 @@ class PartFile(_Part):
         except OSError as exc:
             if exc.errno not in _NO_LINKS:
                 raise
-            # This file system has no hard links: a file created between the check and the rename is
-            # lost.
+            # This file system has no hard links. Check, then rename: a file that another process
+            # creates in between is replaced.
             with suppress(FileNotFoundError):
                 os.stat(self._target, dir_fd=self._directory, follow_symlinks=False)
                 raise FileExistsError(errno.EEXIST, "it exists", self._target) from None
@@ -268,9 +273,9 @@ class PartFile(_Part):
         os.fsync(self._directory)
 
     def discard(self) -> None:
-        """Remove the file, unless its name now belongs to another one."""
+        """Remove the file, unless its name now belongs to another file. Never raises."""
         with suppress(OSError):
-            # Closing reports data that could not be written; the file is deleted anyway.
+            # Closing raises if data could not be written; the file is deleted anyway.
             self.file.close()
         with suppress(OSError):
             if self._is_there():
@@ -294,11 +299,11 @@ class PartDirectory(_Part):
             raise
 
     def publish(self) -> None:
-        """Rename it to its target; OSError, also if the target is not an empty directory."""
+        """Rename it to its target; OSError if the target exists and is not an empty directory."""
         self._rename()
 
     def close(self) -> None:
-        """Remove the directory, unless it was published or its name now belongs to another one."""
+        """Remove the directory, unless it was published or another has its name now."""
         if self._is_there():
             shutil.rmtree(self._name, ignore_errors=True, dir_fd=self._directory)
         os.close(self._directory)

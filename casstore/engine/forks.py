@@ -1,15 +1,21 @@
-"""Cleans up descriptors, locks and half-finished imports in a forked child; keeps threads out.
+"""Makes a fork safe for parent and child; and a gate that keeps threads out of transactions.
 
-A child has one thread, the one that forked, and a copy of everything else. A lock that another
-thread held stays locked in the child for ever. A file lock belongs to all copies of its descriptor,
-so a child that keeps the descriptor keeps the lock, and blocks every process that opens the store,
-itself included.
+**Forks.** A forked child has one thread, the one that called fork, and a copy of everything else in
+memory. Three things would block it, or other processes:
 
-Closing a store, reopening it and forking the process all need a moment in which no thread is
-inside a transaction (``Gate``). Entering must be cheap, so it takes no lock: a thread registers
-itself and then checks whether the gate is open. A thread that shuts the gate does the reverse:
-it shuts the gate and then checks for registered threads. So one of the two always sees the
-other.
+- A lock that another thread of the parent held stays locked in the child for ever. The child
+  replaces its locks (``Lock``, ``renew_in_child``).
+- A file lock belongs to all copies of its descriptor. A child that kept the descriptor would keep
+  the lock, and block every process that opens the store, itself included. The child closes its
+  copies (``Descriptor``).
+- A module that another thread of the parent was importing stays half imported in the child. The
+  fork waits until all imports of casstore's modules have ended.
+
+**The gate** (``Gate``). Closing a store, reopening it and forking the process need a moment in
+which no thread is inside a transaction. Every transaction enters the gate of its store, so entering
+must be cheap and takes no lock: a thread registers itself and then checks whether the gate is open.
+A thread that shuts the gate does the reverse: it shuts the gate and then checks for registered
+threads. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -30,9 +36,11 @@ from casstore.errors import CasstoreError
 
 _PACKAGE: Final = __name__.partition(".")[0]
 
-# Held while a descriptor is opened or closed, so that a fork sees a complete list.
+# Held while a descriptor is opened or closed, and during a fork: so the child's copy of
+# ``_descriptors`` lists exactly the open ones.
 _changing = threading.Lock()
 _descriptors: set[Descriptor] = set()
+# The methods that a forked child calls.
 _renewals: set[_Renewal] = set()
 
 
@@ -47,7 +55,7 @@ class _Renewal(ref[Any]):
 
     method: Callable[[Any], None]
 
-    # Compared by identity: equality must not depend on the object, which may be gone.
+    # Compared by identity: the set that holds these must find them after their object is destroyed.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
@@ -58,22 +66,22 @@ class Descriptor:
     __slots__ = ("_number",)
 
     def __init__(self, number: int) -> None:
-        """The caller holds ``_changing``; others call ``open_file`` or ``open_pipe``."""
+        """Hold ``_changing``. Other modules call ``open_file`` and the functions after it."""
         self._number: int | None = number
         _descriptors.add(self)
 
     def fileno(self) -> int:
-        """Its number; ValueError if it is closed, or was closed by a fork."""
+        """Its number; ValueError if it was closed, by ``close`` or in a forked child."""
         if self._number is None:
             raise ValueError("this descriptor is closed")
         return self._number
 
     def unlock(self) -> None:
-        """Unlock and close it; also frees the lock if a subprocess being started has a copy."""
+        """Release the file lock, and close the descriptor. Closing twice is allowed."""
         with _changing:
             if self._number is not None:
-                # Closing alone releases the lock only if no other process has a copy of the
-                # descriptor.
+                # Closing alone would release the lock only when no other process has a copy of the
+                # descriptor; a subprocess that is just being started has one.
                 with suppress(OSError):
                     fcntl.flock(self._number, fcntl.LOCK_UN)
                 self._close()
@@ -135,7 +143,7 @@ class Lock:
 def renew_in_child(renew: Callable[[], None]) -> None:
     """Call a method in every forked child, as long as its object lives.
 
-    The method replaces the object's locks, because another thread of the parent may have held them.
+    ``renew`` replaces the object's locks: another thread of the parent may have held them.
     """
     bound: Any = renew
     reference = _Renewal(bound.__self__, _renewals.discard)
@@ -146,16 +154,17 @@ def renew_in_child(renew: Callable[[], None]) -> None:
 def _finish_imports() -> None:
     """Wait until no other thread is importing a module of casstore.
 
-    Python holds a lock for each module that is being imported. A child that imports a module that
-    was half imported would wait for ever.
+    Python holds a lock for each module that is being imported. In a child forked meanwhile that
+    lock stays held, so the child would wait for ever when it imports the module.
     """
-    # There is no public API for this. If the private one is missing, do not wait.
+    # The locks of these modules have no public API. If the private one is missing, do not wait.
     locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     waited: set[str] = set()
     while names := {name for name in list(locks) if name.partition(".")[0] == _PACKAGE} - waited:
         waited |= names
         for name in names:
             try:
+                # Waits for the thread that is importing the module.
                 importlib.import_module(name)
             except ImportError:
                 # The importing thread gets the error.
@@ -166,7 +175,8 @@ def _before_fork() -> None:
     try:
         _finish_imports()
     finally:
-        # Python reports the exception of an import on stderr; the fork proceeds.
+        # Whatever the import raised: Python prints it to stderr and forks anyway, and then releases
+        # this lock.
         _changing.acquire()
 
 
@@ -196,7 +206,7 @@ _DRAIN_PAUSE_S: Final = 0.0001
 
 
 class Gate:
-    """Counts threads in and out, and can be shut temporarily or permanently."""
+    """Registers the threads inside transactions; can be shut, temporarily or permanently."""
 
     def __init__(self) -> None:
         # Setting and deleting a key of a dict are atomic.
@@ -205,9 +215,10 @@ class Gate:
         self._paused = False
 
     def enter(self) -> None:
-        """Register this thread as inside, or raise if the gate is shut permanently.
+        """Register this thread as inside; wait while the gate is paused.
 
-        A thread must leave before it enters again.
+        Raises the error given to ``shut`` if the gate is shut. A thread must leave before it enters
+        again.
         """
         me = threading.get_ident()
         while True:
@@ -216,7 +227,7 @@ class Gate:
                 return
             del self._inside[me]
             self.check()
-            # Rare and short. A Condition would be left locked by an interrupt.
+            # Poll: pauses are rare and short, and an interrupt could leave a Condition locked.
             while self._paused:
                 time.sleep(_DRAIN_PAUSE_S)
 
@@ -230,13 +241,15 @@ class Gate:
         return threading.get_ident() in self._inside
 
     def check(self) -> None:
-        """Raise if the gate is shut permanently."""
+        """Raise the error given to ``shut`` if the gate is shut permanently."""
         if self._refusal is not None:
             raise type(self._refusal)(*self._refusal.args)
 
     @property
     def is_awaited(self) -> bool:
-        """True while ``close`` or a fork waits; long-running readers should then leave."""
+        """True while ``shut`` or ``pause`` wait for the threads inside: long-running readers should
+        leave.
+        """
         return self._paused or self._refusal is not None
 
     @property
@@ -245,12 +258,12 @@ class Gate:
         return self._refusal is not None
 
     def shut(self, refusal: CasstoreError) -> None:
-        """Refuse all threads from now on, with this error, and wait until none is inside."""
+        """Make ``enter`` raise ``refusal`` from now on, and wait until no thread is inside."""
         self._refusal = refusal
         self._drain()
 
     def pause(self) -> None:
-        """Keep threads waiting until ``resume``, and wait until none is inside."""
+        """Make ``enter`` wait until ``resume``, and wait until no thread is inside."""
         self._paused = True
         self._drain()
 
@@ -265,8 +278,8 @@ class Gate:
         self._paused = False
 
     def _drain(self) -> None:
-        # The caller is never inside here; an interrupt between its last ``enter`` and ``leave``
-        # may have left it registered.
+        # Drop this thread's own registration, or the loop would wait for it. The thread is not
+        # inside, but an interrupt after its last ``enter`` may have skipped ``leave``.
         self._inside.pop(threading.get_ident(), None)
         while self._inside:
             # Transactions are short and this is rare, so polling costs less than a lock in every

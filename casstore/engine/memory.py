@@ -69,10 +69,11 @@ class MemoryEngine:
         # A dict iterates in insertion order, which is the order of ids.
         self._objects: dict[bytes, _Held] = {}
         self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
-        # When stored objects were last put again.
+        # When a stored object was last put again, by digest.
         self._touched_ms: dict[bytes, int] = {}
         self._collecting = False
         self._commits_since_collection = 0
+        # What the last check saved.
         self._mark: bytes | None = None
         # Weak references: a watch belongs to its waiter.
         self._watches: WeakSet[PipeWatch] = WeakSet()
@@ -122,7 +123,8 @@ class MemoryEngine:
             require(write.conditions, self._find_row, self._objects.__contains__, now_ms)
             arriving = self._number(write.objects, now_ms)
             if not write.rows:
-                # Without a row that refers to it, an object put again restarts its grace period.
+                # A put without a row restarts the grace period of objects that are stored already:
+                # the row that will refer to them is written later.
                 for item in write.objects:
                     if item.digest in self._objects:
                         self._touched_ms[item.digest] = now_ms
@@ -216,7 +218,7 @@ class MemoryEngine:
         return []
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order."""
+        """At most ``limit`` rows from the key ``start`` on, in order."""
         return self.scan_rows(table, start=start, limit=limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
@@ -256,11 +258,11 @@ class MemoryEngine:
         return []
 
     def read_mark(self) -> bytes | None:
-        """The state that the last check saved."""
+        """What the last check passed to ``write_mark``; None if there was none."""
         return self._mark
 
     def write_mark(self, mark: bytes) -> None:
-        """Save state for the next check."""
+        """Save bytes for the next check."""
         self._mark = mark
 
     def now_ms(self) -> int:
@@ -339,7 +341,7 @@ class MemoryEngine:
 
 
 class _MemoryCollection:
-    """Marks again in every step, under the lock: slow, but obviously correct."""
+    """A collection that marks again in every sweep, under the lock: slow, but obviously correct."""
 
     def __init__(self, engine: MemoryEngine, roots: Roots, *, grace_ms: int, dry_run: bool) -> None:
         self._engine = engine
@@ -398,10 +400,10 @@ class _MemoryCollection:
         return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
     def _split(self, only: set[int] | None = None) -> tuple[int, list[_Held], list[_Held]]:
-        """Count the digests in rows; list the reachable and the unreachable objects, newest first.
+        """The number of digests in rows; the objects to keep and the others, newest first each.
 
-        Objects outside ``only`` are kept, so they count as reachable, as do the objects they link
-        to.
+        Kept are reachable objects, those within the grace period, those outside ``only``, and all
+        that these link to.
         """
         engine = self._engine
         engine._require_open()

@@ -35,12 +35,12 @@ _PAGE: Final = 256
 
 
 class OverlayEngine:
-    """Reads ``base`` through the changes made here. For one thread."""
+    """Applies the writes made here to what it reads from ``base``. For one thread."""
 
     def __init__(self, base: Engine) -> None:
         self._base = base
         self._objects: dict[bytes, NewObject] = {}
-        # None: the row is deleted.
+        # The rows written here; None: deleted here.
         self._rows: dict[str, dict[bytes, bytes | None]] = {table: {} for table in TABLES}
         # The keys of ``_rows``, sorted.
         self._keys: dict[str, list[bytes]] = {table: [] for table in TABLES}
@@ -165,7 +165,7 @@ class OverlayEngine:
     # --- collecting -----------------------------------------------------------------------
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
-        """A dry run of a collection of the engine below, with the rows as they are here."""
+        """A dry run of a collection of the engine below, as if it had the rows of this overlay."""
         if not dry_run or not isinstance(self._base, Collecting):
             raise InvalidInputError("an overlay can only open a collection with dry_run=True")
         return self._base.collection(self._seen_from_below(roots), grace_ms=grace_ms, dry_run=True)

@@ -1,9 +1,9 @@
 """The interface of an engine: objects by digest, rows by table and key, writes as plain data.
 
 The interface suits an engine behind a network and costs an embedded engine nothing. A ``Write``
-contains its conditions and its changes, and the engine runs it as one transaction; no callback
-reads and writes inside a transaction. Reads are batched. Expiry is decided by the engine's clock,
-so the clocks of two machines never have to agree.
+contains its conditions and its changes, and the engine runs it as one transaction; no callback of
+the caller runs inside it. Reads are batched. Expiry is decided by the engine's clock, so the clocks
+of two machines never have to agree.
 
 Optional capabilities are separate protocols (``Collecting``, ``Packing``, …); callers test for them
 with ``isinstance``. An engine that wraps another must define those methods itself: since Python
@@ -41,7 +41,8 @@ MAX_ROW_VALUE_BYTES: Final = 16 << 20
 MAX_OBJECT_BYTES: Final = 16 << 20
 MAX_KIND: Final = 126
 TIME_BYTES: Final = 8
-# A thousand years. A longer duration is a mistake, and the time would not fit in a row.
+# The longest duration, and the latest time, that a caller may pass: a thousand years. More is a
+# mistake, and without a limit the sum with the present time might not fit into TIME_BYTES.
 MAX_STAMP_MS: Final = 1000 * 366 * 86_400_000
 
 
@@ -53,7 +54,7 @@ class Row(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """The table and key of one row."""
+    """The table of one row, and its key there."""
 
     table: str
     key: bytes
@@ -119,7 +120,7 @@ class RowStarts(NamedTuple):
 
 
 class RowLive(NamedTuple):
-    """The row starts with ``prefix`` and the time at ``offset`` is later than now.
+    """The row's value starts with ``prefix``, and the time at ``offset`` in it is later than now.
 
     A time is eight bytes: big-endian milliseconds since 1970.
     """
@@ -177,7 +178,8 @@ class DeleteRow(NamedTuple):
 RowChange = PutRow | DeleteRow
 
 
-#: When a write returns: once it survives a power loss, or at once.
+#: When a write returns: with FULL once it is flushed to the disk; with RELAXED before that, so a
+#: power loss may undo it.
 FULL: Final = "full"
 RELAXED: Final = "relaxed"
 DURABILITIES: Final = (FULL, RELAXED)
@@ -204,7 +206,8 @@ class Write(NamedTuple):
     conditions: Sequence[Condition] = ()
     rows: Sequence[RowChange] = ()
     deletes: Sequence[bytes] = ()
-    #: When the call returns; None: as the engine was opened.
+    #: Whether the call returns only when the write is flushed to the disk; None: as the engine was
+    #: opened.
     durable: bool | None = None
 
 
@@ -212,7 +215,7 @@ class CheckedWrite(Write):
     """A write that is well-formed by construction, so the engine skips validation.
 
     For callers that build digests, keys and rows with functions that observe the limits. The engine
-    still checks the length of objects, which comes from users.
+    still checks the lengths of objects: they depend on what users store.
     """
 
     __slots__ = ()
@@ -242,11 +245,11 @@ class Watch(Protocol):
         ...
 
     def drain(self) -> None:
-        """Mark all changes so far as seen, without blocking."""
+        """Make the descriptor unreadable until the next change; never blocks."""
         ...
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the store may have changed, then drain; False on timeout.
+        """Block until the store may have changed, then drain and return True; False on timeout.
 
         Ctrl-C interrupts the wait.
         """
@@ -269,7 +272,7 @@ class Engine(Protocol):
         ...
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write atomically; returns when it is as durable as ``durability`` says.
+        """Run one write atomically; returns when it is as durable as ``Write.durable`` says.
 
         Raises ConditionFailedError, ObjectNotFoundError (a child or a required object is missing),
         InvalidInputError (the write is malformed) or StorageError.
@@ -329,12 +332,12 @@ class Listing(Protocol):
 
 
 class Roots(NamedTuple):
-    """The rows that keep objects alive: all rows of ``tables``.
+    """The rows that keep objects alive: all rows of ``tables``, and the digests in each.
 
     ``named(table, row)`` returns the digests in a row. It must depend on the row alone: a row keeps
-    its objects until it is deleted, whatever the time is. A write may add a digest to a row only if
-    it also stores the object, requires it (``ObjectsExist``), or requires a row that contains the
-    digest (``RowIs``). Engines that sweep concurrently with writers rely on that.
+    its objects until it is deleted, even if it has expired. A write may add a digest to a row only
+    if it also stores the object, requires it (``ObjectsExist``), or requires a row that contains
+    the digest (``RowIs``). Engines that sweep concurrently with writers rely on that.
     """
 
     tables: tuple[str, ...]
@@ -342,7 +345,7 @@ class Roots(NamedTuple):
 
 
 class MarkReport(NamedTuple):
-    """The result of marking: objects, and their bytes before compression, without links."""
+    """The result of marking: numbers of objects; their bytes before compression, without links."""
 
     #: Distinct digests in rows.
     roots: int
@@ -387,10 +390,11 @@ class Collection(Protocol):
     def mark(
         self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
     ) -> MarkReport:
-        """Find the unreachable objects without blocking writers; ``pulse`` receives the progress.
+        """Find the unreachable objects without blocking writers.
 
-        With ``only``, what ``unreached`` of an earlier collection returned, no other objects are
-        swept later. CorruptionError if a reachable object is missing or cannot be read.
+        ``pulse`` is called with the number of objects visited so far. ``only`` is what
+        ``unreached`` of an earlier collection returned: ``sweep`` then removes no other objects.
+        CorruptionError if a reachable object is missing or cannot be read.
         """
         ...
 
@@ -406,13 +410,13 @@ class Collection(Protocol):
         ...
 
 
-# By default, packing skips objects of the last 15 minutes: running agents read them, and the next
-# commits will add similar ones.
+# Callers of ``pack`` skip objects of the last 15 minutes by default: running agents read them, and
+# the next commits will add similar ones.
 COLD_AGE_MS: Final = 900_000
 #: The default grace period of a collection: an object may be put this long before it is committed.
 DEFAULT_GRACE_MS: Final = 3_600_000
-#: How many objects a collection removes in one transaction. Writers wait for it: each object takes
-#: a page of the index with it, so this is about a megabyte to write.
+#: How many objects a collection removes in one transaction. Writers wait for that transaction: it
+#: changes about one page of the index for each object, so it writes about a megabyte.
 DEFAULT_BATCH: Final = 256
 
 
@@ -445,7 +449,7 @@ class PackReport(NamedTuple):
             f"{count(self.objects_dropped, 'dead object')}"
         )
         if self.damaged:
-            text += f"; left {count(len(self.damaged), 'damaged slab')} as they are"
+            text += f"; left {count(len(self.damaged), 'damaged slab')} unchanged"
         return text
 
     def plus(self, other: PackReport) -> PackReport:
@@ -463,20 +467,21 @@ class PackReport(NamedTuple):
 
 
 class VectorPart(NamedTuple):
-    """A part of a path. Its vectors are copied together."""
+    """A part of a path (see ``VectorSearch``). Its vectors are copied together."""
 
     path: bytes
     part: bytes
 
 
 class VectorCopy(NamedTuple):
-    """The vectors that a row holds, to be copied."""
+    """The vectors that a row holds, in the form in which they are copied for the search."""
 
     row: RowKey
+    #: What a search returns: it identifies the vectors within their part.
     name: bytes
     #: Of two equally similar names, the one with the lower number comes first.
     created: int
-    #: Another version of a name replaces its vectors.
+    #: A copy with another version of the name replaces the stored vectors of that name.
     version: int
     dims: int
     #: float32, little-endian, one after the other.
@@ -484,15 +489,16 @@ class VectorCopy(NamedTuple):
 
 
 class VectorChange(NamedTuple):
-    """All vectors of a part, and a number that grows with every change of them."""
+    """All vectors of a part, to replace the copies of it that the engine has."""
 
     part: VectorPart
+    #: Grows with every change of the part's vectors, so the engine can ignore an older change.
     stamp: int
     copies: Sequence[VectorCopy]
 
 
 class NearVector(NamedTuple):
-    """The name of a vector, and its cosine similarity, about."""
+    """The name of a vector, and its approximate cosine similarity to the query."""
 
     path: bytes
     part: bytes
@@ -501,9 +507,11 @@ class NearVector(NamedTuple):
 
 
 class VectorSearch(Protocol):
-    """Copies of vectors that the engine can search. All of it is derived from rows.
+    """Copies of vectors that the engine can search. All of them are derived from rows.
 
-    A copy belongs to a space, of which only one is in use, to a path, and to a part of the path.
+    A copy belongs to a space (one generation of the vectors, of which only one is in use), to a
+    path (the caller's namespace, encoded), and to a part of the path (what the caller copies at a
+    time).
     """
 
     def parts(self, space: str, start: bytes, stop: bytes) -> dict[VectorPart, int]:
@@ -511,9 +519,9 @@ class VectorSearch(Protocol):
         ...
 
     def replace(self, space: str, changes: Iterable[VectorChange]) -> bool:
-        """Make the copies of parts these; False if a row does not exist any more.
+        """Replace the copies of parts; False if a row that a change names no longer exists.
 
-        A part that is stored with this stamp or a later one stays.
+        A part that is stored with the stamp of its change, or a higher one, is left unchanged.
         """
         ...
 
@@ -533,7 +541,7 @@ class VectorSearching(Protocol):
     """An engine that may be able to search vectors."""
 
     def vector_search(self, dims: int, *, install: bool = False) -> VectorSearch | None:
-        """The copies of vectors; None if the engine cannot search vectors of ``dims`` dimensions.
+        """The vector search; None if the engine cannot search vectors of ``dims`` dimensions.
 
         ``install`` sets up what the search needs, where that is possible.
         """
@@ -587,19 +595,19 @@ def reclaiming(engine: Engine) -> AbstractContextManager[None]:
 
 @runtime_checkable
 class Versioning(Protocol):
-    """An engine that can tell whether rows have changed since an earlier call.
+    """An engine that can report whether, and which, rows have changed since an earlier call.
 
     A derived index uses it, to read only the rows that changed.
     """
 
     def rows_version(self) -> bytes:
-        """Identifies the present rows. Every later write that changes a row changes it."""
+        """An identifier of the present state of all rows; each later change of a row changes it."""
         ...
 
     def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
         """The keys of the rows that were written after the version ``since``, or deleted.
 
-        None if the engine does not know them all; the caller then scans the table.
+        None if the engine may not know all of these keys; the caller then scans the table.
         """
         ...
 
@@ -629,18 +637,20 @@ class SlabSpace(NamedTuple):
     slabs: int
     #: Slabs that packing would merge with a small neighbour.
     small_slabs: int
-    #: Bytes of directories and compressed objects.
+    #: The length of all slabs as stored: directories and compressed objects.
     stored_bytes: int
+    #: The same of the small slabs.
     small_stored_bytes: int
     objects: int
     #: Objects that gc removed and whose bytes are still stored.
     dead_objects: int
-    #: Before compression, without links.
+    #: The bytes of all objects before compression, without links.
     raw_bytes: int
+    #: The same of the dead objects.
     dead_raw_bytes: int
-    #: The share of the stored bytes that removed objects take, estimated per slab.
+    #: How many of the stored bytes the dead objects take, estimated slab by slab.
     dead_stored_bytes: int
-    #: Complete objects with their links, before compression.
+    #: The bytes of the live objects before compression, with their links.
     logical_bytes: int
     damaged: tuple[DamagedSlab, ...]
 
@@ -660,8 +670,9 @@ class EngineSpace(NamedTuple):
     dictionary_bytes: int
     #: The length of the file if all tables were rewritten in key order.
     tidy_file_bytes: int
-    #: The length of the redo log, and the commits that are in it only.
+    #: The length of the redo log.
     log_bytes: int
+    #: Commits that are in the log and not in the tables yet.
     log_commits: int
 
 
@@ -670,16 +681,20 @@ class Measuring(Protocol):
     """An engine that can report its use of space."""
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
-        """Measure everything but object contents; ``progress(rows_done, rows_total)``."""
+        """Measure; object contents are not read. ``progress(rows_done, rows_total)`` is called."""
         ...
 
 
 class IndexReport(NamedTuple):
-    """The result of rebuilding the index: objects in it now, and the difference to before."""
+    """The result of rebuilding the index of objects."""
 
+    #: Objects in the new index.
     named: int
+    #: Objects in the new index that the old one lacked.
     found: int
+    #: Objects in the old index that the new one lacks.
     dropped: int
+    #: Objects that rows or reachable objects refer to, and that are not stored.
     missing: int
 
 
@@ -688,7 +703,7 @@ class Rebuilding(Protocol):
     """An engine that can rebuild its derived data."""
 
     def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
-        """Rebuild the index of the objects that are reachable or within the grace period.
+        """Rebuild the index with the objects that are reachable or within the grace period.
 
         Atomic. CorruptionError, and no change, if data needed for it is damaged.
         """
@@ -703,7 +718,7 @@ class Rebuilding(Protocol):
 
 
 class HotCopyReport(NamedTuple):
-    """A copy of a store that was made while the store was in use."""
+    """The size of a copy that was made while the store was in use."""
 
     size_bytes: int
     objects: int
@@ -721,9 +736,9 @@ class HotCopying(Protocol):
         replace: bool = False,
         pulse: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
-        """Make ``target`` an independent store, verified and flushed, or leave it unchanged.
+        """Copy the store to the path ``target``: verified and flushed, or not at all.
 
-        The copy holds everything acknowledged before the call. ``compact`` omits free space.
+        The copy holds every write acknowledged before the call. ``compact`` omits free space.
         ``pulse`` receives the bytes copied and, if known, their total; an exception from it stops
         the copy. TargetExistsError if the target exists, unless ``replace``.
         """

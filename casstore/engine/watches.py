@@ -1,8 +1,9 @@
 """Watches: a descriptor that becomes readable when a store may have changed.
 
-``DescriptorWatch`` is the base class, ``PipeWatch`` the implementation with a pipe. Other threads
-may wake a watch, and do so when the engine closes, but only its owner closes it: otherwise a thread
-could poll a descriptor number that was closed and reused for another file.
+``DescriptorWatch`` is the base class, ``PipeWatch`` the implementation with a pipe. Any thread may
+wake a watch; the engine wakes all of its watches when it closes. But only the owner of a watch
+closes it: otherwise the owner could poll a descriptor number that was closed and reused for another
+file.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _MANY_BYTES: Final = 64 << 10
 
 
 class DescriptorWatch(ABC):
-    """A watch on ``handle``, which it owns; ``check`` raises if the engine is closed.
+    """A watch that owns the descriptor ``handle``; ``check`` raises if the engine is closed.
 
-    A subclass implements making the descriptor readable and closing it.
+    A subclass implements ``_signal``, and ``_release`` if it has more to close.
     """
 
     # For ``__del__`` after a failed ``__init__``: nothing to close.
@@ -44,7 +45,7 @@ class DescriptorWatch(ABC):
         return self._handle
 
     def drain(self) -> None:
-        """Mark all changes so far as seen."""
+        """Read all wake-ups, so that the descriptor is unreadable until the next change."""
         handle = self.fileno()
         try:
             while os.read(handle, _MANY_BYTES):
@@ -53,10 +54,10 @@ class DescriptorWatch(ABC):
             return
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the store may have changed; False on timeout."""
+        """Block until the store may have changed, then drain and return True; False on timeout."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLIN)
-        # poll waits without limit if the time is negative.
+        # poll would wait without limit for a negative time.
         time_ms = None if timeout_s is None else max(0.0, min(timeout_s, _LONGEST_S)) * 1000
         if not poller.poll(time_ms):
             return False
@@ -95,6 +96,7 @@ class PipeWatch(DescriptorWatch):
     """A watch that becomes readable only by ``wake``."""
 
     def __init__(self, check: Callable[[], None]) -> None:
+        """``check`` raises if the engine is closed. StorageError if no pipe can be opened."""
         try:
             reading, self._writing = os.pipe()
         except OSError as exc:

@@ -1,16 +1,21 @@
 """The embedded engine: an index, slabs of compressed objects, and rows, in one LMDB file.
 
-Read from the bottom up: ``slab`` (several objects as one value), ``compression`` and ``rows`` (the
-content of the file); ``directory`` (the files and their locks), ``creation``, ``guard`` (checks a
-file before it is mapped), ``gate`` (counts the threads inside LMDB) and ``environment`` (LMDB
-itself and its errors); ``log`` (the redo log), ``memtable`` (its commits in memory), ``applying``
-(from the log into the tables), ``recent`` (all three together) and ``worker`` (the background
-thread); ``reader``, ``transaction``, ``batches`` and ``group`` (one read, one write, many writes
-that share a flush); ``reserve`` (disk space for deleting); ``watching`` (waiting for a commit);
-``collection``, ``marking`` and ``notes`` (unreachable objects); ``packing``, ``tidying`` and
-``compaction`` (the same content in less space), ``measuring`` and ``page_arithmetic`` (how much
-space); ``engine`` (the protocol) and ``sharing`` (one engine for all handles on a store in this
-process). For damage: ``pages`` (the file without LMDB), ``examination`` (finds faults),
-``reindexing`` (rebuilds the index) and ``page_scan`` (salvages valid content from a damaged
-file).
+The modules, from the bottom up:
+
+    slab, dictionaries            several objects as one value; what compresses them
+    lookup                        rows by key, and the index: from a digest to an object's id
+    directory, creation, guard    the files and their locks; a new store; checks before mapping
+    environment, translation      LMDB itself: transactions, errors; inheritance: after a fork
+    log, memtable, applying       the redo log; its commits in memory; from the log into the tables
+    recent, worker                these three together; the background thread
+    reader, batches               reads of objects; writes that share one commit
+    reserve                       disk space for deleting
+    watching, inotify             waiting for a commit
+    collection, marking, notes    garbage collection
+    packing, tidying, compaction  the same content in less space; background: packing in a thread
+    measuring, page_arithmetic    how much space is used
+    hot_copy, verification        a copy of a store in use; a check of all content
+    engine, sharing               the engine protocol; one engine for each store and process
+    pages, examination            for damage: the file without LMDB; faults one by one
+    reindexing, page_scan         a new index; what can be salvaged from a damaged file
 """

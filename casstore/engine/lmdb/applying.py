@@ -1,13 +1,14 @@
 """Applying the log: writes the changes of its commits to the tables, in one LMDB transaction.
 
-A row that changed a hundred times is written once, and the objects of many small commits become
-slabs of full size. LMDB flushes the transaction. The row ``log`` in it names the last commit that
-the tables hold; from then on the log can reuse the space of those records.
+A row that changed a hundred times is written once, and the objects of many small commits are joined
+into slabs of full size. LMDB flushes the transaction. It also writes the row ``log``, the *recovery
+point*: the last commit that the tables hold, and where in which log the next one is. From then on
+the log can reuse the space of the records up to that commit.
 
     log    in use 1 ‖ log id 8 ‖ LSN 8 ‖ offset 8 ‖ checksum of the last record 16 ‖ checksum 8
 
-The row is in the unnamed database, whose page every transaction writes anyway. While the log is
-not in use, the tables hold everything, and a log file that exists is ignored.
+The row is in the unnamed database, whose page every transaction writes anyway. If it says that the
+log is not in use, the tables hold everything, and a log file that exists is ignored.
 """
 
 from __future__ import annotations
@@ -37,17 +38,21 @@ from casstore.errors import CorruptionError
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
 
+#: The key of the recovery point in the unnamed database.
 LOG_KEY: Final = b"log"
-#: Objects of several commits share a slab of up to this size.
+#: A slab is closed before a commit that would make it longer than this.
 JOINED_BYTES: Final = slabs.TARGET_RAW_BYTES
 
 
 def read_recovery_point(txn: AnyTransaction, path: str) -> RecoveryPoint:
-    """The log position that the tables seen by ``txn`` record."""
+    """The recovery point in the tables that ``txn`` sees."""
     found = txn.get(LOG_KEY)
     state = None if found is None else decode_recovery_point(bytes(found))
     if state is None:
-        raise CorruptionError(f"{path} does not say which log it needs, or that row is damaged")
+        raise CorruptionError(
+            f"the row of {path} that says which redo log it needs is missing or damaged; restore a "
+            "backup, or salvage the store"
+        )
     return state
 
 
@@ -57,13 +62,19 @@ def applied_lsn(txn: AnyTransaction, path: str) -> int:
 
 
 def next_free_id(txn: AnyTransaction, env: Environment) -> int:
-    """The next id: ids start at 1 and continue after the last slab, which is never removed."""
+    """The id for the next new object, by the tables: one more than the last slab's, or 1.
+
+    The last slab is never removed, so no id is given twice.
+    """
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
     return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
 
 
 def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tuple[bytes, bytes]]:
-    """The slabs to store for these entries: objects of many commits together, compressed."""
+    """The new objects of these entries as compressed slabs: key and value of each, by key.
+
+    Objects of several commits share a slab.
+    """
     stored: list[tuple[bytes, bytes]] = []
     columns = slabs.Columns()
     first_id = next_id = raw_bytes = stored_at_ms = 0
@@ -85,7 +96,7 @@ def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tu
                 own != next_id
                 or raw_bytes + size > slabs.TARGET_RAW_BYTES
                 or own - first_id >= slabs.MAX_OBJECTS
-                # Objects of one commit are often read together.
+                # Begin a slab rather than divide a commit: its objects are often read together.
                 or (own == entry.first_id and raw_bytes + entry.size_bytes > JOINED_BYTES)
             ):
                 close()
@@ -93,17 +104,21 @@ def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tu
             columns.add_new(own, item, links)
             next_id = own + 1
             raw_bytes += size
-            # The time of the youngest: to the collector no object may look older than it is.
+            # A slab has one time, that of its youngest object: if an object looked older than it
+            # is, the collector might remove it within its grace period.
             stored_at_ms = max(stored_at_ms, entry.now_ms)
     close()
     return stored
 
 
 def _compressed(raw: bytes, compressor: Compressor) -> tuple[int, int, bytes]:
-    """Compress and verify by inflating: once applied, these commits are dropped from the log."""
+    """Compress, and verify by inflating: the log, the other copy of these bytes, is overwritten."""
     codec, dictionary, payload = compressor.compress(raw)
     if compressor.inflate(codec, dictionary, payload, len(raw)) != raw:
-        raise CorruptionError("a slab would not have survived being compressed")
+        raise CorruptionError(
+            "a slab was not the same after compressing and inflating it; nothing was written: "
+            "check the memory of this machine"
+        )
     return codec, dictionary, payload
 
 
@@ -114,7 +129,10 @@ def apply_entries(
     stored: Sequence[tuple[bytes, bytes]],
     state: RecoveryPoint,
 ) -> None:
-    """Write what entries changed into the tables; ``stored`` are their slabs."""
+    """Write the changes of entries to the tables, and ``state`` as the new recovery point.
+
+    ``stored`` are the slabs with the new objects of the entries (``full_slabs``).
+    """
     if entries:
         rows: dict[tuple[str, bytes], bytes | None] = {}
         for table, key, value in chain.from_iterable([entry.rows for entry in entries]):
@@ -128,7 +146,9 @@ def apply_entries(
             txn.put(key, value, append=True, db=env.slabs)
             for key, value in stored
         ):
-            raise CorruptionError(f"{env.path}: new slabs are not the last")
+            raise CorruptionError(
+                f"{env.path} is damaged: it has a slab with a higher id than new objects have"
+            )
         for entry in entries:
             if entry.touched:
                 notes.touch(env, txn, entry.touched, entry.now_ms)
@@ -140,9 +160,11 @@ def _apply_rows(
     txn: lmdb.Transaction[bytes],
     rows: dict[tuple[str, bytes], bytes | None],
 ) -> None:
-    """Each row is read once and written once: when LMDB replaces a long value by a shorter
-    one within a transaction, it keeps the longer run of pages, which its own verifier then
-    calls damage.
+    """Write the last version of each row, and update the sum over all rows.
+
+    Each row is written at most once: when LMDB replaces a long value by a shorter one that was
+    written in the same transaction, it keeps the longer run of pages, which its own verifier then
+    reports as damage.
     """
     total = RowSum(txn.get(SUM_KEY))
     puts: dict[str, list[tuple[bytes, bytes]]] = {}
@@ -169,6 +191,7 @@ def _apply_rows(
 def _apply_names(
     env: Environment, txn: lmdb.Transaction[bytes], entries: Sequence[BatchEntry]
 ) -> None:
+    """Write the names of new objects to the index, and delete those that the entries delete."""
     added: set[Name] = set()
     for entry in entries:
         for name in entry.unnamed:
@@ -181,5 +204,8 @@ def _apply_names(
         keys = sorted([(index_key(*name), b"") for name in added])
         _, number = txn.cursor(env.index).putmulti(keys, overwrite=False)
         if number != len(keys):
-            # Each name was looked up before it was added, and was absent.
-            raise CorruptionError(f"{env.path}: the index names an object of the log already")
+            # The writer looked each name up, and it was absent.
+            raise CorruptionError(
+                f"the index of {env.path} is damaged: it has the id of an object that is only in "
+                "the redo log"
+            )

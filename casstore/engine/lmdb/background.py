@@ -1,10 +1,10 @@
 """Periodic packing in a background thread, for stores that were opened with ``auto_pack``.
 
-The thread counts the new slabs at intervals, and packs those that have become cold when there
-are enough of them. When the store closes, the thread finishes the current step and begins no
-other. A round that fails is reported as Python reports errors of threads
-(``threading.excepthook``), stored in ``last_error``, and retried after a pause that doubles. A
-forked child has no such thread; it must open the store itself.
+At intervals the thread counts the slabs that are new since its last round, and packs when there are
+enough. When the store closes, the thread finishes the current step and begins no other. If a round
+fails, the error is passed to ``threading.excepthook``, stored in ``last_error``, and the round is
+retried after a pause that doubles. A forked child has no such thread; it must open the store
+itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _StoppedError(Exception):
 
 
 class BackgroundPacker:
-    """The thread, and what it has done so far."""
+    """The packing thread, started at once, and what it has done so far."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BackgroundPacker:
         self._interval_s = INTERVAL_S if interval_s is None else interval_s
         self._stop = threading.Event()
         self._pid = os.getpid()
-        #: All rounds together.
+        #: The sum of the reports of all rounds.
         self.report = PackReport(0, 0, 0, 0, 0)
         self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="casstore-pack", daemon=True)
@@ -75,7 +75,7 @@ class BackgroundPacker:
             except (_StoppedError, ClosedError):
                 return
             except Exception as exc:
-                # No caller waits for this thread: an exception raised here would be lost.
+                # Not raised: that would end the thread, and no caller would get the error.
                 self.last_error = exc
                 pause_s = min(2 * pause_s, MAX_INTERVAL_S)
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))

@@ -1,25 +1,32 @@
-"""Batches of writes: gathered from waiting writers, checked, and committed as one entry.
+"""Group commit: writes of several threads are queued, checked one by one, and committed together.
 
-**Gathering** (``CommitQueue``). Writers that wait at the same time share one commit and one flush.
-The first writer to arrive leads: it runs everything queued so far as one batch. Writers that
-arrive meanwhile queue up and sleep. When the batch is done, the leader wakes its members, and
-the first writer that is still waiting, which leads the next batch. The writers do all the work
-themselves, so a single writer pays nothing for the queue.
+A *ticket* is one write in the queue, with the thread that waits for it (the writer). A *batch* is
+the tickets that are committed together. An *entry* is what a batch changes: new objects, rows,
+deleted names (``memtable.BatchEntry``).
+
+**Queueing** (``CommitQueue``). Writers that wait at the same time share one commit and one flush.
+The first of them is the *leader*: it runs all queued tickets as one batch. Writers that arrive
+meanwhile queue up and sleep. When the batch is done, the leader wakes its members, and the first
+writer that is still waiting, which leads the next batch. No other thread takes part, so a single
+writer pays nothing for the queue.
 
 An interrupt (Ctrl-C) may hit the leader anywhere. Three rules keep the other writers safe:
 
-1. One assignment, ``TicketBatch.answers``, answers a whole batch. A batch is never half-answered.
-2. The lead is a lock that is only ever taken by a ``with`` statement, so an interrupt cannot
-   leave it held. Python handles signals after calls, not between them and the next operation.
-3. A sleeping writer wakes at intervals. An interrupted leader may not have woken it.
+1. One assignment, to ``TicketBatch.answers``, answers a whole batch. No batch is half-answered.
+2. The right to lead is a lock that is taken only by a ``with`` statement, so an interrupt cannot
+   leave it held: Python handles signals after calls, and there is none between taking the lock and
+   entering the statement.
+3. A sleeping writer wakes at intervals, in case an interrupted leader did not wake it.
 
-**Checking** (``Transaction``). Every write is checked as a whole before any of it counts, so a
-refused write changes nothing, and the next of the batch continues. A write sees the changes of the
-writes before it in the batch. The result is one entry, for the log or straight for the tables.
+**Checking** (``Transaction``). Every write is checked as a whole before any of its changes is
+added to the entry. So a refused write changes nothing, and the others of the batch are unaffected.
+A write sees the changes of the writes before it in the batch.
 
-**Committing** (``Batches``). A batch holds the log's lock from the first check to the commit, so no
-lookup can become stale in between. Slow work happens elsewhere: callers hash objects before the
-batch, and applying the log compresses them after it.
+**Committing** (``Batches``). The leader holds the log's file lock from the first check to the
+commit, so no other process can make a look-up stale in between. ``Recent.commit`` appends the entry
+to the redo log and to the memtable (the commits of the log in memory), or writes a long one
+straight to the tables. Slow work happens elsewhere: callers hash objects before the batch, and
+applying the log later compresses them into slabs (several objects stored as one value).
 """
 
 from __future__ import annotations
@@ -57,25 +64,26 @@ if TYPE_CHECKING:
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
-# A batch is bounded so that no writer waits for the work of thousands.
+# The most tickets in a batch, so that no writer waits for the work of thousands.
 MAX_BATCH: Final = 64
-# How often a sleeping writer checks whether its leader was interrupted.
+# The interval at which a sleeping writer checks whether the leader was interrupted.
 _RECHECK_S: Final = 0.05
 
 
 class Ticket(Generic[Work, Result]):
-    """One writer's place in the queue."""
+    """The work of one writer, in the queue or in a batch."""
 
     __slots__ = ("abandoned", "batch", "place", "wake", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        #: The batch that ran, or runs, this ticket last, and its place there.
+        #: The last batch that this ticket was put into, and its position there.
         self.batch: TicketBatch[Work, Result] = _NO_BATCH
         self.place = 0
         #: The writer was interrupted and has left; no further batch should run its work.
         self.abandoned = False
-        #: A follower sleeps by acquiring this lock, which is held from the start.
+        #: A writer that does not lead sleeps by acquiring this lock, which is held from the start;
+        #: to wake it is to release the lock. None: the writer leads without sleeping first.
         self.wake: threading.Lock | None = None
 
 
@@ -86,23 +94,24 @@ class TicketBatch(Generic[Work, Result]):
 
     def __init__(self, tickets: Sequence[Ticket[Work, Result]]) -> None:
         self.tickets = tickets
-        #: One result or error for each ticket, in their order.
+        #: One result or error for each ticket, in their order; None: the batch has not run yet.
         self.answers: Sequence[Result | CasstoreError] | None = None
         for place, ticket in enumerate(tickets):
-            # ``place`` first: a thread that sees the batch must see the ticket's place in it.
+            # ``place`` first: a thread that sees the ticket's batch uses its place in it.
             ticket.place = place
             ticket.batch = self
 
 
-# The batch of tickets that were in none yet. It is never answered.
+# Stands for the batch of tickets that were not put into one yet. It is never answered.
 _NO_BATCH: Final[TicketBatch[Any, Any]] = TicketBatch(())
 
 
 class CommitQueue(Generic[Work, Result]):
-    """Runs tickets in batches.
+    """Runs tickets in batches; ``submit`` is the entry point.
 
-    ``run`` assigns the answers of its batch, or raises. If it raises without having assigned
-    them, it has changed nothing, and the next leader runs the other tickets of the batch.
+    ``run``, given to the constructor, assigns the answers of its batch, or raises. If it raises
+    without having assigned them, it has changed nothing: the leader gets the error, and the next
+    leader runs the other tickets of the batch again.
     """
 
     def __init__(self, run: Callable[[TicketBatch[Work, Result]], None]) -> None:
@@ -118,8 +127,8 @@ class CommitQueue(Generic[Work, Result]):
         ticket: Ticket[Work, Result] = Ticket(work)
         try:
             with self._lock:
-                # Even if the lead is free, an earlier writer of the queue is about to take it. A
-                # writer that waited for the lead too would sleep through its answer.
+                # Sleep if another writer leads, or a writer that is queued already is about to. If
+                # this writer waited for the lead instead, no answer could wake it.
                 if self._waiting or self._lead.locked():
                     ticket.wake = threading.Lock()
                     ticket.wake.acquire()
@@ -139,7 +148,7 @@ class CommitQueue(Generic[Work, Result]):
                         self._run(batch)
                 self._pass_on()
         except BaseException:
-            # No call before the assignment: a second interrupt could come with it.
+            # Nothing is called before this assignment: a second interrupt could come after a call.
             ticket.abandoned = True
             self._pass_on()
             raise
@@ -151,13 +160,15 @@ class CommitQueue(Generic[Work, Result]):
         return answer
 
     def _follow(self, ticket: Ticket[Work, Result], wake: threading.Lock) -> None:
-        """Sleep until this ticket is answered, or has to lead."""
+        """Sleep until this ticket is answered, or its writer should lead."""
         while not wake.acquire(timeout=_RECHECK_S):
             if ticket.batch.answers is not None or not self._lead.locked():
                 return
 
     def _pass_on(self) -> None:
-        """Wake the writer that leads next, then those that were answered."""
+        """Drop answered and abandoned tickets from the queue; wake the next leader and the answered
+        writers.
+        """
         with self._lock:
             waiting: list[Ticket[Work, Result]] = []
             wakes: list[Ticket[Work, Result]] = []
@@ -177,19 +188,20 @@ class CommitQueue(Generic[Work, Result]):
 
 
 class Job(NamedTuple):
-    """A write in the queue."""
+    """The work of a ticket: a validated write."""
 
     write: Write
-    #: The bytes of its objects.
+    #: The sum of the lengths of its objects.
     size_bytes: int
-    #: The caller waits for the disk.
+    #: True if the write must be flushed to the disk before it is answered.
     durable: bool
 
 
 class Transaction:
-    """Checks writes one after the other, and collects what they change.
+    """Checks the writes of a batch one after the other, and collects their changes in an entry.
 
-    ``txn`` and ``memtable`` are one state, which no other writer changes meanwhile.
+    ``txn`` and ``memtable`` together are the store's present state. The caller holds the log's file
+    lock, so no other writer changes it.
     """
 
     def __init__(
@@ -209,24 +221,29 @@ class Transaction:
         self._proven = proven
         self._index: DigestIndex | None = None
         self._first_id = memtable.next_id or next_free_id(txn, env)
-        # The changes of this batch. A deleted row or name is None.
+        # The rows that the batch changes; None: deleted.
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
+        # The ids of digests, looked up or given to new objects; None: not stored, or deleted.
         self._ids: dict[bytes, int | None] = {}
+        # The new objects, which get consecutive ids, and the ids that each links to.
         self._objects: list[NewObject] = []
         self._links: list[Links] = []
+        # True if a write of the batch deletes objects.
         self._deletes = False
+        # The names to delete from the index.
         self._unnamed: list[Name] = []
+        # The ids of objects whose grace period restarts; a dict, to keep their order.
         self._touched: dict[int, None] = {}
 
     def run(self, job: Job) -> WriteResult | CasstoreError:
-        """Check a write and add its changes, or return the error that refuses it."""
+        """Check a write and add its changes; or change nothing and return the error."""
         write = job.write
         try:
             if write.conditions:
                 conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
             new, hits = self._sort_objects(write.objects) if write.objects else ((), ())
         except CasstoreError as exc:
-            # Refused before anything was changed: the others of the batch continue.
+            # Nothing was added yet, so the other writes of the batch are unaffected.
             return exc
         for item, links in new:
             own = self._first_id + len(self._objects)
@@ -252,7 +269,8 @@ class Transaction:
             return None
         ids, links = self._ids, self._links
         if self._deletes:
-            # An object that was stored and deleted within the batch has no name.
+            # An object that was stored and deleted within the batch keeps its id and bytes, but has
+            # no name: None in place of its links says so (``memtable.Links``).
             for position, item in enumerate(self._objects):
                 if ids[item.digest] != self._first_id + position:
                     links[position] = None
@@ -297,9 +315,9 @@ class Transaction:
     def _sort_objects(
         self, objects: Sequence[NewObject]
     ) -> tuple[list[tuple[NewObject, list[int]]], list[bytes]]:
-        """The objects that are new, each with the ids that it links to, and the other digests.
+        """The new objects, each with the ids that it links to; and the digests that are stored.
 
-        ObjectNotFoundError if a child is neither stored nor one of the objects before.
+        ObjectNotFoundError if a child is neither stored nor earlier in ``objects``.
         """
         find = self._find_id
         next_id = self._first_id + len(self._objects)
@@ -324,6 +342,7 @@ class Transaction:
     # --- changing -----------------------------------------------------------------------------
 
     def _unname(self, digest: bytes) -> None:
+        """Delete an object's name, so that it can no longer be found."""
         object_id = self._find_id(digest)
         if object_id is None:
             return
@@ -332,8 +351,11 @@ class Transaction:
             self._unnamed.append((digest, object_id))
 
     def _touch(self, write: Write, hits: Sequence[bytes]) -> None:
-        """Restart the grace period of objects that were put again and that no row names yet."""
-        # An object that another object of this write links to lives as long as that one.
+        """Restart the grace period of objects that were put again, by a write without rows.
+
+        ``hits`` are the digests of ``write`` that are stored already.
+        """
+        # Not of objects that another object of this write links to: they live as long as that one.
         linked = {child for item in write.objects for child in item.children}
         for digest in hits:
             object_id = self._ids[digest]
@@ -346,6 +368,7 @@ class Transaction:
                 self._touched[object_id] = None
 
     def _stored_at_ms(self, object_id: int) -> int:
+        """When an object was stored, in milliseconds since 1970."""
         recent = self._memtable.view().stored_at_ms(object_id)
         if recent is not None:
             return recent
@@ -355,8 +378,8 @@ class Transaction:
         return slabs.stored_at_ms(cursor.value())
 
 
-# One read transaction serves at most this many look-ups, so that none is open long:
-# LMDB reuses no page that an open reader may still see.
+# One read transaction serves at most this many look-ups, so that none is open long: LMDB does not
+# reuse freed pages that an open read transaction may still read.
 READ_BATCH: Final = 512
 
 WriteBatch = TicketBatch[Job, WriteResult]
@@ -364,14 +387,14 @@ Answers = Sequence[WriteResult | CasstoreError]
 
 
 class Batches:
-    """Runs what a ``CommitQueue`` has gathered."""
+    """Runs the batches of a ``CommitQueue``: ``run`` is its callback."""
 
     def __init__(
         self, env: Environment, clock: Callable[[], int], committed: Callable[[bool], None]
     ) -> None:
         self._env = env
         self._clock = clock
-        # Called after every commit, inside the write lock.
+        # Called after every batch, inside the write lock; True: the batch was flushed to the disk.
         self._committed = committed
         self._touches = notes.RecentTouches()
         self._proven = Proven()
@@ -379,7 +402,7 @@ class Batches:
         self.stored_bytes = 0
 
     def missing(self, unique: list[bytes]) -> list[bytes]:
-        """Those of these digests that are not stored, in order."""
+        """Those of the digests ``unique`` that are not stored, in order."""
         env = self._env
         proven = self._proven.ids
         absent: list[bytes] = []
@@ -405,15 +428,15 @@ class Batches:
         return absent
 
     def run(self, batch: WriteBatch) -> None:
-        """Answer a batch: one commit for all, or one for each if that fails."""
+        """Answer a batch: with one commit for all its tickets or, if that fails, one for each."""
         try:
             with self._env.write_lock:
                 self._env.gate.check()
                 self.commit(batch)
         except CasstoreError as exc:
             if batch.answers is not None:
-                # The commit is done and must not look failed. If the store is unusable now, the
-                # next call finds out.
+                # The batch is committed, so its writers must not get this error. If the store is
+                # unusable now, the next call raises it again.
                 return
             if isinstance(exc, StorageError) and len(batch.tickets) > 1:
                 # A write that is too large must not fail the other writes of the batch.
@@ -430,7 +453,8 @@ class Batches:
         try:
             try:
                 recent.acquire(lock)
-                # Before the tables are read: an entry that is applied meanwhile is in one of both.
+                # Before the read transaction begins: an entry that is applied in between is in the
+                # memtable as well as in the tables. The other way round it could be in neither.
                 memtable = recent.memtable
                 with env.reading_bytes() as txn:
                     transaction = Transaction(
@@ -443,11 +467,13 @@ class Batches:
                     env.require_present()
                     recent.commit(entry, batch, answers, durable=durable)
                 elif durable:
-                    # The answers may rely on commits that were not flushed, of any process.
+                    # The answers may rely on earlier commits, of any process, that are not flushed
+                    # yet: an object that is stored already, a row that a condition requires.
                     recent.flush()
                 batch.answers = answers
             finally:
-                # A direct system call: an interrupt could hit a Python function around it.
+                # The system call itself: an interrupt in a Python function around it could leave
+                # the lock held.
                 flock(lock, LOCK_UN)
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc

@@ -1,9 +1,9 @@
 """A dictionary for packing, trained when there is enough to pack.
 
-Large slabs have context of their own, so a dictionary gains less on them than on small slabs.
-But this one is trained on the whole store, not only on the latest commits; it may be larger; and
-packed slabs stay for long. It is measured on slabs that it was not trained on, against packing
-without it, and must save twice its own length.
+Large slabs have context of their own, so a dictionary saves less on them than on small slabs. But
+this one is trained on all slabs to be packed, not only on the latest commits; it may be longer; and
+packed slabs are rarely rewritten. It is measured on objects that it was not trained on, against
+packing with the current dictionary, and must save twice its own length.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.reader import SlabCache, SlabReader
 
-# Below this the best dictionary could hardly save its own length.
+# With less to pack, the best dictionary could hardly save its own length.
 MIN_RAW_BYTES: Final = 32 << 20
+# A dictionary must save this fraction, and this many times its own length.
 MIN_GAIN: Final = 0.03
 _MIN_RETURN: Final = 2
 _SIZE_BYTES: Final = 112 << 10
-# The number of samples, evenly spread, each as long as a packed slab. Every fourth is held out.
+# The number of samples, evenly spread over the ids, each as long as a packed slab. Every fourth is
+# held out: the dictionary is measured on those.
 PLACES: Final = 32
 _HELD_OUT: Final = 4
 _MAX_SAMPLE_BYTES: Final = 32 << 10

@@ -1,16 +1,16 @@
 """Collection: deletes the names of unreachable objects, in small steps, concurrently with writers.
 
-Three rules make it safe, whatever writers in any process do at the same time (P6):
+An object's name is its row in the index (see ``lookup``). Without it no reader finds the object;
+packing its slab later reclaims its bytes. Three rules make this safe, whatever writers in any
+process do at the same time (P6):
 
-1. A commit checks inside its own transaction that everything it relies on is still there:
-   each child of a new object, each object it found stored (``transaction``).
-2. Every transaction that removes anything first catches up: with objects stored, rows
-   written and objects put again since the marking (``marking``, ``notes``). If rows were
-   not noted all the time, it removes nothing more.
-3. Parents go before children, by falling id. So whatever is left at any moment is whole:
-   no object that is named links to one that is not.
-
-An object without a name is deleted for every reader; packing its slab reclaims its bytes.
+1. A commit checks inside its own transaction that every object it relies on is still stored: each
+   child of a new object, and each of its own objects that it found stored (``batches``).
+2. Every transaction that removes names first marks from the objects that were stored, rows that
+   were written and objects that were put again since the marking: it catches up (``marking``,
+   ``notes``). If there was a time in which writers did not note rows, nothing more is removed.
+3. Parents are removed before children, by descending id. So at any moment no object that has a
+   name links to one that has none.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError
 
-# How often a collector renews its announcement while it marks.
+# The interval at which a collector renews its announcement while it marks.
 _REFRESH_S: Final = notes.OPEN_MS / 1000 / 20
-# How often a step may fail to catch up within its limit, while writers wait.
+# How many times at most a step tries to catch up with the writers.
 _MAX_CATCH_UPS: Final = 64
 
 
@@ -57,12 +57,14 @@ class LmdbCollection:
         self._dry_run = dry_run
         self._token = os.urandom(notes.TOKEN_BYTES)
         self._marks: Marks | None = None
+        # Sweeping goes by descending id, first names, then slabs: only ids below are left to do.
         self._below = self._drop_below = 0
-        # Does every object in the slabs have a name?
+        # True if every object in the slabs has a name.
         self._clean = False
-        # Is there nothing left to sweep?
+        # True if nothing is left to sweep.
         self._done = False
         self._lock: Descriptor | None = None
+        # When the announcement was renewed.
         self._refreshed_s = 0.0
         # The longest time for which the last step made writers wait.
         self._held_s = 0.0
@@ -72,7 +74,7 @@ class LmdbCollection:
             self._env.require_writable()
             self._lock = self._env.lock_collector()
             try:
-                # Before anything is read: from here on writers note the rows that they write.
+                # Before anything is read, so that writers note all rows that they write since then.
                 self._announce(first=True)
             except BaseException:
                 self._lock.unlock()
@@ -92,6 +94,7 @@ class LmdbCollection:
                 self._lock = None
 
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Withdraw the announcement, and record the result for the next collection."""
         notes.end(self._env, txn)
         if self._done:
             notes.note_collected(
@@ -103,16 +106,18 @@ class LmdbCollection:
     # --- marking --------------------------------------------------------------------------
 
     def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
-        """Find the unreachable objects. ``only``: sweep only those that ``unreached`` returned.
+        """Find the unreachable objects.
 
-        CorruptionError if a row or a directory is damaged, or names an object that is not
-        there: then nothing may be removed.
+        ``pulse`` is called with the number of ids visited so far. ``only`` is what ``unreached`` of
+        an earlier collection returned: ``sweep`` then removes no other objects. CorruptionError if
+        a row or a slab's directory is damaged, or refers to an object that is not stored: then
+        nothing may be removed.
         """
         view = None
         if not self._env.readonly:
             self._env.apply_log()
         else:
-            # A dry run on a read-only store: the log is read, and not applied.
+            # A dry run on a read-only store: the log cannot be applied, so its entries are read.
             with self._env.snapshot() as (_, view):
                 pass
         self._marks = Marks(self._env, self._roots, self._keep_after_ms, view)
@@ -132,7 +137,7 @@ class LmdbCollection:
         return report
 
     def unreached(self) -> bytes:
-        """The ids of the unreachable objects."""
+        """The ids of the unreachable objects, encoded for ``mark(only=…)``."""
         return self._marked().unreached()
 
     def _marked(self) -> Marks:
@@ -143,7 +148,11 @@ class LmdbCollection:
     # --- sweeping -------------------------------------------------------------------------
 
     def sweep(self, limit: int) -> SweepReport:
-        """Delete the names of at most ``limit`` objects, in one short transaction."""
+        """Delete the names of at most ``limit`` objects, or some slabs without names.
+
+        One short transaction. CollectionOvertakenError if writers changed rows unnoticed or faster
+        than this can follow.
+        """
         if self._dry_run:
             raise InvalidInputError(
                 "a dry run cannot sweep; open the collection with dry_run=False"
@@ -157,20 +166,22 @@ class LmdbCollection:
                 swept, size_bytes = self._remove(marks, candidates, limit)
             self._below = candidates.down_to
             return SweepReport(swept, size_bytes, 0, self._held_s, done=False)
-        # All names are deleted. Slabs without any name are deleted now, the others when packed.
+        # All names are deleted. Delete the slabs that have no named object left; packing drops the
+        # dead objects of the others.
         keys, self._drop_below = marks.dead_slabs(self._drop_below)
         freed = self._drop(marks, keys) if keys else 0
         self._done = self._drop_below <= 1
         return SweepReport(0, 0, freed, self._held_s, done=self._done)
 
     def _drop(self, marks: Marks, keys: list[bytes]) -> int:
+        """Delete the slabs with these keys in one transaction; returns their bytes."""
         freed = 0
 
         def drop(txn: lmdb.Transaction[bytes]) -> None:
             nonlocal freed
             for key in keys:
                 value = txn.get(key, db=self._env.slabs)
-                # Packing may have joined it with other slabs since.
+                # Checked again: packing may have joined the slab with others since.
                 if value is not None and marks.is_dead(slabs.read_directory(key, value)):
                     freed += len(value)
                     txn.delete(key, db=self._env.slabs)
@@ -179,9 +190,10 @@ class LmdbCollection:
         return freed
 
     def _remove(self, marks: Marks, candidates: Candidates, limit: int) -> tuple[int, int]:
+        """Delete the names of the candidates that are still unreached; their number and bytes."""
         for _ in range(_MAX_CATCH_UPS):
-            # Most of it without the lock, so that writers wait only for the rest. Not from the log:
-            # the transaction below applies it, and would find all of it new every time.
+            # Catch up with most of the changes before the transaction, so that writers wait only
+            # for the rest. Apply the log first: catching up reads only the tables.
             self._env.apply_log()
             with self._env.reading() as reading:
                 marks.catch_up(reading)
@@ -190,7 +202,8 @@ class LmdbCollection:
             def remove(txn: lmdb.Transaction[bytes], removed: list[int] = removed) -> bool:
                 if not notes.is_announced(self._env, txn, self._token):
                     raise CollectionOvertakenError(
-                        f"rows of {self._env.path} were written unnoticed; collect again"
+                        f"this collection of {self._env.path} was suspended for too long, so rows "
+                        "may have been written unnoticed; collect again"
                     )
                 if not marks.catch_up(txn, limit):
                     return False
@@ -199,7 +212,7 @@ class LmdbCollection:
                     for object_id, digest in zip(candidates.ids, candidates.digests, strict=True)
                     if not marks.is_reached(object_id)
                 ]
-                # One transaction deletes all, so any order is safe; key order is the fastest.
+                # In key order, which is the fastest. Any order is safe within one transaction.
                 for digest, object_id in sorted(doomed):
                     if txn.delete(index_key(digest, object_id), db=self._env.index):
                         removed.append(object_id)
@@ -219,16 +232,19 @@ class LmdbCollection:
                 )
                 return len(gone), sizes
         raise CollectionOvertakenError(
-            f"writers of {self._env.path} left the collector behind; collect again"
+            f"{self._env.path} is changed faster than the collection can follow; collect again"
         )
 
     # --- transactions ------------------------------------------------------------------------
 
     def _announce(self, *, first: bool) -> None:
+        """Begin or renew the announcement, which makes writers note the rows that they write."""
+
         def announce(txn: lmdb.Transaction[bytes]) -> None:
             if not first and not notes.is_announced(self._env, txn, self._token):
                 raise CollectionOvertakenError(
-                    f"rows of {self._env.path} were written unnoticed; collect again"
+                    f"this collection of {self._env.path} was suspended for too long, so rows "
+                    "may have been written unnoticed; collect again"
                 )
             notes.announce(self._env, txn, self._token, self._clock(), first=first)
 

@@ -4,10 +4,10 @@ LMDB's file never shrinks, and rows inserted out of order leave its pages half e
 store is copied: slabs are packed on the way, every table is written in key order, and each page
 is filled before the next. Ids, digests, rows, creation time and LMDB's format do not change.
 
-No other user may have the store open, in this process or another. The opening mutex is held
-throughout; every open of the store takes it, so no process can open the old file and write to
-it unseen. If a program that ignores our locks writes to the old file, its transaction number
-shows that, and the copy is deleted.
+Nothing else may have the store open, in this process or another. The mutex of the store's directory
+is held throughout; every opening of the store takes it, so no process can open the old file and
+write to it unnoticed. If a program that does not use casstore's locks writes to the old file, the
+transaction number in the file shows that, and the copy is deleted.
 
     compact/            the copy, a store of its own, while it is made
     1. apply the log; copy, each transaction flushed; verify the copy: structure, digests, rows,
@@ -43,11 +43,11 @@ from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError
 
-# Written in one transaction: bounds what LMDB keeps in memory until it commits.
+# How much one transaction writes at most: LMDB keeps it in memory until the commit.
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 65_536
 
-#: Called with the phase, the amount done and the total.
+#: Called with the name of the phase, the amount done in it and its total.
 Tell = Callable[[str, int, int], None]
 
 
@@ -56,12 +56,12 @@ class Compacted(NamedTuple):
 
     file_bytes_before: int
     file_bytes_after: int
-    #: Keys and values of everything stored, after.
+    #: The length of all keys and values in the new file.
     content_bytes: int
     slabs_before: int
     slabs_after: int
     objects: int
-    #: Collected objects whose bytes were still in the file.
+    #: Objects that gc had removed, and whose bytes were still in the old file.
     objects_dropped: int
     #: Dictionaries that no slab needed any more.
     dictionaries_dropped: int
@@ -70,8 +70,9 @@ class Compacted(NamedTuple):
 def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
     """Rewrite the store at ``path`` and replace its file with the new one.
 
-    BusyError if the store is open and is not closed within ``wait_s``;
-    CorruptionError, StorageFullError and whatever ``tell`` raises leave it as it was.
+    ``tell`` is called with the progress. BusyError if the store is open and is not closed within
+    ``wait_s``. This, CorruptionError, StorageFullError and whatever ``tell`` raises leave the store
+    unchanged.
     """
     directory = StoreDirectory(path)
     directory.prepare(create=False)
@@ -90,7 +91,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
                 try:
                     report = _copy(old, place, before, tell)
                 except CorruptionError:
-                    # Parts that do not match may be from two different states.
+                    # If the old file was written to meanwhile, that is the cause: raise that error.
                     _require_unchanged(directory, before)
                     raise
                 old.close()
@@ -122,11 +123,11 @@ def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Com
 
 
 def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
-    """Raise unless the old file is still the one that was copied."""
+    """BusyError if the old file has been written to since it was copied."""
     if guard.read_extent(directory.data_path).transactions != before.transactions:
         raise BusyError(
-            f"{directory.path} was written to while it was compacted, by something that "
-            "does not keep casstore's locks; nothing was changed"
+            f"{directory.path} was written to while it was compacted, by a program that does not "
+            "use casstore's locks; nothing was replaced: stop that program, and compact again"
         )
 
 
@@ -145,9 +146,9 @@ def _swap(directory: StoreDirectory, place: str) -> None:
 
 
 class _Batch:
-    """Rows on their way into the new store, in as few transactions as possible.
+    """Collects rows for the new store, and writes them in as few transactions as possible.
 
-    Each transaction leaves pages behind that the next ones replace.
+    Each transaction rewrites pages of the one before, and so leaves free pages in the file.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -176,7 +177,7 @@ class _Batch:
                 for database, rows in self._rows:
                     _, added = txn.cursor(db=database).putmulti(rows, append=True)
                     if added != len(rows):
-                        # py-lmdb leaves out a key that is not above the last.
+                        # py-lmdb skips a row whose key is not above the one before.
                         raise CorruptionError("the keys of a table are out of order")
         except lmdb.Error as exc:
             _require_room(env)
@@ -187,7 +188,7 @@ class _Batch:
 
 
 def _require_room(env: Environment) -> None:
-    """Raise StorageFullError if the file cannot grow: LMDB calls a short write an I/O error."""
+    """StorageFullError if the file cannot grow; LMDB reports a full disk as an I/O error."""
     if not hasattr(os, "posix_fallocate"):
         return
     end = os.fstat(env.data_handle).st_size
@@ -205,7 +206,7 @@ def _copied(env: Environment) -> list[str]:
 def _packed(
     selection: packing.SlabSelection, compressor: Compressor, scope: packing.PackScope
 ) -> list[tuple[bytes, bytes]]:
-    """The slabs that replace those that were looked at."""
+    """The slabs that replace those of a selection."""
     if selection.run is None:
         return [(slab.key, slab.value) for slab in selection.left]
     return packing.rewritten(selection.run, compressor, scope)
@@ -248,7 +249,7 @@ class _Copier:
         old, batch = self._old, self._batch
         compressor = Compressor(DictionaryShelf(old).load)
         compressor.use(DictionaryShelf(old).newest())
-        # All dead objects are dropped, however few: erasure may depend on it.
+        # Rewrite every slab that has dead objects, however few: they may be content to erase.
         scope = packing.scope_of(old, None)._replace(many_dead=0)
         next_id = 1
         batch.begin(self._new.slabs)
@@ -307,7 +308,7 @@ class _Copier:
         return count
 
     def _copy_meta(self) -> None:
-        """Copy all rows of ``meta``, replacing those of a new store; and the sum."""
+        """Copy all rows of ``meta``, the sum over all rows and the recovery point, with no log."""
         old, new = self._old, self._new
         with old.reading() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
@@ -334,7 +335,7 @@ class _Copier:
 def _compare(old: Environment, new: Environment, tell: Tell) -> None:
     """Raise unless both stores name the same objects and hold the same rows.
 
-    The copy's own verification checks that its names lead to the right bytes.
+    ``verify_content`` checks that the names in the copy lead to the right bytes.
     """
     names = _copied(old)
     for at, name in enumerate(names):

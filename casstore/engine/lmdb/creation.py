@@ -1,8 +1,8 @@
 """Creating a store: complete, or not at all.
 
-LMDB writes a file's first pages without a flush, and a crash in between leaves a
-file that does not open. So a store is built under a temporary name and renamed
-when its first transaction is durable.
+LMDB writes the first pages of a new file without flushing them, so a crash may leave a file that
+cannot be opened. So a store is built under a temporary name, and renamed when its first transaction
+is flushed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
 COLLECTION: Final = "collection"
 TOUCHES: Final = "touches"
+# The slots for readers while the store is built; it has no readers yet, and LMDB needs a few.
 _NEW_READERS: Final = 16
-#: The databases of a store, by LMDB's name for them.
+#: The LMDB databases of a store, by name.
 DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, *TABLES)
 
 
 def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:
-    """Make the data file of a new store; hold the directory's mutex. Raises lmdb.Error too."""
+    """Create the data file of a new store; the caller holds the directory's mutex.
+
+    Raises StorageError or lmdb.Error.
+    """
     new = os.path.join(directory.path, NEW_FILE)
     new_lock = os.path.join(directory.path, NEW_LOCK_FILE)
     try:
@@ -46,7 +50,7 @@ def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -
             if os.path.lexists(leftover):
                 os.unlink(leftover)
         directory.reserve_lock_file(NEW_LOCK_FILE, _NEW_READERS)
-        # LMDB would follow a symbolic link. It treats an empty file like a missing one.
+        # Create the file here, as LMDB would follow a symbolic link. It accepts an empty file.
         os.close(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         _build(new, map_bytes, lmdb_version)
         os.unlink(new_lock)

@@ -1,9 +1,9 @@
 """Trained zstd dictionaries: numbered, stored permanently, adopted only for a measured gain.
 
-Small commits make small slabs, and a small slab alone gives a compressor little to
-learn from. A dictionary trained on the store's own content replaces that context.
-It costs memory in every thread and must be stored as long as any slab names it, so it
-is adopted only if it saves enough on samples that it was not trained on.
+Small commits make small slabs, which alone give a compressor little to learn from. A dictionary
+trained on the store's own content replaces that context. It takes memory in every thread and must
+be stored as long as any slab names it, so it is adopted (used for new slabs) only if it saves
+enough on samples that it was not trained on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from casstore.format.digest import plain_hash
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
 
+# A dictionary is adopted only if it saves this fraction.
 MIN_GAIN: Final = 0.10
-# More samples do not help: on real and on generated sessions, 8 MiB gave the same sizes.
+# How many bytes of samples are used. More do not help: on real and on generated sessions, 8 MiB
+# gave the same sizes.
 SAMPLE_BYTES: Final = 2 << 20
 SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 
@@ -38,26 +40,27 @@ FIRST_TRIAL_BYTES: Final = 1 << 19
 TRIAL_GROWTH: Final = 4
 
 _SIZE_BYTES: Final = 64 << 10
-# zstd's advice is a hundred times the dictionary; a small part of that already pays, and
-# whether it does is measured on samples that it has not seen.
+# The fewest samples to train on. zstd advises a hundred times the dictionary's length; a small part
+# of that already helps, and whether it does is measured on other samples.
 _MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 # Numbers are stored in four bytes.
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
-# Far above any that is trained here: a damaged row may claim any size (P7).
+# The limit on the length of a stored dictionary, because a damaged row may claim any (P7). It is
+# far above that of any dictionary trained here.
 _MAX_BYTES: Final = 1 << 20
 
 
 class DictionaryReport(NamedTuple):
-    """The result of training: held-out bytes as stored today and with the new dictionary.
-
-    ``adopted`` is the number of the dictionary that new slabs now use, or None.
-    """
+    """The result of training: the size of the samples that were not used for training."""
 
     samples: int
+    #: Their size as compressed today; 0 if there were too few samples to train.
     before_bytes: int
+    #: Their size with the new dictionary.
     after_bytes: int
+    #: The number of the new dictionary if new slabs use it from now on.
     adopted: int | None
 
 
@@ -71,9 +74,9 @@ def try_dictionary(
 
 
 def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
-    """The content of a stored dictionary, checked."""
+    """The content of a dictionary that ``store_dictionary`` encoded; CorruptionError if damaged."""
     if row is None:
-        raise CorruptionError(f"{path} lacks dictionary {number}")
+        raise CorruptionError(f"{path} is damaged: dictionary {number} is missing")
     try:
         content = inflate_alone(row[_CHECKSUM_BYTES:], _MAX_BYTES)
     except CorruptionError as exc:
@@ -105,7 +108,9 @@ class DictionaryShelf:
             row = txn.get(_NEWEST, db=self._env.meta)
             number = str(NO_DICTIONARY).encode() if row is None else bytes(row)
         if not number.isdigit() or len(number) > _NUMBER_DIGITS:
-            raise CorruptionError(f"{self._env.path} names its dictionary {number!r}")
+            raise CorruptionError(
+                f"{self._env.path} is damaged: the number of its newest dictionary is {number!r}"
+            )
         return int(number)
 
     def load(self, number: int) -> bytes:
@@ -115,8 +120,8 @@ class DictionaryShelf:
             with env.reading_bytes() as reading:
                 row = reading.get(key, db=env.dictionaries)
         else:
-            # Called while a slab is decoded, inside this thread's read transaction; one of
-            # its own must not enter the gate a second time.
+            # This thread is decoding a slab inside a read transaction, so it must not enter the
+            # gate a second time, as ``reading_bytes`` would.
             try:
                 with env.handle.begin() as txn:
                     row = txn.get(key, db=env.dictionaries)

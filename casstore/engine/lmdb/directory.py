@@ -1,6 +1,6 @@
-"""The files of a store, and which processes hold them.
+"""The files of a store, and the file locks by which processes exclude each other.
 
-    data.mdb, lock.mdb   LMDB's own
+    data.mdb, lock.mdb   LMDB's data file and lock file
     data.mdb.new         a store being created; renamed when complete
     redo.log             commits that are not in data.mdb yet (see ``log``)
     compact/             a store being compacted, until its file is renamed over data.mdb
@@ -8,9 +8,13 @@
     reserve              disk space for deleting (see ``reserve``)
     search.sqlite        the index of ``casstore.search``, derived from the rest
 
-flock belongs to the open file, not to the process: an unrelated close elsewhere in the program
-cannot drop it, and the kernel releases it when the holder dies. A forked child has the same
-open files, so it closes its copies at once (``forks``).
+The locks in ``locks/`` are: ``mutex`` (one process at a time creates, checks or opens the store),
+``writers`` and ``readers`` (shared, by all processes that have it open), ``log`` (a process
+appends to the redo log), ``applier`` (it applies the log), ``collector`` (it collects garbage).
+
+A lock by flock belongs to the open file, not to the process: closing another descriptor elsewhere
+in the program does not release it, and the kernel releases it when its process dies. A forked child
+has the same open files, so it closes its copies at once (``forks``).
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
 LOCKS: Final = "locks"
 _COMPACT: Final = "compact"
-#: Derived files. They may hold content that was erased, so they go when the data file is replaced.
+#: Derived files, which are removed when the data file is replaced: they may hold erased content.
 DERIVED_FILES: Final = ("search.sqlite-journal", "search.sqlite")
 _OWN_NAMES: Final = frozenset(
     (
@@ -63,7 +67,7 @@ _OWN_NAMES: Final = frozenset(
 )
 
 FILE_MODE: Final = 0o600
-#: How many readers a store may have at once: slots in LMDB's lock file.
+#: How many read transactions a store may have at once, of all processes: slots in lock.mdb.
 MAX_READERS: Final = 2048
 DIRECTORY_MODE: Final = 0o700
 
@@ -73,33 +77,38 @@ _READERS: Final = "readers"
 _LOG_LOCK: Final = "log"
 _APPLIER_LOCK: Final = "applier"
 
-# LMDB's lock file: two cache lines of its own, and one for each reader.
+# Upper bounds of the length of LMDB's lock file: of its header, and of the slot of one reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
-# How often a process that waits for a store checks whether it is free.
+# The interval at which a process that waits for a store checks whether it is closed.
 _WAIT_PAUSE_S: Final = 0.05
 
 
 class StoreDirectory:
-    """A store's directory, held open."""
+    """A store's directory: its files, and the locks that this process holds there."""
 
     def __init__(self, path: str, *, readonly: bool = False) -> None:
         self.path = path
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
         self._held: list[forks.Descriptor] = []
-        # Does this object hold the mutex for longer than one opening?
+        # True inside ``alone``: then ``exclusive`` must not take the mutex again.
         self._alone = False
 
     def prepare(self, *, create: bool) -> None:
-        """Check that this is, or may become, a store's directory; raise a typed error if not."""
+        """Require a store here; with ``create`` and if nothing is here, create the directory.
+
+        StoreNotFoundError, ForeignStoreError, CorruptionError, InvalidInputError or StorageError if
+        that is not possible.
+        """
         if os.path.exists(self.data_path):
             self._require_file()
             return
         if os.path.islink(self.data_path):
-            # A new store here would be empty, and would hide the broken link to the old one.
+            # Do not create an empty store here: it would hide that the link to the store is broken.
             raise StorageError(
-                f"{self.data_path} is a link to {os.readlink(self.data_path)}, which is not there"
+                f"{self.data_path} is a link to {os.readlink(self.data_path)}, which is not there; "
+                "restore that file, or correct the link"
             )
         try:
             strangers = set(os.listdir(self.path)) - _OWN_NAMES
@@ -111,7 +120,8 @@ class StoreDirectory:
             raise storage_error(f"cannot read {self.path}", exc) from exc
         if strangers:
             raise ForeignStoreError(
-                f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there)"
+                f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there); "
+                "choose an empty directory"
             )
         self._require_not_lost()
         if not create:
@@ -130,11 +140,12 @@ class StoreDirectory:
             raise storage_error(f"cannot read {self.data_path}", exc) from exc
 
     def _require_not_lost(self) -> None:
-        """Refuse a directory whose data file is missing; a new store would hide the loss.
+        """CorruptionError if the directory had a store whose data file is missing.
 
-        LMDB's lock file appears when a complete store is first opened. It is looked for first:
-        another process may be creating the store.
+        Creating a new store would hide the loss. LMDB's lock file shows that there was a store: it
+        appears when a complete store is first opened.
         """
+        # Look for the lock file first: another process that is creating the store makes it last.
         had_store = os.path.lexists(os.path.join(self.path, LOCK_FILE))
         if had_store and not os.path.lexists(self.data_path):
             raise CorruptionError(
@@ -159,10 +170,10 @@ class StoreDirectory:
 
     @contextmanager
     def alone(self, wait_s: float) -> Iterator[None]:
-        """Hold the mutex while the store is not open, in this process or another.
+        """Wait until no process has the store open, and hold the mutex, so that none opens it.
 
-        A process that opens the store meanwhile waits. BusyError if the store is not closed within
-        ``wait_s``; the mutex is released while waiting, because closing needs it.
+        BusyError if the store is not closed within ``wait_s``. While this waits, the mutex is free,
+        because closing the store needs it.
         """
         deadline = time.monotonic() + wait_s
         while (handle := self._lock_alone()) is None:
@@ -171,7 +182,7 @@ class StoreDirectory:
                 raise BusyError(
                     f"{self.path} is open, in this process or another; close it there, or wait"
                 )
-            # Polls: a blocking flock could not be given up after a while.
+            # Poll, because a blocking flock has no timeout.
             time.sleep(min(_WAIT_PAUSE_S, left_s))
         self._alone = True
         try:
@@ -181,8 +192,9 @@ class StoreDirectory:
             handle.unlock()
 
     def _lock_alone(self) -> forks.Descriptor | None:
+        """The locked mutex; None if a process has the store open, or holds the mutex."""
         handle = self._lock_handle("mutex")
-        assert handle is not None  # only a reader may go without
+        assert handle is not None  # None is possible only for a read-only directory object
         try:
             self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = not self.others_present() and not self._lmdb_is_open()
@@ -197,10 +209,10 @@ class StoreDirectory:
         return handle
 
     def _lmdb_is_open(self) -> bool:
-        """True if a program that ignores our locks has opened the file with LMDB itself.
+        """True if a program that does not use our locks has opened the data file with LMDB.
 
-        LMDB holds a lock on the first byte of its lock file. The query does not show locks of this
-        process, but there are none: our own are held under our locks, too.
+        LMDB locks the first byte of its lock file; this tries to. A lock that this process holds
+        would not be noticed, but it holds none: ``others_present`` has shown that.
         """
         try:
             handle = os.open(os.path.join(self.path, LOCK_FILE), os.O_RDWR)
@@ -217,30 +229,37 @@ class StoreDirectory:
         return False
 
     def hold(self) -> None:
-        """Announce this process until ``release``. Call inside ``exclusive``."""
+        """Hold the lock that shows that this process has the store open, until ``release``.
+
+        Call inside ``exclusive``.
+        """
         self._share(_READERS if self._readonly else _WRITERS)
 
     def writers_present(self) -> bool | None:
-        """True if another process holds the store for writing. Call as ``others_present``.
+        """True if another process has the store open for writing.
 
-        None if this process has no permission to check.
+        Call inside ``exclusive``, before ``hold``. None if this process has no permission to find
+        out.
         """
         return self._others_hold(_WRITERS)
 
     def others_present(self) -> bool:
-        """True if another process holds the store. Call inside ``exclusive``, before ``hold``."""
+        """True if another process has the store open.
+
+        Call inside ``exclusive``, before ``hold``.
+        """
         return bool(self._others_hold(_WRITERS) or self._others_hold(_READERS))
 
     def open_log_lock(self) -> forks.Descriptor | None:
-        """A descriptor for the lock that processes hold while they append to the log."""
+        """A descriptor of the file that a process locks while it appends to the redo log."""
         return self._lock_handle(_LOG_LOCK)
 
     def open_applier_lock(self) -> forks.Descriptor | None:
-        """A descriptor for the lock that a process holds while it applies the log."""
+        """A descriptor of the file that a process locks while it applies the redo log."""
         return self._lock_handle(_APPLIER_LOCK)
 
     def open_log(self, max_bytes: int, *, create: bool = False) -> RedoLog | None:
-        """The log, limited to ``max_bytes``; None if the file does not exist."""
+        """The redo log, open, limited to ``max_bytes``; None if the file does not exist."""
         flags = os.O_RDONLY if self._readonly else os.O_RDWR
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         path = os.path.join(self.path, LOG_FILE)
@@ -263,29 +282,29 @@ class StoreDirectory:
             sync_directory(self.path)
 
     def remove_derived(self) -> None:
-        """Remove the derived files; what needs them makes them again. Raises OSError."""
+        """Remove the derived files, which are rebuilt when they are needed. Raises OSError."""
         for name in DERIVED_FILES:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.path, name))
 
     def lock_collector(self) -> forks.Descriptor | None:
-        """A descriptor that holds the right to collect, or None if another holds it."""
+        """A descriptor that holds the collector lock; None if another collection holds it."""
         handle = self._lock_handle("collector")
         if handle is None:
-            raise StorageError(f"no right to lock {self.path}")
+            raise StorageError(f"no permission to create or open lock files in {self.path}/{LOCKS}")
         try:
             self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             return None
         except BaseException:
-            # Ctrl-C came with the lock: held here, no other process could ever take it.
+            # Ctrl-C may have come after the lock was taken: nothing else would release it.
             handle.unlock()
             raise
         return handle
 
     def release(self) -> None:
-        """Release all locks."""
+        """Release what ``hold`` has locked."""
         for handle in self._held:
             handle.unlock()
         self._held.clear()
@@ -299,7 +318,7 @@ class StoreDirectory:
     def _others_hold(self, name: str) -> bool | None:
         handle = self._lock_handle(name)
         if handle is None:
-            # A read-only medium has no writers.
+            # On a read-only medium no process can be writing.
             return False if os.statvfs(self.path).f_flag & os.ST_RDONLY else None
         try:
             self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -310,25 +329,26 @@ class StoreDirectory:
         return False
 
     def _flock(self, handle: forks.Descriptor, operation: int) -> None:
-        """Lock, or raise BlockingIOError if another process holds it and the call must not wait."""
+        """Lock or unlock; BlockingIOError if ``operation`` must not wait and the lock is held."""
         try:
             fcntl.flock(handle, operation)
         except BlockingIOError:
             raise
         except OSError as exc:
-            # Not every file system has such locks.
+            # For example on a file system without file locks.
             raise storage_error(f"cannot lock {self.path}", exc) from exc
 
     def _lock_handle(self, name: str) -> forks.Descriptor | None:
-        """A descriptor to lock, or None where a reader may not create one.
+        """A descriptor of the lock file ``name``, created if it does not exist.
 
-        A store on read-only media has no writers, so its readers need no locks.
+        None if this is a reader without permission to open or create it, or on a read-only medium:
+        there are no writers there, so readers need no locks.
         """
         folder = os.path.join(self.path, LOCKS)
         try:
             with suppress(FileExistsError):
                 os.mkdir(folder, mode=DIRECTORY_MODE)
-            # Through a symbolic link, locks would be created and awaited in another directory.
+            # O_NOFOLLOW: through a symbolic link, the locks would be in another directory.
             inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 flags = os.O_RDWR | os.O_CREAT
@@ -341,11 +361,11 @@ class StoreDirectory:
             raise storage_error(f"cannot lock {self.path}", exc) from exc
 
     def reserve_lock_file(self, name: str, readers: int) -> os.stat_result | None:
-        """Allocate LMDB's lock file before LMDB maps it; returns which file it is.
+        """Allocate the disk space of LMDB's lock file before LMDB maps it; returns its identity.
 
-        LMDB lengthens the file without writing it; on a full disk the first access to such a page
-        kills the process. Here the same shortage is an error. None: on a read-only medium, a reader
-        has no lock file.
+        LMDB lengthens the file without allocating space; on a full disk the first access to such a
+        page kills the process. Here a full disk is an error. None for a reader without permission
+        to open the file, or on a read-only medium.
         """
         size = _LOCK_HEADER_BYTES + _READER_BYTES * readers
         try:
@@ -373,7 +393,7 @@ class StoreDirectory:
             raise storage_error(f"cannot open {self.data_path}", exc) from exc
 
     def open_place(self) -> forks.Descriptor:
-        """A descriptor of the directory itself."""
+        """A descriptor of the store's directory itself."""
         try:
             return forks.open_directory(self.path)
         except OSError as exc:
@@ -397,7 +417,7 @@ class StoreDirectory:
     def take_over(self, place: str) -> None:
         """Replace this store's data file with that of the store at ``place``, durably.
 
-        Raises OSError. Before the rename nothing has changed, and after it everything.
+        Raises OSError. One rename replaces the file, so a crash leaves the old one or the new one.
         """
         new = os.path.join(place, DATA_FILE)
         self.make_alike(new)
@@ -405,7 +425,10 @@ class StoreDirectory:
         sync_directory(self.path)
 
     def make_alike(self, new: str) -> None:
-        """Give a file the owner and mode of the data file that it replaces, durably; or OSError."""
+        """Give the file ``new`` the owner and mode of this store's data file, durably.
+
+        Raises OSError.
+        """
         old = os.stat(self.data_path)
         handle = os.open(new, os.O_RDWR)
         try:
@@ -423,21 +446,21 @@ class StoreDirectory:
         place = os.path.join(self.path, _COMPACT)
         if not os.path.lexists(place):
             return
-        import shutil  # here, because opening a store should not have to wait for it
+        import shutil  # not at the top: it would slow down every opening of a store
 
         try:
             strange = sorted(set(os.listdir(place)) - _OWN_NAMES)
             if strange:
                 raise StorageError(
-                    f"{os.path.join(place, strange[0])} is not of a compaction; move it elsewhere, "
-                    f"and then remove {place}"
+                    f"{os.path.join(place, strange[0])} was not made by `casstore compact`; move "
+                    f"it elsewhere, and then remove {place}"
                 )
             shutil.rmtree(place)
         except OSError as exc:
             raise storage_error(f"cannot remove {place}", exc) from exc
 
     def sync_names(self) -> None:
-        """Make created, renamed and removed files survive a power loss."""
+        """Make files created, renamed and removed here stay so after a power loss."""
         try:
             sync_directory(self.path)
         except OSError as exc:

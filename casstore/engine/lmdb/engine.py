@@ -1,13 +1,15 @@
-"""The engine protocol on LMDB.
+"""The engine protocol on LMDB, in these databases (tables) of one LMDB file:
 
-    index         the first bytes of a digest ‖ id (see ``index``)
+    index         the first bytes of a digest ‖ id (see ``lookup``)
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
+    collection    notes of writers for the garbage collector (see ``notes``)
+    touches       objects that were put again (see ``notes``)
     …             one database for each table of rows
 
-A write joins a batch (``group``), which is checked (``transaction``) and appended to the redo
-log (``recent``, ``log``). A background thread applies the log to the tables (``applying``).
+A write joins a batch, which is checked as a whole (``batches``) and appended to the redo log
+(``recent``, ``log``). A background thread applies the log to the tables (``applying``).
 """
 
 from __future__ import annotations
@@ -91,8 +93,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
-# At this interval a writer clears the reader slots of killed processes, which keep pages from
-# being reused, and loads dictionaries that other processes have trained.
+# After this many commits a writer clears the reader slots of killed processes, which keep pages
+# from being reused, and loads dictionaries that other processes have trained.
 _HOUSEKEEPING_COMMITS: Final = 1024
 # After this time without a commit, the log is applied.
 _IDLE_S: Final = 10.0
@@ -101,7 +103,7 @@ _VERSION: Final = Struct(">QQQ")
 
 
 def _reclaims(write: Write) -> bool:
-    """True if this write only deletes and changes rows, so that it may use the reserved space."""
+    """True if this write deletes rows and stores no objects: it may use the reserved disk space."""
     return not write.objects and any(isinstance(change, DeleteRow) for change in write.rows)
 
 
@@ -142,7 +144,8 @@ class LmdbEngine:
         self._commits = 0
         self._committed_at_s = 0.0
         self._pid = os.getpid()
-        # The bytes stored at the last dictionary trial, and how many more until the next trial.
+        # The bytes stored so far at the last dictionary trial, and how many more bytes until the
+        # next trial.
         self._auto_train = auto_train
         self._tried_at_bytes = 0
         self._try_after_bytes = FIRST_TRIAL_BYTES
@@ -180,7 +183,7 @@ class LmdbEngine:
         )
 
     def with_durability(self, durability: str) -> LmdbEngine:
-        """The same engine with another default durability. Both close together."""
+        """The same engine with another default durability. Closing either closes both."""
         if durability == self.durability:
             return self
         same = copy(self)
@@ -188,7 +191,7 @@ class LmdbEngine:
         return same
 
     def shares_files_with(self, other: LmdbEngine) -> bool:
-        """True if both are the same engine, apart from their durability."""
+        """True if both are the same engine, perhaps with different default durabilities."""
         return self._env is other._env
 
     @property
@@ -220,7 +223,7 @@ class LmdbEngine:
         return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None for one that is not stored."""
+        """The objects in the order of ``digests``; None for those that are not stored."""
         self._env.gate.check()
         conditions.check_digests(digests)
         found: list[StoredObject | None] = []
@@ -260,7 +263,7 @@ class LmdbEngine:
             while recent and len(infos) < limit:
                 key, value = recent.pop()
                 infos.extend(self._live_objects(txn, view, key, value, before))
-                # The tables may hold it by now.
+                # The tables may hold these objects as well: read only lower ids from there.
                 first_id = slabs.read_directory(key, value).first_id
                 before = first_id if before is None else min(before, first_id)
             cursor = txn.cursor(db=self._env.slabs)
@@ -306,7 +309,7 @@ class LmdbEngine:
     # --- reading rows ----------------------------------------------------------------------
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows from one snapshot, in the order asked for; None for one that does not exist."""
+        """The rows in the order of ``keys``, from one snapshot; None for missing rows."""
         for table, key in keys:
             conditions.check_key(table, key)
         env = self._env
@@ -364,7 +367,7 @@ class LmdbEngine:
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write, wholly or not at all; when this returns, it is as durable as asked for."""
+        """Run one write atomically; returns when it is as durable as ``Write.durable`` says."""
         env = self._env
         env.gate.check()
         if env.readonly:
@@ -383,7 +386,7 @@ class LmdbEngine:
                 return self._queue.submit(job)
 
     def _committed(self, durable: bool) -> None:
-        """Run periodic work that is due; called after every commit of this engine."""
+        """Run or start periodic work that is due; called after every batch of this engine."""
         self._commits += 1
         self._committed_at_s = time.monotonic()
         data_bytes, log_bytes = self._env.covered_bytes, self._env.recent.log_bytes
@@ -407,17 +410,18 @@ class LmdbEngine:
             self._train_aside()
 
     def _keep_house(self) -> None:
+        """Clear the reader slots of killed processes; load the newest dictionary."""
         try:
             self._env.handle.reader_check()
             self._compressor.use(self._shelf.newest())
         except (lmdb.Error, CasstoreError):
-            # The commit is done and must not look failed. Slots of killed readers stay until
-            # the next time, which costs pages, not data; a dictionary that cannot be read is
-            # reported by the first read that needs it.
+            # The commit is done, so its caller must not get an error. Slots that were not cleared
+            # cost pages, not data, until the next time; a dictionary that cannot be read raises an
+            # error in the first read that needs it.
             return
 
     def _train_aside(self) -> None:
-        """Try a dictionary in a thread of its own, rarely: no caller waits for it."""
+        """Start a thread that tries to train a better dictionary: no caller waits for it."""
         self._tried_at_bytes = self._batches.stored_bytes
         self._try_after_bytes *= TRIAL_GROWTH
         if self._training is None or not self._training.is_alive():
@@ -428,22 +432,22 @@ class LmdbEngine:
                 training.start()
             except RuntimeError:
                 # The system allows no more threads, or the interpreter is shutting down. The commit
-                # is done and must not look failed; compression works without a dictionary.
+                # is done, so its caller must not get an error; no new dictionary is needed.
                 return
             self._training = training
 
     def _train_quietly(self) -> None:
         try:
             if not self.train_dictionary().before_bytes:
-                # Too few samples so far: most objects were long. Try again soon.
+                # Too few samples, because most objects were long. Try again soon.
                 self._try_after_bytes = FIRST_TRIAL_BYTES
         except CasstoreError:
-            # Closed, out of space or damaged: compression works without a dictionary, and the
-            # next read or write reports the fault.
+            # The store is closed, out of space or damaged. No new dictionary is needed, and the
+            # next read or write of a caller raises the error.
             return
 
     def used_bytes(self) -> int:
-        """The pages that objects, rows and indexes take; the file also has free pages."""
+        """The bytes of the pages in use; the file also has free pages."""
         env = self._env
         with env.reading() as txn:
             stats = [txn.stat(database) for database in env.databases.values()]
@@ -453,24 +457,27 @@ class LmdbEngine:
         )
 
     def watch(self) -> Watch:
-        """A watch that becomes readable when any process may have written to the store."""
+        """A watch that wakes when any process may have written to the store."""
         with importing():
             from casstore.engine.lmdb.watching import open_watch
 
         return open_watch(self._env)
 
     def flush(self) -> None:
-        """Make everything acknowledged so far survive a power loss."""
+        """Return once every acknowledged write survives a power loss."""
         self._env.require_writable()
         self._env.flush()
 
     def _work_behind(self) -> float:
-        """Flush and apply the log if that is due; returns the seconds until the next call."""
+        """Flush the log, and apply it if that is due; returns the seconds until the next call.
+
+        The background thread calls this.
+        """
         recent = self._env.recent
         unflushed = self._env.flush()
         idle_s = time.monotonic() - self._committed_at_s
         if recent.is_due:
-            # Another process may have applied it.
+            # Another process may have applied the log; then it is no longer due.
             recent.drop_applied()
         if recent.is_due or idle_s >= _IDLE_S:
             recent.apply_concurrently()
@@ -487,8 +494,8 @@ class LmdbEngine:
     def close(self) -> None:
         """Release all resources. Closing twice is allowed; every other call then fails."""
         if os.getpid() != self._pid:
-            # A forked child has released them already, and has none of the threads. A thread may
-            # have held a lock during the fork, and no thread here can release it.
+            # A forked child has released its copies already, and has none of the threads. A lock
+            # below may have been held during the fork; here no thread would release it.
             return
         if self._behind is not None:
             self._behind.stop()
@@ -505,7 +512,10 @@ class LmdbEngine:
     def pack(
         self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
     ) -> PackReport:
-        """Join slabs older than ``min_age_ms``, in short steps, concurrently with writers."""
+        """Join small slabs older than ``min_age_ms``, and drop objects that gc removed.
+
+        Works in short steps, concurrently with readers and writers.
+        """
         with importing():
             from casstore.engine.lmdb.packing import pack
 
@@ -520,17 +530,18 @@ class LmdbEngine:
             )
 
     def reclaiming(self) -> AbstractContextManager[None]:
-        """Let this thread use the disk space that is reserved for reclaiming space."""
+        """Let this thread use the reserved disk space inside the ``with`` statement."""
         return self._reserve.reclaiming()
 
     def _adopt_cold_dictionary(self, scope: PackScope) -> None:
+        """Train a dictionary for packing, and use it from now on if it saves enough."""
         with importing():
             from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary
 
         try:
             trial = try_cold_dictionary(self._env, self._compressor, scope.packed_to, scope.newest)
         except CorruptionError:
-            # Packing meets the damage next, and reports its location.
+            # Packing, which comes next, reads the same slab and reports its location.
             return
         if trial is not None:
             self._compressor.use(self._shelf.add(trial.dictionary), trial.dictionary)
@@ -542,7 +553,7 @@ class LmdbEngine:
     # --- measuring --------------------------------------------------------------------------------
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
-        """The use of the file's pages; ``progress`` gets the rows done and their total."""
+        """Measure; object contents are not read. ``progress(rows_done, rows_total)`` is called."""
         with importing():
             from casstore.engine.lmdb.measuring import measure
 
@@ -551,7 +562,7 @@ class LmdbEngine:
     # --- collecting -------------------------------------------------------------------------------
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> LmdbCollection:
-        """A collection that keeps objects that roots reach or that are within the grace period."""
+        """A collection that keeps reachable objects and those put within the grace period."""
         with importing():
             from casstore.engine.lmdb.collection import LmdbCollection
 
@@ -559,14 +570,14 @@ class LmdbEngine:
         return LmdbCollection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
 
     def commits_since_collection(self) -> int:
-        """How many commits there were since a collection last completed."""
+        """How many commits there were since the last completed collection."""
         with self._env.snapshot() as (txn, view):
             return view.lsn - notes.collected_at(self._env, txn)
 
     # --- rebuilding -------------------------------------------------------------------------------
 
     def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
-        """Rebuild the index from the slabs: all that roots reach, and younger objects."""
+        """Rebuild the index with the objects that are reachable or within the grace period."""
         with importing():
             from casstore.engine.lmdb.reindexing import rebuild_index
 
@@ -574,7 +585,7 @@ class LmdbEngine:
         return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
 
     def sum_rows(self) -> None:
-        """Rebuild the sum over all rows from the stored rows."""
+        """Recompute the checksum over all rows from the current rows."""
         with importing():
             from casstore.engine.lmdb.reindexing import sum_rows
 
@@ -599,7 +610,9 @@ class LmdbEngine:
     def check_rows(
         self, tables: Sequence[str], progress: Progress | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Check every row of these tables; ``whole``: these are all, so check the sum, too."""
+        """Check every row of these tables; ``whole``: they are all tables, so check the checksum
+        over all rows, too.
+        """
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -608,7 +621,7 @@ class LmdbEngine:
         return examination.check_rows(self._env, tables, progress, whole=whole)
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order, without damaged ones."""
+        """At most ``limit`` rows from the key ``start`` on, in order; damaged rows are left out."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -616,9 +629,10 @@ class LmdbEngine:
         return examination.readable_rows(self._env, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
-        """Check the objects of the next slabs after the id ``after``, reading past all caches.
+        """Examine the objects of the next few slabs, with ids above ``after``, without any cache.
 
-        ``content``: for which ids to hash the content as well; None: for none.
+        ``content(id)`` returns whether to read the object's bytes and compare them with its digest;
+        None: of no object.
         """
         with importing():
             from casstore.engine.lmdb import examination
@@ -627,7 +641,7 @@ class LmdbEngine:
         return examination.examine(self._env, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ids of objects, from one snapshot; None for one that is not stored."""
+        """The ids of objects, from one snapshot; None for digests that are not stored."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -635,7 +649,7 @@ class LmdbEngine:
         return examination.find_ids(self._env, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
-        """The digests under which the index names these ids, from one snapshot; None: unnamed."""
+        """The digests of objects, from one snapshot; None for ids that the index does not have."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -644,21 +658,21 @@ class LmdbEngine:
     def check_index(
         self, excused: Callable[[int], bool], progress: Progress | None = None
     ) -> list[Fault]:
-        """Find names in the index that lead to no object, except ids that are ``excused``."""
+        """Find index rows that lead to no object, except for ids for which ``excused`` is true."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.check_index(self._env, excused, progress)
 
     def read_mark(self) -> bytes | None:
-        """The mark that the last check stored."""
+        """What the last check passed to ``write_mark``; None if there was none."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.read_mark(self._env)
 
     def write_mark(self, mark: bytes) -> None:
-        """Store a mark for the next check."""
+        """Save bytes for the next check."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -667,7 +681,10 @@ class LmdbEngine:
     # --- versions of the rows ---------------------------------------------------------------------
 
     def rows_version(self) -> bytes:
-        """The file and the last LSN: every write that changes a row gets a new LSN."""
+        """An identifier of the present state of all rows: the data file, and the last LSN.
+
+        Every write that changes a row gets a new LSN.
+        """
         with self._env.snapshot() as (txn, view):
             return self._version(max(view.lsn, applied_lsn(txn, self._env.path)))
 
@@ -676,7 +693,10 @@ class LmdbEngine:
         return _VERSION.pack(file.st_dev, file.st_ino, lsn)
 
     def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
-        """The keys in the log's entries since then; None if some of them have been applied."""
+        """The keys of the rows that were written after the version ``since``, or deleted.
+
+        They are in the log's entries since then. None if some of those have been applied.
+        """
         conditions.check_table(table)
         if len(since) != _VERSION.size:
             return None
@@ -712,7 +732,7 @@ class LmdbEngine:
     # --- verifying --------------------------------------------------------------------------------
 
     def verify(self) -> int:
-        """Recompute every digest and check every row; the number of objects, or CorruptionError."""
+        """Check every object and every row; returns the number of objects, or CorruptionError."""
         return verify_content(self._env)
 
     # --- dictionaries ----------------------------------------------------------------------------
@@ -720,9 +740,9 @@ class LmdbEngine:
     def train_dictionary(self) -> DictionaryReport:
         """Train a dictionary on the store's own content; adopt it if it saves enough.
 
-        New slabs use the newest dictionary. Each slab names its own, and none is removed while a
-        slab may name it. Another process continues with the dictionary it knows, can read both, and
-        loads the new one later.
+        New slabs use the newest dictionary. Each slab names the dictionary it was compressed with,
+        and no dictionary is removed while a slab may name it. Other processes compress with the
+        dictionary that they know until they load the new one (``_keep_house``).
         """
         self._env.require_writable()
         self._env.apply_log()

@@ -1,9 +1,13 @@
-"""An LMDB environment: the one module that begins transactions.
+"""An LMDB environment (an open data file); almost all transactions begin here.
 
-It adds to py-lmdb: a check of the file before it is mapped; creation that is complete or
-absent; a gate that ``close`` and ``fork`` shut; typed errors; the commits that are still in the
-log (``recent``). It also enforces LMDB's rules: one environment for each file and process, no
-use after a fork, write transactions bound to their thread, short read transactions.
+``Environment`` adds to py-lmdb: a check of the file before it is mapped; creation that is complete
+or absent; a gate that keeps threads out of LMDB while the store is closed or the process forks;
+typed errors; the commits that are still in the redo log (``recent``). It also enforces LMDB's
+rules: one environment for each file and process, no use after a fork, write transactions bound to
+their thread, short read transactions.
+
+``snapshot`` is the way to read: the tables, and the commits that they lack. ``reading`` reads the
+tables alone.
 """
 
 from __future__ import annotations
@@ -60,23 +64,28 @@ from casstore.format.header import require_header
 if TYPE_CHECKING:
     from casstore.engine.watches import DescriptorWatch
 
-# Address space, not disk. A process has 128 TiB of it, and may open a thousand stores.
+# The smallest automatic map. It takes address space, not disk space: a process has 128 TiB of it,
+# enough for a thousand open stores.
 FIRST_MAP_BYTES: Final = 64 << 30
-# An automatic map lets the file grow to this many times its length.
+# An automatic map is at least this many times as long as the file.
 _MAP_GROWTH: Final = 4
 
-# A commit is logged only while a bounded map has space for this many times the log's length.
+# With a map bounded by the caller, a commit goes into the log only while the map has free space for
+# this many times the log's length.
 _MAP_SHARE: Final = 4
 
-# How often an opener checks whether the writer has lengthened a short file.
+# How many times at most a process that opens a short file checks whether a writer has lengthened
+# it by now.
 _COVER_TRIES: Final = 50
-# How often a read transaction is restarted because commits came while it began.
+# How many times at most a read transaction is restarted because commits came while it began.
 _BEGIN_TRIES: Final = 16
+# The pause before each of the checks of _COVER_TRIES.
 _COVER_PAUSE_S: Final = 0.002
-# How often a snapshot is restarted because the log was applied meanwhile.
+# How many times at most a snapshot is restarted because the log was applied to the tables since.
 _SNAPSHOT_TRIES: Final = 64
-# Beginning a read transaction takes less, mostly a tenth of it; two commits take more, because
-# each writes to the file at least twice. Checking every time would cost the shortest reads a fifth.
+# A read transaction that took longer than this to begin is checked by ``_require_newest``. Usually
+# beginning takes a tenth of this; two commits take more, as each writes to the file at least twice.
+# Checking every time would make the shortest reads a fifth slower.
 _HELD_UP_S: Final = 5e-6
 
 
@@ -97,11 +106,13 @@ class Environment:
         prove: Callable[[Environment], object],
         directory: StoreDirectory | None = None,
     ) -> None:
-        """Open; ``prove`` verifies all content, and is called if ``verify`` is set.
+        """Open the store at ``path``.
 
-        ``map_bytes`` bounds the file; None: the disk does. ``log_bytes`` bounds the log.
-        ``instead_of_log``: entries to apply in place of a log that is lost, or was not copied.
-        ``directory``: the store's own, from a caller that already holds its mutex.
+        ``verify``: first verify the file's structure, and all content by calling ``prove``.
+        ``map_bytes`` bounds the data file; None: only the disk does. ``log_bytes`` bounds the log.
+        ``instead_of_log``: entries to apply to the tables in place of the redo log, which is then
+        marked unused: for a log that is lost or was not copied.
+        ``directory``: the store's directory, from a caller that already holds its mutex.
         """
         self.path = path
         self.readonly = readonly
@@ -111,15 +122,17 @@ class Environment:
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
         self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
-        #: Held by the one thread that commits.
+        #: Held by the thread of this process that commits.
         self.write_lock = threading.Lock()
-        #: Held by the one thread that has an LMDB write transaction; taken after ``write_lock``.
+        #: Held by the thread of this process that has an LMDB write transaction; taken after
+        #: ``write_lock``.
         self.tables_lock = threading.Lock()
-        #: The length that the file is known to have.
+        #: The data file is known to be at least this long.
         self.covered_bytes = 0
         #: Compresses slabs with the store's dictionaries, and inflates them.
         self.compressor = Compressor(DictionaryShelf(self).load)
-        # Woken when this closes; the waiting callers own them. Add inside the gate.
+        # The watches to wake when this closes. Weak references: their users own them. Add one only
+        # inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
         self._directory.prepare(create=create and not readonly)
@@ -131,7 +144,8 @@ class Environment:
             writers = self._directory.writers_present()
             try:
                 self._directory.hold()
-                # A child forked meanwhile could neither close the handle nor reopen the file.
+                # No fork before all is in _OPEN: the child could neither close LMDB's handle nor
+                # reopen the file.
                 with _fork_lock:
                     self._open()
                     self.data_handle = self._directory.open_data()
@@ -153,12 +167,12 @@ class Environment:
                         )
                     self._replace_log(instead_of_log)
                 self.recent.open(writers=writers)
-                # Still under the mutex: other processes that open the store wait for the result.
+                # Under the mutex, so that no other process opens the store before it is verified.
                 if verify:
                     prove(self)
                 if not readonly:
-                    # A file that a killed writer left short was verified just now. Later openers
-                    # could not verify it while this process has it open.
+                    # Lengthen a file that a killed writer left short, and that was verified just
+                    # now: while this process has it open, no other could verify it.
                     self.cover()
             except BaseException:
                 with self.write_lock, self.tables_lock:
@@ -167,7 +181,7 @@ class Environment:
                 raise
 
     def _replace_log(self, entries: Sequence[tuple[Position, BatchEntry]]) -> None:
-        """Apply these entries, and let the tables say that they need no log."""
+        """Apply these entries to the tables, and mark the log unused, in one transaction."""
         self.require_writable()
         with self.tables_lock:
             try:
@@ -182,11 +196,12 @@ class Environment:
                 raise translate(exc, self.path) from exc
 
     def _tidy_up(self) -> None:
+        """Remove what a killed compaction has left, if that is possible."""
         try:
             self._directory.remove_leftovers()
         except StorageError:
-            # It may belong to another user, whose compaction was killed. It takes space, but
-            # does not prevent opening the store.
+            # The files may belong to another user. They take space, but do not prevent opening the
+            # store.
             return
 
     # --- opening ---------------------------------------------------------------------
@@ -201,12 +216,13 @@ class Environment:
             raise translate(exc, self.path) from exc
 
     def _check_file(self, *, verify: bool) -> None:
+        """Check the data file before LMDB maps it: its length, or with ``verify`` all pages."""
         path = self._directory.data_path
         if verify:
             if self._directory.others_present():
                 raise BusyError(f"{self.path} is in use; its file can be verified only when closed")
             guard.verify_structure(path)
-        # A reader does not change the file, and does not lengthen it either.
+        # Only a writer changes the file, or lengthens a short one.
         written = self._directory.writers_present()
         extent = guard.read_extent(path)
         tries = 0
@@ -221,25 +237,27 @@ class Environment:
                 f"{path} has meta pages of transactions {extent.transactions[0]} and "
                 f"{extent.transactions[1]}, which do not follow each other: one is damaged"
             )
-        # LMDB 1.0, as py-lmdb builds it, refuses pages that are newer than the transaction.
+        # LMDB 1.0, as py-lmdb builds it, raises MDB_BAD_TXN for a page that is newer than the
+        # reading transaction (see ``_require_newest``).
         self.refuses_newer = extent.lmdb_version == 1
         self.page_header_bytes = extent.header_bytes
         if extent.is_short:
             if written:
                 raise BusyError(
-                    f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and another "
-                    "process uses it; close that one, so that it can be verified"
+                    f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and cannot be "
+                    "verified while another process uses it; close the store there"
                 )
             guard.verify_structure(path)
 
     def _open(self) -> None:
+        """Open LMDB, and set ``handle`` and the databases."""
         self._require_first()
         if self._map_limit is None:
             self.map_bytes = self._automatic_map()
         self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
-                # A path of the operating system need not be text in any encoding.
+                # Bytes, because a path need not be valid UTF-8.
                 os.fsencode(self.path),
                 map_size=self.map_bytes,
                 readonly=self.readonly,
@@ -251,8 +269,8 @@ class Environment:
                 readahead=False,
             )
         except lmdb.ReadonlyError as exc:
-            # LMDB's error for a refusal by the operating system. Readers need write access to
-            # lock.mdb: LMDB records the pages in use there.
+            # py-lmdb raises this if the operating system denies access. Readers need write access
+            # to lock.mdb: LMDB records there which pages they use.
             also = "; readers need write access to its lock.mdb" if self.readonly else ""
             raise StorageError(f"no right to open {exc}{also}") from exc
         except lmdb.Error as exc:
@@ -272,7 +290,7 @@ class Environment:
         self._page_bytes = handle.stat()["psize"]
 
     def _automatic_map(self) -> int:
-        """Address space for the file and its growth."""
+        """The map size for the present file: a power of two, at least _MAP_GROWTH times as long."""
         try:
             file_bytes = os.stat(self._directory.data_path).st_size
         except OSError as exc:
@@ -283,15 +301,16 @@ class Environment:
         return map_bytes
 
     def _require_first(self) -> None:
-        """Raise if this process has the store open already, under any path.
+        """BusyError if this process has the store open already, under any path.
 
-        The system drops all locks that a process has on a file when it closes any descriptor of
-        it. LMDB relies on such locks: other processes would take the readers here for dead.
+        When a process closes any descriptor of a file, the operating system releases all fcntl
+        locks of the process on that file. LMDB relies on such locks: if a second environment of the
+        store were closed, other processes would take the readers of the first for dead.
         """
         try:
             there = os.stat(os.path.join(self.path, LOCK_FILE))
         except OSError:
-            # The store cannot be open; if it exists, opening it reports the error.
+            # Without a lock file the store is not open. Any other error is raised by opening it.
             return
         for other in list(_OPEN):
             known = other._lock_file
@@ -299,8 +318,8 @@ class Environment:
                 raise BusyError(f"{self.path} is already open in this process, as {other.path}")
 
     def _open_databases(self, handle: lmdb.Environment) -> None:
-        # Outside a transaction: py-lmdb resets a read transaction where LMDB requires a commit
-        # for the handle to stay valid.
+        # Not inside a read transaction: a handle that was opened in one stays valid only if LMDB
+        # commits the transaction, and py-lmdb resets it instead.
         try:
             try:
                 meta = handle.open_db(META.encode(), create=False)
@@ -314,7 +333,7 @@ class Environment:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
-        #: All databases by name.
+        #: All databases by name; ``tables`` are those of rows.
         self.databases = dict(databases)
         self.index = databases.pop(INDEX)
         self.slabs = databases.pop(SLABS)
@@ -326,7 +345,7 @@ class Environment:
 
     @property
     def data_path(self) -> str:
-        """The file that holds everything."""
+        """The path of the data file."""
         return self._directory.data_path
 
     def file_bytes(self) -> int:
@@ -336,22 +355,22 @@ class Environment:
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
-        """Begin this process's one write transaction; hold ``tables_lock``."""
+        """Begin an LMDB write transaction; the caller holds ``tables_lock``."""
         self.require_present()
         try:
             return self.handle.begin(write=True)
         except (lmdb.PanicError, lmdb.MapResizedError):
-            # Panic: an earlier commit could not write its meta page, and LMDB takes no more
-            # writes until it is reopened. The file holds the last good commit. Resized:
-            # another process has made the file longer than the map of this one.
+            # Panic: an earlier commit could not write its meta page, and LMDB refuses writes until
+            # it is reopened; the file holds the last good commit. Resized: another process has made
+            # the file longer than the map of this one. Reopening solves both.
             self.reopen()
             return self.handle.begin(write=True)
 
     def require_present(self) -> None:
-        """Raise if the open file is no longer the store's: writes to it would be lost."""
+        """StorageError if the open data file was deleted or replaced: writes would be lost."""
         try:
-            # Relative to the open directory: it may have been renamed, and the process may have
-            # changed its working directory.
+            # Relative to the open directory: the directory may have been renamed, and the process
+            # may have changed its working directory.
             there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
             identity = there.st_dev, there.st_ino
         except OSError:
@@ -364,9 +383,10 @@ class Environment:
 
     @contextmanager
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """One short write transaction on the tables, with the whole log applied: for maintenance.
+        """A short write transaction on the tables, in which the whole log is applied first.
 
-        Committed and flushed at the end. If it is aborted inside, nothing changes.
+        For maintenance: gc, packing, rebuilding. It is committed and flushed at the end, unless the
+        caller has aborted it; then nothing changes.
         """
         with self.write_lock:
             self.gate.check()
@@ -381,7 +401,7 @@ class Environment:
                             txn.commit()
                             self.recent.begin_after(state)
                     finally:
-                        # After a commit there is nothing left to abort.
+                        # After an error. After a commit this does nothing.
                         txn.abort()
                     if changes:
                         self.cover()
@@ -402,38 +422,45 @@ class Environment:
             self.recent.take_out_of_use()
 
     def reading(self) -> ReadTransaction[memoryview]:
-        """A short read transaction; no view of its data may outlive it."""
+        """A short read transaction on the tables alone, without commits that are only in the log.
+
+        It returns memoryviews, which must not be used after its end.
+        """
         return ReadTransaction(self, buffers=True)
 
     def reading_bytes(self) -> ReadTransaction[bytes]:
-        """A read transaction that returns bytes: faster for many small values."""
+        """Like ``reading``, but returns bytes: faster for many small values."""
         return ReadTransaction(self, buffers=False)
 
     def require_writable(self) -> None:
-        """Raise unless this environment takes writes."""
+        """ReadOnlyError if the store is open read-only."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
 
     def snapshot(self) -> TableSnapshot:
-        """A short read transaction on the tables, and the commits to read over them."""
+        """A short read transaction on the tables, with a view of the commits that they lack."""
         return TableSnapshot(self)
 
     def lock_collector(self) -> Descriptor:
-        """A descriptor that holds the collector lock; closing it releases the lock."""
+        """A descriptor that holds the collector lock until it is closed.
+
+        BusyError if another collection holds the lock.
+        """
         handle = self._directory.lock_collector()
         if handle is None:
             raise BusyError(f"{self.path} has a running collection; wait until it has ended")
         return handle
 
     def cover(self) -> None:
-        """After a commit to the tables, inside ``tables_lock``: wake the watches on the file, and
-        make the file as long as its meta page says.
+        """Wake the watches on the data file, and make it as long as its meta page claims.
+
+        Call after each commit to the tables, holding ``tables_lock``. Never fails the commit.
         """
         try:
             os.utime(self.data_handle)
         except OSError:
-            # The commit is done and must not look failed. Its writes have woken the watches, too,
-            # perhaps a moment too early (see ``watching``).
+            # The commit is done, so its caller must not get an error. Its writes have woken the
+            # watches, perhaps a moment too early (see ``watching``).
             pass
         needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
         if (
@@ -441,16 +468,17 @@ class Environment:
             and needed_bytes > self.map_bytes // 2
             and self._automatic_map() > self.map_bytes
         ):
-            # Early, so that no transaction finds the map full.
+            # With a longer map, before a transaction finds the map full.
             self.reopen()
-        # A file never shrinks, so a length that was sufficient once stays sufficient.
+        # A file never shrinks, so it need not be checked again up to this length.
         if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
             self.covered_bytes = needed_bytes
 
     def may_be_full(self, log_bytes: int) -> bool:
-        """True if a map bounded by the caller may lack space for the content of the log.
+        """True if ``map_bytes`` is set, and may leave too little space for applying the log.
 
-        The tables may need several times as much: each changed row also changes branch pages.
+        The tables may need several times the log's length: each changed row also changes branch
+        pages.
         """
         return (
             self._map_limit is not None
@@ -458,7 +486,7 @@ class Environment:
         )
 
     def flush(self) -> bool:
-        """Make everything committed so far survive a power loss; False if it did already."""
+        """Flush all commits so far to the disk; False if they were flushed already."""
         self.gate.enter()
         try:
             return self.recent.flush()
@@ -475,7 +503,7 @@ class Environment:
             self.gate.resume()
 
     def close(self) -> None:
-        """Wait for transactions to end, apply the log if this is the last process, and close."""
+        """Wait for transactions to end, and close. The last process applies the whole log first."""
         with self.write_lock:
             if self.gate.is_shut:
                 return
@@ -491,16 +519,16 @@ class Environment:
         try:
             self._settle()
         except StorageError:
-            # The disk is full, or no descriptor is left. The next process that opens the store
-            # applies the log, so it is enough that the log is on the disk.
+            # For example: the disk is full, or no descriptor is free. The next process that opens
+            # the store reads the log, so it is enough to flush the log.
             self.recent.flush()
 
     def _settle(self) -> None:
-        """Mark the log unused, unless other processes have the store open."""
+        """Apply the log and mark it unused; or flush it, if other processes have the store open."""
         try:
             self.require_present()
         except StorageError:
-            # There is nothing to settle.
+            # The data file was deleted or replaced, so its log needs no care.
             return
         with self._directory.exclusive():
             # Processes that open the store meanwhile wait for the mutex.
@@ -512,7 +540,7 @@ class Environment:
                     self.recent.take_out_of_use()
 
     def _let_go(self) -> None:
-        """Close everything; hold both locks, so that no fork happens in between."""
+        """Wake the watches and close all files. Hold both locks, so that no fork comes between."""
         for watch in list(self.watches):
             watch.wake()
         self.handle.close()
@@ -527,9 +555,9 @@ class Environment:
     def before_fork(self) -> None:
         """Keep all threads out of LMDB while the process is copied.
 
-        The child must close its copy of the environment, or py-lmdb will not let it
-        open the store again; and closing with a transaction open would hand the
-        parent's reader slot or write lock to others.
+        The child must close its copy of the environment, or py-lmdb will not let it open the store
+        again. If it closed the copy with a transaction open, it would release the reader slot or
+        the write lock that the parent still uses.
         """
         self.write_lock.acquire()
         self.tables_lock.acquire()
@@ -546,11 +574,12 @@ class Environment:
         self.write_lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Close the copy; from here on every call raises ForkedError."""
+        """Close the child's copy of the environment; every later call there raises ForkedError."""
         self.write_lock = threading.Lock()
         self.tables_lock = threading.Lock()
         if self.gate.is_shut:
-            # Closed while the fork waited. Its descriptor number may belong to another file by now.
+            # Another thread closed it while the fork waited. Do not close descriptors here: their
+            # numbers may belong to other files by now.
             return
         self.gate.shut_in_child(
             ForkedError(
@@ -562,7 +591,8 @@ class Environment:
         if self._lock_file is None or unshare_readers(self.path, self._lock_file.st_ino):
             self.handle.close()
         else:
-            # Closing would endanger the parent's readers. This process cannot reopen the store.
+            # Closing would free reader slots that the parent uses. So the copy stays open, and this
+            # child cannot reopen the store.
             leave_open(self.handle)
         os.close(self.data_handle)
 
@@ -580,13 +610,14 @@ def is_over(txn: lmdb.Transaction[bytes]) -> bool:
 
 
 class ReadTransaction(Generic[Stored]):
-    """``with env.reading() as txn``: enters the gate, begins, ends, and translates errors."""
+    """``with env.reading() as txn``: a read transaction inside the gate, with typed errors."""
 
     __slots__ = ("_buffers", "_env", "_txn")
 
     def __init__(self, env: Environment, *, buffers: bool) -> None:
         self._env = env
-        # py-lmdb returns memoryview with ``buffers``, else bytes; its types need to know which.
+        # With ``buffers`` py-lmdb returns memoryviews, else bytes. Any, because its type hints tell
+        # the two apart by the literal value.
         self._buffers: Any = buffers
         self._txn: lmdb.Transaction[Stored]
 
@@ -615,11 +646,11 @@ class ReadTransaction(Generic[Stored]):
         return self._txn
 
     def _require_newest(self) -> None:
-        """Restart if commits came while the transaction began.
+        """Restart the transaction if commits came while it began.
 
-        LMDB takes the number of the newest transaction and then reads its meta page. If other
-        writers commit twice in between, it finds newer roots there under the older number; with
-        format 1 every read then fails with MDB_BAD_TXN.
+        LMDB reads the number of the newest transaction, and then the meta page of that number. If
+        writers commit twice in between, the meta page holds a newer state, which LMDB then reads
+        under the older number; with format 1 (LMDB 1.0) every read fails with MDB_BAD_TXN.
         """
         handle = self._env.handle
         for _ in range(_BEGIN_TRIES):
@@ -643,7 +674,10 @@ class ReadTransaction(Generic[Stored]):
 
 
 class TableSnapshot:
-    """``with env.snapshot() as (txn, view)``: one state of the tables, and the commits since."""
+    """``with env.snapshot() as (txn, view)``: one state of the store.
+
+    ``txn`` reads the tables, ``view`` the commits after those in the tables.
+    """
 
     __slots__ = ("_env", "_reading")
 
@@ -676,22 +710,25 @@ class TableSnapshot:
         self._reading.__exit__(kind, exc, trace)
 
 
-# Environments that a fork must quiesce: all that were opened and not closed.
+# The open environments of this process. A fork keeps all threads out of them.
 _OPEN: set[Environment] = set()
 # The environments that the current fork has paused.
 _forking: list[Environment] = []
+# Held during a fork, and while an environment is created or opened.
 _fork_lock = threading.Lock()
 
 
 def _before_fork() -> None:
     _fork_lock.acquire()
     if _OPEN:
-        # For the child, which must not wait for a thread that was importing it. Not at the top of
-        # this module: ctypes takes as long to load as casstore does, and few programs fork.
+        # Imported before the fork: the child uses it, and would wait for ever if another thread was
+        # importing it. Not at the top of this module: it imports ctypes, which takes as long to
+        # load as casstore, and few programs fork.
         import casstore.engine.lmdb.inheritance  # noqa: F401
     for env in list(_OPEN):
         env.before_fork()
-        # One by one: Ctrl-C does not stop a fork, and only acquired locks may be released.
+        # One by one: Ctrl-C may end this function early, the fork happens anyway, and afterwards
+        # only acquired locks may be released.
         _forking.append(env)
 
 

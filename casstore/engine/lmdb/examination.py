@@ -1,9 +1,10 @@
-"""What is wrong with a store, fault by fault: structure, rows, slabs, index.
+"""Finds the faults of a store, one by one: in its pages, rows, slabs and index.
 
-Everything is read in snapshots. LMDB trusts its pages, so they are checked first, without LMDB
-but under a read transaction, which keeps writers from reusing them. Tables with damaged pages
-must not be read through LMDB at all. Commits that are only in the log follow the content of the
-tables; they were checked when the log was read.
+``maintenance.check`` calls this step by step (see ``engine.faults.Checking``). Everything is read
+in snapshots. LMDB trusts its pages, so they are checked first, without LMDB but within a read
+transaction, which keeps writers from reusing them. Tables with damaged pages must not be read
+through LMDB at all. Rows that are only in the log were checked when the log was read; its objects
+are examined after those of the tables.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ from casstore.format.digest import check_object
 from casstore.format.header import CREATED_KEY, require_header
 
 MARK_KEY: Final = b"checked"
-# The name of the unnamed database in findings; it leads to all others.
+# The name of LMDB's unnamed database in faults. It holds the records of all other databases.
 _UNNAMED: Final = "main"
-# The work of one read transaction, so that none is open long.
+# The limits on the work of one read transaction, so that none is open long.
 _SLABS_A_BATCH: Final = 64
 _BYTES_A_BATCH: Final = 8 << 20
 _NAMES_A_BATCH: Final = 4096
@@ -67,7 +68,7 @@ _ROWS_A_REPORT: Final = 4096
 
 
 def check_header(env: Environment) -> list[Fault]:
-    """Check the store header, the dictionaries, and the order of the slabs."""
+    """Check the store header, the dictionaries, and that the ids of slabs do not overlap."""
     faults: list[Fault] = []
     with env.reading() as txn:
         try:
@@ -181,7 +182,10 @@ def _walk_tables(pages: PageFile, root: int) -> Structure:
 def check_rows(
     env: Environment, tables: Sequence[str], progress: Progress | None, *, whole: bool
 ) -> list[Fault]:
-    """Check rows, and their sum if these are all tables: one snapshot, so no false alarm."""
+    """Check rows, and with ``whole`` the sum over all rows if ``tables`` are all tables.
+
+    In one snapshot: else the sum could differ because of a commit.
+    """
     faults: list[Fault] = []
     total = RowSum()
     seen = 0
@@ -196,7 +200,7 @@ def check_rows(
                 seen += 1
                 if progress is not None and not seen % _ROWS_A_REPORT:
                     progress(seen)
-        # With a row damaged, or a table left out, the sum cannot be right.
+        # The sum is not compared if a row is damaged or a table left out: it would differ.
         known = RowSum(_bytes_of(txn.get(SUM_KEY)))
         if not faults and whole and set(tables) == set(env.tables) and not total.equals(known):
             what = "the rows are not those last written: some are older or missing"
@@ -205,7 +209,7 @@ def check_rows(
 
 
 def readable_rows(env: Environment, table: str, start: bytes, limit: int) -> list[Row]:
-    """Rows from ``start`` on, without those that are damaged."""
+    """At most ``limit`` rows from the key ``start`` on; damaged ones are left out."""
     with env.snapshot() as (txn, view):
         changed = view.changed_between(table, start, None, reverse=False)
         rows = merge(_readable(env, txn, table, start), changed, reverse=False)
@@ -236,7 +240,10 @@ def examine(
     after: int,
     content: Callable[[int], bool] | None,
 ) -> Examination:
-    """The next slabs, entry by entry: those of the tables, then those of the log."""
+    """Examine the objects of the next slabs with ids above ``after``: of the tables, then the log.
+
+    ``content(id)`` returns whether to read and check an object's bytes; None: of no object.
+    """
     found = Examination([], [], None)
     with env.snapshot() as (txn, view):
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
@@ -348,11 +355,12 @@ def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
 def check_index(
     env: Environment, excused: Callable[[int], bool], progress: Progress | None
 ) -> list[Fault]:
-    """Names in the index that lead to no object, or to another one."""
+    """Find index rows that lead to no object or to another one, or name a digest twice."""
     faults: list[Fault] = []
     start = b""
     seen = 0
-    # Digests with a common prefix, and the rows that name them: two equal digests are a fault.
+    # The digests found so far with the same first bytes, by digest the key of the index row. Two
+    # rows for one digest are a fault.
     alike: dict[bytes, bytes] = {}
     while True:
         with env.reading() as txn:
@@ -391,7 +399,7 @@ def _check_name(
         return []
     digest = _digest_at(slab, object_id)
     if digest is None or digest[:PREFIX_BYTES] != prefix:
-        what = f"the index leads from {prefix.hex()} to id {object_id}, which is not it"
+        what = f"the index leads from {prefix.hex()} to id {object_id}, which has no such digest"
         return [Fault(INDEX_DANGLING, what, table=INDEX, key=key)]
     if alike and not next(iter(alike)).startswith(prefix):
         alike.clear()
@@ -403,7 +411,7 @@ def _check_name(
 
 
 def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:
-    """The digest that a slab lists under an id, unless the entry is dead."""
+    """The digest that a slab lists under an id; None if no slab does, or the object is dead."""
     if not 0 < object_id <= slabs.MAX_ID or not cursor.set_range(slabs.slab_key(object_id)):
         return None
     value = cursor.value()
@@ -420,18 +428,18 @@ def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:
 
 
 def read_mark(env: Environment) -> bytes | None:
-    """The mark that the last check stored."""
+    """What the last check passed to ``write_mark``; None if there was none."""
     with env.reading() as txn:
         return _bytes_of(txn.get(MARK_KEY, db=env.meta))
 
 
 def write_mark(env: Environment, mark: bytes) -> None:
-    """Store a mark for the next check."""
+    """Save bytes for the next check."""
     env.require_writable()
     with env.writing() as txn:
         txn.put(MARK_KEY, mark, db=env.meta)
 
 
 def fresh_compressor(env: Environment) -> Compressor:
-    """A compressor that has loaded no dictionary yet: everything is read from the file."""
+    """A compressor without cached dictionaries, so that the check reads them from the file."""
     return Compressor(DictionaryShelf(env).load)

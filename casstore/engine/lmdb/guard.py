@@ -1,13 +1,14 @@
-"""Checks a file before LMDB maps it.
+"""Checks a data file before LMDB maps it.
 
-LMDB trusts its file. If the end of the file is missing, LMDB raises SIGBUS, which kills the
-process where a store should raise an error. So the length that the newest meta page claims is
-compared with the file first.
+LMDB trusts its file. If the end of the file is missing, reading there raises SIGBUS, which kills
+the process, where casstore should raise an error. So the file's length is first compared with the
+one that its newest meta page claims. (An LMDB file begins with two meta pages. Each describes one
+committed state, and each commit overwrites the older of the two.)
 
-A short file is not always damaged: LMDB counts pages that it allocated and freed within one
-transaction, and does not write them, so after about one commit in a hundred the file ends early
-and is sound. The engine lengthens the file after each commit (``cover``). Where a killed writer
-left it short, py-lmdb's offline verifier walks the file and decides.
+A short file is not always damaged: the claimed length includes pages that LMDB allocated and freed
+within one transaction and never wrote, so after about one commit in a hundred the file is shorter
+and sound. The engine lengthens the file after each commit (``cover``). If a killed writer left it
+short, ``verify_structure`` reads the whole file and decides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _META: Final = Struct("=IIQQI44x40xQQQ")
 
 
 class Extent(NamedTuple):
-    """The file length that the newest commit claims, and whether that commit is the newest.
+    """What the meta pages of a file claim, and its length.
 
     Every commit writes the older of the two meta pages, so their transaction numbers are
     consecutive. If they are not, one is damaged, and LMDB may take an older state for the newest.
@@ -62,8 +63,8 @@ def read_extent(path: str) -> Extent:
     """Parse both meta pages and choose as LMDB does; raise if neither is valid."""
     try:
         with open(open_regular(path, follow=True), "rb") as source:
-            # The meta page is read before the length: a commit in between can only make the file
-            # longer than needed.
+            # Read the meta pages before the length: a commit in between only lengthens the file, so
+            # the file does not look short.
             head = source.read(2 << 16)
             file_bytes = os.fstat(source.fileno()).st_size
     except OSError as exc:
@@ -88,8 +89,10 @@ def read_extent(path: str) -> Extent:
         map_sizes.append(map_bytes)
     newest = 0 if transactions[0] > transactions[1] else 1
     if last_pages[newest] < last_pages[1 - newest]:
-        # The file never shrinks, so the older state needs no more than the newer.
-        raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
+        # An LMDB file never shrinks, so the older state cannot have more pages than the newer.
+        raise CorruptionError(
+            f"{path} has a damaged meta page: the older of its two states claims more pages"
+        )
     needed_bytes = (last_pages[newest] + 1) * page_bytes
     lmdb_version = list(META_VERSIONS).index(header_bytes)
     return Extent(
@@ -99,6 +102,7 @@ def read_extent(path: str) -> Extent:
 
 
 def _find_header(head: bytes, path: str) -> int:
+    """The length of a page header, by the first meta page; raise if LMDB did not write that."""
     for header_bytes, version in META_VERSIONS.items():
         if len(head) < header_bytes + _META.size:
             break
@@ -111,18 +115,18 @@ def _find_header(head: bytes, path: str) -> int:
 
 
 def verify_structure(path: str) -> None:
-    """Walk the whole file without LMDB; raise with the first findings if it is not sound.
+    """Read the whole file without LMDB; CorruptionError with the first finding if it is damaged.
 
-    Reads everything; no process may write meanwhile.
+    No process may write to the file meanwhile.
     """
     # Imported only for damaged or suspect files.
     from lmdb import verify
 
     class Verifier(verify._Verifier):
-        """Also checks the later pages of a long value, if the file ends before them.
+        """py-lmdb's verifier, which also reports a long value that reaches beyond the file's end.
 
-        py-lmdb checks only the first; LMDB would read on and crash. (The verifier has no type
-        hints, hence the ignored errors.)
+        py-lmdb checks only the first page of such a value; reading the value through LMDB would
+        kill the process. (The verifier has no type hints, hence the ignored errors.)
         """
 
         def _mark_live(self, pgno: int, what: str) -> bool:
@@ -138,16 +142,16 @@ def verify_structure(path: str) -> None:
     except OSError as exc:
         raise storage_error(f"cannot read {path}", exc) from exc
     except verify.VerifyError as exc:
-        raise CorruptionError(f"{path} cannot be read: {exc}") from exc
+        raise CorruptionError(f"{path} is too damaged to be checked: {exc}") from exc
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CorruptionError(f"{path} is damaged: {problems[0]}{more}")
 
 
 def cover(handle: int, needed_bytes: int) -> bool:
-    """Lengthen the file to what its meta page says, without changing a byte; False if that fails.
+    """Lengthen the file to ``needed_bytes``, what its meta page claims; False if that fails.
 
-    posix_fallocate only ever extends, so this is safe while another process writes.
+    posix_fallocate changes no byte that exists, so this is safe while another process writes.
     """
     if os.fstat(handle).st_size >= needed_bytes:
         return True
@@ -156,7 +160,7 @@ def cover(handle: int, needed_bytes: int) -> bool:
     try:
         os.posix_fallocate(handle, needed_bytes - 1, 1)
     except OSError:
-        # The commit before it is complete and durable, and must not look failed. A file that stays
-        # short is sound; the next process that opens it has to run the verifier.
+        # The caller's commit is complete and flushed, so it must not get an error. A file that
+        # stays short is sound, but the next process that opens it must verify all of it.
         return False
     return True

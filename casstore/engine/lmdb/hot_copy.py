@@ -1,12 +1,13 @@
 """Copies a store while it is in use: one snapshot of it, in a directory of its own.
 
-LMDB copies a snapshot under a read transaction, which may take long. Two threads do that
-through a pipe. So the caller gets progress and can stop the copy, and closing the store or
-forking the process need not wait: the copy is aborted. After a fork it is restarted.
+LMDB copies a snapshot within a read transaction, which may take long. So a *dumping* thread lets
+LMDB write into a pipe, and a *saving* thread copies from the pipe into the file. The calling thread
+reports progress and can stop the copy. Closing the store or forking the process need not wait: it
+aborts the copy, which after a fork is restarted.
 
-The copy is built under a temporary name. It is opened there, and everything in it is verified.
-State of the running store is removed: the notes for its collector, which does not run on the
-copy, and LMDB's lock file. Then the copy is flushed and renamed.
+The copy is built under a temporary name. The commits that are only in the redo log are applied to
+it, and everything in it is verified. State of the running store is removed: the notes for its
+garbage collector, and its log, lock and reserve files. Then the copy is flushed and renamed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from casstore.errors import (
 
 _CHUNK_BYTES: Final = 1 << 20
 _PULSE_S: Final = 0.05
-# How often a copy is restarted because it was aborted.
+# How many times at most a copy is tried if forks abort it.
 _MAX_ATTEMPTS: Final = 16
 
 Pulse = Callable[[int, int | None], None]
@@ -78,7 +79,10 @@ def copy_store(
                 break
             env.gate.check()
         else:
-            raise BusyError(f"copying {env.path} had to give way to forks again and again")
+            raise BusyError(
+                f"the copy of {env.path} was aborted {_MAX_ATTEMPTS} times, because the process "
+                "forked; copy again when it forks less often"
+            )
         objects = _make_sound(part.path, env, entries)
         try:
             size_bytes = os.stat(data).st_size
@@ -95,24 +99,28 @@ def copy_store(
 
 
 class _Copy:
-    """One attempt: LMDB writes into a pipe, and a second thread from there into the file."""
+    """One attempt to copy a snapshot into the file ``path``."""
 
     def __init__(self, env: Environment, path: str, *, compact: bool) -> None:
         self._env = env
         self._path = path
         self._compact = compact
+        # Set when the caller is done or interrupted: both threads should end.
         self._stop = threading.Event()
         self._error: CasstoreError | None = None
+        # True if the copy was aborted for a close or a fork.
         self._gave_way = False
+        # The bytes copied so far.
         self._done = 0
-        # Guards ``_keeps_out``.
+        # True while the dumping thread holds ``tables_lock`` to keep writers out; ``_turn`` guards
+        # it, because the saving thread may release the lock.
         self._turn = threading.Lock()
         self._keeps_out = False
 
     def run(self, pulse: Pulse | None) -> bool:
         """Copy everything; False if the copy was aborted for a close or a fork."""
-        # Ctrl-C may come here at any moment, so only the saving thread starts here: a dumping
-        # thread without it would wait inside LMDB for the pipe, and block closing and forking.
+        # Start only the saving thread, which starts the other: after a Ctrl-C between the two, a
+        # dumping thread alone would wait for the pipe inside LMDB, and block closing and forking.
         save = threading.Thread(target=self._save, name="casstore-copy", daemon=True)
         try:
             copying = True
@@ -143,15 +151,16 @@ class _Copy:
         try:
             return os.fstat(self._env.data_handle).st_size
         except OSError:
-            # Closed meanwhile; the copy reports that itself.
+            # The store was closed meanwhile: the threads notice that.
             return None
 
     def _dump(self, into: Descriptor) -> None:
         """Have LMDB write the snapshot into the pipe."""
-        # A closed pipe must not kill the process, whatever its handler for this signal.
+        # Writing to a closed pipe must not kill the process, whatever its handler of SIGPIPE.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-        # LMDB waits for writers before it takes its snapshot, and a transaction that is aborted in
-        # this process would wait for the copy in turn. Writers here wait until it has begun.
+        # LMDB waits for a running write transaction before it takes its snapshot; if one of this
+        # process were aborted meanwhile, it would wait for the copy, for ever. So keep the writers
+        # of this process out until the snapshot is taken.
         self._env.tables_lock.acquire()
         self._keeps_out = True
         try:
@@ -178,11 +187,12 @@ class _Copy:
                 self._env.tables_lock.release()
 
     def _save(self) -> None:
-        """Have LMDB write into the pipe, and copy from the pipe into the file."""
+        """Start the dumping thread, and copy from the pipe into the file."""
         if self._stop.is_set():
             return
         try:
-            # No child may inherit these: it would hold the pipe open, and its reader would wait.
+            # These are closed in a forked child. If it kept the writing end open, the saving thread
+            # would wait for the end of the pipe for ever.
             out, into = open_pipe()
         except OSError as exc:
             self._error = storage_error(f"cannot copy {self._env.path}", exc)
@@ -212,7 +222,7 @@ class _Copy:
                         self._gave_way = True
                         return
                     chunk = os.read(out.fileno(), _CHUNK_BYTES)
-                    # The snapshot exists: all that follows comes from it.
+                    # LMDB has written something, so the snapshot is taken.
                     self._let_writers_in()
                     if not chunk:
                         os.fsync(target.fileno())
@@ -228,7 +238,10 @@ class _Copy:
 def _make_sound(
     part: str, source: Environment, entries: Sequence[tuple[Position, BatchEntry]]
 ) -> int:
-    """Complete a copy, verify it, and remove what belongs to its source; the number of objects."""
+    """Apply ``entries`` to a copy, verify it, and remove state of its source.
+
+    Returns the number of objects.
+    """
     objects: list[int] = []
     env = Environment(
         part,
@@ -260,7 +273,10 @@ def _make_sound(
 
 
 def _replace(data: str, target: str) -> None:
-    """Replace another store's data file, which no process may have open."""
+    """Replace the data file of the store at ``target`` with the file ``data``.
+
+    BusyError if a process has that store open.
+    """
     directory = StoreDirectory(target)
     with directory.exclusive():
         if directory.others_present():

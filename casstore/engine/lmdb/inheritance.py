@@ -1,11 +1,11 @@
 """LMDB's reader table in a forked child: replaced with a private copy.
 
-LMDB records in ``lock.mdb``, which all processes map, which reader uses which state: writers
-reuse no page that a reader may still see. A reader that has ended keeps its slot as long as its
-Python object lives, and closing an environment frees the slots of all such objects. A forked
-child has copies of its parent's objects, and would free slots that the parent still uses: the
-next reader to take such a slot would lose it when the older object is deleted, and then read
-pages that are overwritten.
+LMDB records in ``lock.mdb``, which all processes map, which state each read transaction uses, one
+slot for each: writers reuse no page that a reader may still see. A read transaction that has ended
+keeps its slot as long as its Python object lives, and closing an environment frees the slots of all
+such objects. A forked child has copies of its parent's objects, so it would free slots that the
+parent's objects still own. Another reader could take such a slot, lose it when the parent's object
+is deleted, and then read pages that are being overwritten.
 
 So the child first maps a private copy of the table over the shared one. After that it can close
 the environment that it inherited.
@@ -38,8 +38,8 @@ _libc.mmap.argtypes = (
 def unshare_readers(directory: str, inode: int) -> bool:
     """Make a store's reader table private to this process; False if that is impossible.
 
-    The file is known by its inode, because the directory may have been renamed, and by its path,
-    because some file systems give a mapping another number.
+    The mapping of the lock file is recognised by the inode, because the directory may have been
+    renamed, and by the path, because some file systems show another inode for a mapping.
     """
     lock_file = os.path.join(os.path.realpath(directory), LOCK_FILE)
     try:
@@ -51,7 +51,7 @@ def unshare_readers(directory: str, inode: int) -> bool:
 
 
 def _places(maps: str, lock_file: str, inode: str) -> Iterator[tuple[int, int]]:
-    """Where the file is mapped, and how long."""
+    """The start and length of each shared mapping of the lock file."""
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or fields[1][3] != _SHARED:
@@ -71,5 +71,5 @@ def _unshare(start: int, length: int) -> bool:
 
 
 def leave_open(handle: object) -> None:
-    """Keep an object alive for ever: not even the end of the interpreter closes it."""
+    """Keep an object alive for ever, so that not even the end of the interpreter closes it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))

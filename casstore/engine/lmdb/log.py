@@ -1,20 +1,21 @@
-"""The redo log: what each commit changes, in a file that is flushed once for each commit.
+"""The redo log: one record for each commit, appended and flushed instead of changing the tables.
 
     offset 0     magic 8 ‖ log id 8 ‖ checksum of both 8
     offset 64    published LSN 8 ‖ flushed LSN 8 ‖ applying LSN 8 ‖ generation 8: shared by the
-                 processes that have the store open
+                 processes that have the store open (``numbers``, ``generation``)
     offset 4096  records, each padded to 64 bytes
     record       magic 4 ‖ length of the body 4 ‖ log id 8 ‖ LSN 8 ‖ flushed LSN 8 ‖
                  checksum of the record before 16 ‖ checksum 16 ‖ body
 
-Records are numbered without a gap (LSN, log sequence number). The log is circular: a record
-begins where the one before ends, or at offset 4096 if there is no space. A record belongs to
-the log if it has the log's id, the next number, the checksum of the record before it, and its
-own. So neither a torn record nor one from an earlier round is taken for a commit.
+Records are numbered without a gap (LSN, log sequence number). The log is circular: a record begins
+where the record before it ends, or at offset 4096 if the space there is too short. A record belongs
+to the log if it has the log's id, the next LSN, the checksum of the record before it, and a correct
+checksum of its own. So neither a torn record nor an old one, left from before the log wrapped
+around, is taken for a commit.
 
-The header and each record say up to which number the log was flushed when they were written. A
-damaged record with a higher number is the torn end of the log. A damaged record that was flushed
-is damage, and opening the store fails: the commits behind it were acknowledged.
+The header, and each record, says up to which LSN the log was flushed when it was written. A damaged
+record with a higher LSN is the torn end of the log, and is ignored. If a record that was flushed is
+damaged, opening the store fails: its commit and later ones were acknowledged.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MAGIC: Final = b"casslog1"
 _RECORD_MAGIC: Final = b"rec1"
 _HEADER_CHECKSUM_BYTES: Final = 8
 _HEADER_BYTES: Final = len(_MAGIC) + ID_BYTES + _HEADER_CHECKSUM_BYTES
-# Little-endian, as LMDB's own file is wherever this runs.
+# Little-endian, like LMDB's file on all supported machines.
 _NUMBER: Final = Struct("<Q")
 _SHARED: Final = Struct("<QQQ8s")
 _SHARED_NUMBERS: Final = Struct("<QQQ")
@@ -58,63 +59,68 @@ FIRST_LOG_BYTES: Final = 512 << 10
 #: The default limit on the length of the log. When the log is full, a commit first applies it to
 #: the tables.
 MAX_LOG_BYTES: Final = 16 << 20
-# A limit for reading a damaged log, whatever its length.
+# How much of a damaged log is read at most.
 _MAX_SURVIVING_BYTES: Final = 1 << 30
-# The log grows only while the disk has this many times its new length left.
+# The log grows only while the disk has this many times its new length free.
 _FREE_SHARE: Final = 4
-# Zeros are written in parts of this size.
+# How many zeros one call writes at most when the log grows.
 _FILL_BYTES: Final = 1 << 20
 
 _STATE: Final = Struct("<?8sQQ16s")
 _STATE_CHECKSUM_BYTES: Final = 8
 _NO_LOG: Final = bytes(8)
 
-# One call that writes and flushes. Where the system has none, there are two.
+# The flag that makes pwritev flush what it writes. 0 on a system without it: write, then flush.
 _WRITE_AND_FLUSH: Final = getattr(os, "RWF_DSYNC", 0)
 
 
 class Position(NamedTuple):
-    """A position between two records: the number of the record before, and where it ends."""
+    """A position between two records of the log."""
 
+    #: The LSN of the record before the position.
     lsn: int
-    #: Where the next record begins, unless it begins at the first offset.
+    #: Where that record ends; the next begins here, or at offset 4096.
     offset: int
-    #: The checksum of the record before.
+    #: The checksum of that record, which the next record repeats.
     chain: bytes
 
 
 class LogRecord(NamedTuple):
-    """A record, where it begins, and the position behind it."""
+    """A record of the log."""
 
+    #: Where it begins.
     offset: int
+    #: The position after it.
     position: Position
     body: bytes
 
 
 def first_position(lsn: int, log_id: bytes) -> Position:
-    """The position before the first record of a new log."""
+    """The position before the first record of a new log, whose LSN will be ``lsn + 1``."""
     return Position(lsn, _FIRST_OFFSET, log_id.ljust(CHECKSUM_BYTES, b"\0"))
 
 
 class RecoveryPoint(NamedTuple):
-    """Which commits the tables hold, and where in which log the next ones are."""
+    """Which commits the tables hold, and where in which log the next ones are: the row ``log``."""
 
+    #: False: the tables hold all commits, and a log file that exists is ignored.
     in_use: bool
     log_id: bytes
+    #: The position after the last record that was applied to the tables.
     applied: Position
 
     def encode(self) -> bytes:
-        """The row ``log`` for this state."""
+        """The value of the row ``log``."""
         state = _STATE.pack(self.in_use, self.log_id, *self.applied)
         return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
 
     def closed(self) -> RecoveryPoint:
-        """The same with the log out of use."""
+        """The same commits in the tables, and no log in use."""
         return RecoveryPoint(False, _NO_LOG, first_position(self.applied.lsn, _NO_LOG))
 
 
 def first_recovery_point() -> RecoveryPoint:
-    """The state of a new store."""
+    """The recovery point of a new store: no commit, no log in use."""
     return RecoveryPoint(False, _NO_LOG, first_position(0, _NO_LOG))
 
 
@@ -137,7 +143,8 @@ class RedoLog:
         self._max_bytes = max_bytes
         #: The id in the header; empty if the header is absent or damaged.
         self.id = b""
-        # A failed flush leaves unknown what reached the disk: nothing more may be written.
+        # Set when a flush fails: what reached the disk is unknown then, so nothing more may be
+        # written.
         self._failure: StorageError | None = None
         self.read_header()
 
@@ -148,7 +155,7 @@ class RedoLog:
         content, checksum = header[:-_HEADER_CHECKSUM_BYTES], header[-_HEADER_CHECKSUM_BYTES:]
         whole = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
         log_id = content[len(_MAGIC) :] if whole and self.size_bytes >= _FIRST_OFFSET else b""
-        # The id last: a thread that finds the right id uses the map.
+        # Before ``id``: another thread that finds the right id uses the map.
         self._shared: mmap.mmap | bytes = (
             mmap.mmap(self._handle.fileno(), _FIRST_OFFSET, prot=mmap.PROT_READ)
             if log_id
@@ -165,7 +172,7 @@ class RedoLog:
         self._shared = bytes(_FIRST_OFFSET)
         self._handle.close()
 
-    # --- what the processes share -------------------------------------------------------------
+    # --- numbers that the processes share -----------------------------------------------------
 
     def numbers(self) -> tuple[int, int, int]:
         """``published_lsn``, ``flushed_lsn`` and ``applying_lsn``, in one call."""
@@ -174,41 +181,42 @@ class RedoLog:
 
     @property
     def published_lsn(self) -> int:
-        """The last record that readers may see."""
+        """The LSN of the last record that readers may see."""
         number: int = _NUMBER.unpack_from(self._shared, _PUBLISHED_AT)[0]
         return number
 
     @property
     def flushed_lsn(self) -> int:
-        """The last record that is known to be on the disk."""
+        """The LSN of the last record that is known to be flushed to the disk."""
         number: int = _NUMBER.unpack_from(self._shared, _FLUSHED_AT)[0]
         return number
 
     @property
     def applying_lsn(self) -> int:
-        """No table holds changes of a record with a higher number."""
+        """The tables hold no commit with a higher LSN than this."""
         number: int = _NUMBER.unpack_from(self._shared, _APPLYING_AT)[0]
         return number
 
     @property
     def generation(self) -> bytes:
-        """A random value that the first writer after a crash changes, once it has read the log."""
+        """A random value; the first writer after a crash changes it once it has read the log."""
         return bytes(self._shared[_GENERATION_AT : _GENERATION_AT + _GENERATION_BYTES])
 
     def publication(self, lsn: int, *, flushed: bool) -> tuple[int, bytes, int]:
-        """The arguments of the ``os.pwrite`` that lets readers see a record.
+        """The arguments for ``os.pwrite``, with which the caller lets readers see a record.
 
-        A write to the file, not to the map: the kernel then wakes the watches on the file. The
-        caller makes the call itself, so that no interrupt comes between it and the next statement.
+        It writes to the file and not to the map, so that the kernel wakes the watches on the file.
+        The caller makes the call itself: nothing comes between the call and the caller's next
+        statement, not even an interrupt.
         """
-        # The flushed number follows the published one in the file.
+        # The flushed LSN follows the published LSN in the file, so both are written at once.
         numbers = _NUMBER.pack(lsn) * 2 if flushed else _NUMBER.pack(lsn)
         return self._handle.fileno(), numbers, _PUBLISHED_AT
 
     def note_applying(self, lsn: int) -> None:
-        """Announce, durably, that tables are about to hold the changes of records up to this one.
+        """Set ``applying_lsn``, durably: the tables are about to get the commits up to this one.
 
-        So tables that hold more than their log announces are newer than the log.
+        If a recovery finds tables with a higher LSN than this, the log file is an older copy.
         """
         number = self._handle.fileno()
         try:
@@ -219,9 +227,9 @@ class RedoLog:
             raise storage_error(f"cannot write {self.path}", exc) from exc
 
     def share(self, lsn: int, applied_lsn: int) -> None:
-        """Publish numbers after a crash: no other process may have the store open for writing.
+        """Set all numbers after a crash. No other process may have the store open for writing.
 
-        The log is flushed, because it is unknown how much of it was.
+        First flushes the log: how much of it was flushed before the crash is unknown.
         """
         shared = _SHARED.pack(lsn, lsn, applied_lsn, os.urandom(_GENERATION_BYTES))
         try:
@@ -233,9 +241,9 @@ class RedoLog:
     # --- beginning ----------------------------------------------------------------------------
 
     def begin(self, log_id: bytes, lsn: int) -> Position:
-        """Begin a new log, durably; the position before its first record.
+        """Begin a new log in the file, durably; returns the position before its first record.
 
-        Records in the file belong to another id, and are ignored.
+        Old records in the file have another log id, so they are ignored.
         """
         content = _MAGIC + log_id
         header = content + plain_hash(content)[:_HEADER_CHECKSUM_BYTES]
@@ -253,7 +261,7 @@ class RedoLog:
     def _fill(self, size_bytes: int) -> None:
         """Lengthen the file to this size by writing zeros.
 
-        Space that is only allocated costs a flush of metadata when it is first written to.
+        If the space were only allocated, the first flush of each part would have to flush metadata.
         """
         while self.size_bytes < size_bytes:
             part = min(_FILL_BYTES, size_bytes - self.size_bytes)
@@ -274,7 +282,7 @@ class RedoLog:
         if oldest is None:
             offset = oldest = _FIRST_OFFSET
         elif offset <= oldest:
-            # Wrapped around: the records from the oldest on end at the end of the file.
+            # The log has wrapped around: the space between the last and the oldest record is free.
             return offset if offset + length <= oldest else None
         if offset + length <= self.size_bytes:
             return offset
@@ -283,6 +291,7 @@ class RedoLog:
         return offset if self._grow(offset + length) else None
 
     def _grow(self, needed_bytes: int) -> bool:
+        """Lengthen the file to at least this size; False if it may not, or the disk is too full."""
         self.size_bytes = os.fstat(self._handle.fileno()).st_size
         wanted = self.size_bytes
         while wanted < needed_bytes:
@@ -299,7 +308,7 @@ class RedoLog:
         return True
 
     def _is_disk_low(self, wanted_bytes: int) -> bool:
-        """Might the disk lack the space for applying a log of this length?"""
+        """True if the disk may lack the space for applying a log of this length."""
         free = os.fstatvfs(self._handle.fileno())
         return free.f_bavail * free.f_frsize < _FREE_SHARE * wanted_bytes
 
@@ -307,8 +316,8 @@ class RedoLog:
         """Write the record that follows ``end`` in the log; returns the position after it.
 
         It is written at ``offset``, which is where ``end`` points, or the first offset of the file.
-        Readers see it once the caller has published it. If this raises StorageError, recovery
-        ignores the record, unless the error says that the outcome is unknown.
+        Readers see it once the caller has published it (``publication``). If StorageError is
+        raised, recovery ignores the record, unless the error says that the outcome is unknown.
         """
         if self._failure is not None:
             self.require_sound()
@@ -324,7 +333,8 @@ class RedoLog:
         padded = length + len(padding)
         parts = (unsealed, checksum, body, padding)
         number = self._handle.fileno()
-        # The flag flushes the bytes of this call, and none before them.
+        # The flag flushes only the bytes of this call, so it suffices only if all earlier records
+        # are flushed.
         at_once = _WRITE_AND_FLUSH if flush and flushed_lsn >= end.lsn else 0
         try:
             if os.pwritev(number, parts, offset, at_once) != padded:
@@ -333,7 +343,7 @@ class RedoLog:
             if flush and not at_once:
                 flush_file(number)
         except OSError as exc:
-            # A limit on the length of files is checked before anything is written.
+            # EFBIG, the limit on the length of files, is raised before anything is written.
             if exc.errno != errno.EFBIG:
                 self.cancel(offset, exc)
             raise storage_error(f"cannot write {self.path}", exc) from exc
@@ -342,8 +352,8 @@ class RedoLog:
     def _clear(self, end: Position) -> None:
         """Remove a record that was written after ``end`` and never published, durably.
 
-        Its writer was killed or interrupted. A reader would look there first, and take it for
-        the record that is about to be written elsewhere.
+        Its writer was killed or interrupted. ``read_next`` looks there before it looks at the first
+        offset, and would take the old record for the one that is about to be written there.
         """
         try:
             if self._read_at(end.offset, end) is not None:
@@ -353,7 +363,10 @@ class RedoLog:
             raise storage_error(f"cannot write {self.path}", exc) from exc
 
     def cancel(self, offset: int, reason: OSError) -> None:
-        """Make sure that a record that could not be flushed or published is ignored for ever."""
+        """Overwrite a record that could not be flushed or published, so that recovery ignores it.
+
+        If that fails too, raises StorageError, and so does every later call that writes.
+        """
         try:
             write_at(self._handle.fileno(), bytes(_RECORD_BYTES), offset)
             flush_file(self._handle.fileno())
@@ -366,7 +379,7 @@ class RedoLog:
             raise self._failure from exc
 
     def flush(self, lsn: int) -> bool:
-        """Flush all records up to this one, which was published; False if there is no need."""
+        """Flush all records up to ``lsn``, a published one; False if they were flushed already."""
         self.require_sound()
         if self.flushed_lsn >= lsn:
             return False
@@ -375,21 +388,21 @@ class RedoLog:
             os.pwrite(self._handle.fileno(), _NUMBER.pack(lsn), _FLUSHED_AT)
         except OSError as exc:
             self._failure = StorageError(
-                f"{self.path} could not be flushed ({exc.strerror}): commits that did not wait "
-                "for it may be lost; close the store, and open it again when the disk is sound"
+                f"{self.path} could not be flushed ({exc.strerror}): commits with durability "
+                "'relaxed' may be lost; close the store, and open it again when the disk is sound"
             )
             raise self._failure from exc
         return True
 
     def require_sound(self) -> None:
-        """Raise if nothing more may be written to this log."""
+        """Raise the earlier error if a flush failed, so that nothing more may be written."""
         if self._failure is not None:
             raise StorageError(*self._failure.args)
 
     # --- reading ------------------------------------------------------------------------------
 
     def read_next(self, end: Position) -> LogRecord | None:
-        """The record after a position; None at the end of the log."""
+        """The record after the position ``end``; None if there is none: the end of the log."""
         try:
             record = self._read_at(end.offset, end)
             if record is None and end.offset != _FIRST_OFFSET:
@@ -422,16 +435,16 @@ class RedoLog:
         """Raise CorruptionError if the log says that a record after ``end`` was flushed."""
         flushed_lsn = max(
             [
-                # Written after each flush, so any value on the disk is true.
+                # Written after each flush, so whatever value reached the disk is not too high.
                 self.flushed_lsn,
                 *(each.flushed_lsn for each in _scan(self._read_all()) if each.log_id == self.id),
             ]
         )
         if flushed_lsn > end.lsn:
             raise CorruptionError(
-                f"{self.path} is damaged: commit {end.lsn + 1} cannot be read, and was flushed; "
+                f"{self.path} is damaged: commit {end.lsn + 1} cannot be read, but was flushed; "
                 "restore a backup, salvage the store, or run `casstore recover --discard-log` to "
-                "go on without the commits in the log"
+                "continue without the commits in the log"
             )
 
     def _read_all(self) -> bytes:
@@ -442,10 +455,11 @@ class RedoLog:
 
 
 class Survivor(NamedTuple):
-    """A record with a valid checksum, wherever it is in the file."""
+    """A record with a valid checksum, wherever it is in a file that may be damaged."""
 
     log_id: bytes
     flushed_lsn: int
+    #: Its LSN, where it begins (not where it ends), and its checksum.
     position: Position
     body: bytes
 

@@ -1,25 +1,27 @@
-"""The two look-ups of a store's tables: a row by its key, and an object's id by its digest.
+"""The two look-ups in a store's tables: a row by its key, and an object's id by its digest.
 
 **Rows.** Digests prove objects; rows have no digest, and they decide which objects are reachable.
 So each row has a checksum over its table, key and value: a damaged row is never returned as data
-(P1). The store also has one sum over all rows: if a crash reverts a page to an older state, each of
-its rows is valid, and only the sum shows that they are not the latest.
+(P1). The store also has one sum over all rows (``RowSum``): if a crash reverts a page to an older
+state, each of its rows is valid, and only the sum shows that they are not the latest.
 
     stored row  =  value ‖ first 8 bytes of h
     h           =  BLAKE3(length of table, 1 byte ‖ table ‖ length of key, 2 bytes ‖ key ‖ value)
     sum         =  all h added as big-endian numbers, modulo 2^256; in the unnamed database,
                    whose page every transaction writes anyway
 
-**The index** leads from the first bytes of a digest to the id of the object.
+**The index** leads from a digest to the id of the object.
 
-    key      first 6 bytes of the digest ‖ id, big-endian, without zeros in front
+    key      first 6 bytes of the digest ‖ id, big-endian, without leading zero bytes
     value    none
 
-The whole digest is in the directory of the object's slab, where links and reads need it anyway;
-a second copy here would be most of the index. So a lookup finds a candidate, rarely several,
-and compares the digest in its slab. Two digests with the same prefix are two rows: no answer
-depends on a prefix alone, even if an attacker chose the content. If a candidate does not match,
-its directory must pass its checksum, or damage would look like absence.
+This row is the object's *name*: an object without it cannot be found, and gc deletes objects by
+deleting their names. The whole digest is in the directory of the object's slab (several objects
+stored as one value, see ``slab``), where links and reads need it anyway; a second copy here would
+be most of the index. So a look-up finds a candidate, rarely several, and compares the digest in its
+slab. Two digests with the same first bytes are two rows: no answer depends on the first bytes
+alone, even if an attacker chose the content. If the digest of a candidate differs, the directory
+that it was read from must pass its checksum, or a damaged digest would look like an absent object.
 """
 
 from __future__ import annotations
@@ -51,38 +53,42 @@ _KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY
 
 
 def row_hash(table: str, key: bytes, value: bytes) -> bytes:
-    """The hash of one row."""
+    """The hash ``h`` of one row (see above)."""
     return plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
 
 
-#: The value of a stored row, checked, and the hash of the row.
+#: The value of a row, without its checksum; and the hash of the row.
 ProvenRow = tuple[bytes, bytes]
 
 
 def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
-    """A stored row, checked."""
+    """The value and hash of a stored row; CorruptionError if its checksum is wrong."""
     whole = bytes(stored)
     value = whole[:-CHECKSUM_BYTES]
     try:
         length = _KEY_LENGTHS[len(key)]
     except IndexError as exc:
-        # LMDB trusts the key length that a page claims.
-        raise CorruptionError(f"a row of table {table} has a key of {len(key)} bytes") from exc
-    # As ``row_hash`` does; inlined because every lookup of a row comes through here.
+        # LMDB trusts the key length in a page, also of a damaged one.
+        raise CorruptionError(
+            f"a row of table {table} has a key of {len(key)} bytes; the limit is "
+            f"{MAX_ROW_KEY_BYTES}"
+        ) from exc
+    # As ``row_hash`` does; inlined for speed, because every look-up of a row comes through here.
     hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], length, key, value)))
     if whole[-CHECKSUM_BYTES:] != hashed[:CHECKSUM_BYTES]:
-        # Also if the row is too short to have a checksum.
+        # Also reached by a row that is too short to have a checksum.
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
     return value, hashed
 
 
 def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
-    """The value of a stored row, checked."""
+    """The value of a stored row; CorruptionError if its checksum is wrong."""
     return prove_row(table, key, stored)[0]
 
 
-#: Two keys between which a table has no row; the defaults are before the first and after the last.
+#: Two neighbouring keys, between which a table has no row.
 Gap = tuple[bytes, bytes]
+# The ends of a gap before the first key, and after the last.
 _FIRST_KEY: Final = b""
 _BEHIND_ALL: Final = b"\xff" * (MAX_ROW_KEY_BYTES + 1)
 
@@ -90,12 +96,13 @@ _BEHIND_ALL: Final = b"\xff" * (MAX_ROW_KEY_BYTES + 1)
 def find_row(
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
 ) -> bytes | Gap:
-    """The row under ``key``; if it certainly does not exist, the gap in its place.
+    """The value of the row ``key``; if the row certainly does not exist, the gap around the key.
 
-    Pass a new cursor. A damaged key misleads a search, but never far: on a leaf to the
-    neighbour of the damaged row, on a branch to where the order of keys is broken. So where
-    nothing is found, both neighbours must be valid. A used cursor would search its own page
-    first instead of descending from the root.
+    A damaged key misleads a search, but never far: on a leaf page to the neighbour of the damaged
+    row, on a branch page to where the order of keys is broken. So if the row is not found, both of
+    its neighbours must pass their checksums and enclose the key; otherwise CorruptionError.
+
+    ``cursor`` must be new: a used one would search its own page first, not descend from the root.
     """
     below, above = _FIRST_KEY, _BEHIND_ALL
     if cursor.set_range(key):
@@ -122,7 +129,10 @@ def likely_row(
     table: str,
     key: bytes,
 ) -> bytes | None:
-    """The row under ``key``, which probably exists; None if it certainly does not."""
+    """The value of the row ``key``; None if it certainly does not exist.
+
+    Fast if the row exists; slower than ``find_row`` if not.
+    """
     stored = txn.get(key, None, database)
     if stored is not None:
         return prove_row(table, key, stored)[0]
@@ -134,9 +144,9 @@ def _out_of_order(table: str, key: bytes) -> CorruptionError:
     return CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
 
-# A bound may be longer than any key (the last key of a page and one byte more), and LMDB refuses
-# to seek to it. Its first 511 bytes are sought instead; only a key of exactly those bytes is
-# between the two.
+# A bound of a scan may be longer than any key: a caller that continues a scan adds a byte to the
+# last key. LMDB refuses to seek to such a bound, so its first 511 bytes are sought instead. At most
+# one key lies between the two, that of exactly these 511 bytes; the comparisons below exclude it.
 
 
 def seek_first(cursor: lmdb.Cursor[memoryview], start: bytes) -> bool:
@@ -156,7 +166,7 @@ def seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
 
 
 class RowSum:
-    """The sum over all rows of a store, updated by each change."""
+    """The sum of the hashes of all rows of a store. Each change of a row subtracts and adds one."""
 
     __slots__ = ("_total",)
 
@@ -164,11 +174,11 @@ class RowSum:
         self._total = 0 if stored is None else int.from_bytes(stored, "big")
 
     def add(self, hashed: bytes) -> None:
-        """Add a row."""
+        """Add a row by its hash."""
         self._total += int.from_bytes(hashed, "big")
 
     def subtract(self, hashed: bytes) -> None:
-        """Subtract a row."""
+        """Subtract a row by its hash."""
         self._total -= int.from_bytes(hashed, "big")
 
     def equals(self, other: RowSum) -> bool:
@@ -188,12 +198,12 @@ AnyCursor: TypeAlias = "lmdb.Cursor[bytes] | lmdb.Cursor[memoryview]"
 
 
 def index_key(digest: bytes, object_id: int) -> bytes:
-    """The row that names an object."""
+    """The key of the index row that names an object."""
     return digest[:PREFIX_BYTES] + object_id.to_bytes((object_id.bit_length() + 7) >> 3, "big")
 
 
 def read_key(key: bytes) -> int:
-    """The id that a row of the index leads to."""
+    """The id in the key of an index row."""
     encoded = key[PREFIX_BYTES:]
     if not 0 < len(encoded) <= slabs.ID_BYTES or not encoded[0]:
         raise CorruptionError(f"row {key.hex()} of the index is damaged")
@@ -201,10 +211,11 @@ def read_key(key: bytes) -> int:
 
 
 class Proven:
-    """Ids whose digests were compared with their slabs.
+    """A cache of ids by digest, each of which was compared with the digest in its slab.
 
-    No id is given twice, so an entry stays true; whether an object still has its name is looked
-    up every time. A session links to the same objects again and again.
+    It saves reading the slab again: a session links to the same objects many times. Ids are never
+    reused, so a cached pair stays true. The object may have lost its name since: the user of the
+    cache looks that up in the index every time.
     """
 
     __slots__ = ("ids",)
@@ -213,14 +224,14 @@ class Proven:
         self.ids: dict[bytes, int] = {}
 
     def note(self, digest: bytes, object_id: int) -> None:
-        """The slab lists this digest under this id."""
+        """Cache a pair: the slab lists this digest under this id."""
         if len(self.ids) >= _MAX_PROVEN:
             self.ids = {}
         self.ids[digest] = object_id
 
 
 class DigestIndex:
-    """Looks digests up within one transaction."""
+    """Looks digests up in the index, within one transaction."""
 
     __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn", "has_row")
 
@@ -238,13 +249,14 @@ class DigestIndex:
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
-        #: Does this row exist (see ``index_key``)? For callers that know the id already.
+        #: Returns True if the index has a row with this key (``index_key``). For callers that know
+        #: the id already.
         self.has_row: Callable[[bytes], bool] = self._names.set_key
         self._slabs: AnyCursor | None = None
         self._digest_of = digest_of
 
     def find(self, digest: bytes) -> int | None:
-        """The id of an object; None if it is certainly not named."""
+        """The id of an object; None if the index certainly has no name for it."""
         prefix = digest[:PREFIX_BYTES]
         names, proven = self._names, self._proven
         # The common case: a new object, and no digest in the index has its prefix.
@@ -265,7 +277,7 @@ class DigestIndex:
                 if proven is not None:
                     proven.note(digest, object_id)
                 return object_id
-            # Another digest with this prefix, or a damaged directory? They look the same.
+            # The candidate is another object with the same first bytes, or its slab is damaged.
             self._require_prefix(object_id, prefix)
             more = names.next()
         return None
@@ -274,6 +286,7 @@ class DigestIndex:
         """The digests from ``first`` to ``last`` in order, each with its id."""
         names = self._names
         more = names.set_range(first[:PREFIX_BYTES])
+        # Digests with the same first bytes: the index orders them by id, so they are sorted here.
         alike: list[tuple[bytes, int]] = []
         prefix = b""
         while more:
@@ -293,7 +306,7 @@ class DigestIndex:
         yield from sorted(alike)
 
     def _listed(self, object_id: int) -> bytes:
-        """The digest that a slab lists under an id, unchecked."""
+        """The digest that a slab lists under an id; the slab's checksum is not compared."""
         if self._digest_of is not None:
             return self._digest_of(object_id)
         _, value, position = self._seek(object_id)
@@ -306,7 +319,7 @@ class DigestIndex:
             raise self._astray(object_id)
 
     def _seek(self, object_id: int) -> tuple[bytes | memoryview, bytes | memoryview, int]:
-        """The slab that holds this id, and the position in it."""
+        """The key and value of the slab that holds this id, and the position of the id in it."""
         cursor = self._slabs
         if cursor is None:
             cursor = self._slabs = self._txn.cursor(db=self._env.slabs)
@@ -319,7 +332,8 @@ class DigestIndex:
 
     def _astray(self, object_id: int) -> CorruptionError:
         return CorruptionError(
-            f"the index of {self._env.path} leads to id {object_id}, which is not what it names"
+            f"the index of {self._env.path} leads to id {object_id}: no slab lists a digest with "
+            "these first bytes there"
         )
 
 
@@ -331,7 +345,10 @@ def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
 def is_named(
     txn: AnyTransaction, env: Environment, view: MemtableView | None, digest: bytes, object_id: int
 ) -> bool:
-    """True if this id names the object with this digest. Without a view, by the index alone."""
+    """True if the object with this digest has a name with this id.
+
+    ``view``: the commits that are not in the tables yet; None: ask the index alone.
+    """
     if view is not None:
         recent = view.find_id(digest)
         if not isinstance(recent, Unchanged):

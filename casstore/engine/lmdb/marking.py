@@ -2,13 +2,14 @@
 
 A child's id is always lower than its parent's, so one pass over the slabs from the newest to the
 oldest marks everything, without a stack: when the pass comes to an object, all objects that
-could link to it have been visited. Each id has a byte with two bits, "it is reached" and "the
-index names it". The pass reads directories, never the objects themselves.
+could link to it have been visited. Each id has a byte with two bits: the object is reached, and the
+index names it (has its digest under this id). The pass reads the directories of slabs, never the
+objects themselves.
 
-The pass needs no single snapshot. Objects never change, ids are never given twice, and objects
-stored while the pass runs have higher ids than any it visits; ``catch_up`` marks those, and
-follows rows that were written meanwhile (``notes``). Only the tables are read: commits that are
-only in the log are applied before anything is removed, and then count as new.
+The pass needs no single snapshot. Objects never change, ids are never reused, and objects stored
+while the pass runs have higher ids than any it visits. ``catch_up`` later marks the children of
+those, and what rows refer to that were written meanwhile (``notes``). Only the tables are read: the
+log is applied before anything is removed, and objects in it then count as new.
 """
 
 from __future__ import annotations
@@ -31,41 +32,43 @@ from casstore.engine.lmdb.slab import SlabDirectory
 from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError
 
-# The index rows, or slabs, of one read transaction: some tens of milliseconds.
+# How many index rows (_INDEX_BATCHES times _INDEX_BATCH), or slabs, one read transaction reads at
+# most: it takes some tens of milliseconds.
 _INDEX_BATCH: Final = 4096
 _INDEX_BATCHES: Final = 32
 _SLAB_BATCH: Final = 512
-# How many ids are processed at once.
+# How many ids ``unreached`` and ``restrict`` process at a time, to bound their memory.
 _CHUNK_IDS: Final = 1 << 20
 
 # The state of an id, one byte each.
 _REACHED: Final = 1
 _NAMED: Final = 2
-# Reached, but unnamed: that is damage.
+# An object that is reached and has no name: the store is damaged.
 _STRAY: Final = bytes([_REACHED])
 _REACHED_STATES: Final = (_STRAY, bytes([_REACHED | _NAMED]))
-# These translate such bytes to 0 and 1: is it reached, named, named and not reached?
+# Tables for ``bytes.translate``, from a state to 1 if the object is reached, if it is named, if it
+# is named and not reached; else to 0.
 _IS_REACHED: Final = bytes([state & _REACHED for state in range(256)])
 _IS_NAMED: Final = bytes([state >> 1 & 1 for state in range(256)])
 _IS_LEFT: Final = bytes([state == _NAMED for state in range(256)])
-# Every named id counts as reached.
+# Translates states so that every named id is reached, too.
 _ALL_REACHED: Final = bytes([state | state >> 1 & _REACHED for state in range(256)])
 
-# Translates kinds to "named", except dead entries.
+# Translates stored kinds to the state "named", except those of dead objects.
 _NAMES: Final = bytes([_NAMED * (kind & ~slabs.KEEPS_LINKS != slabs.DEAD) for kind in range(256)])
 _HAS_NAME: Final = bytes([_NAMED])
 
-# Called with the number of objects visited.
+# Called with the number of ids visited so far.
 Pulse = Callable[[int], None]
 
 
 class Candidates(NamedTuple):
-    """Unreached objects, by descending id."""
+    """Some unreached objects, by descending id."""
 
     ids: list[int]
     digests: list[bytes]
     sizes_bytes: list[int]
-    #: No id below this one was visited.
+    #: Lower ids were not looked at: continue below this one.
     down_to: int
 
 
@@ -79,27 +82,30 @@ class Marks:
         keep_after_ms: int,
         view: MemtableView | None = None,
     ) -> None:
-        """``view``: commits that are only in the log and cannot be applied, for dry runs."""
+        """``view``: the log's commits, for a dry run that cannot apply them; else None."""
         self._view = view
         self._env = env
         self._roots = roots
-        #: After marking: does every object in the slabs have a name?
+        #: After marking: True if every object in the slabs has a name.
         self.is_clean = False
         self._keep_after_ms = keep_after_ms
         with env.reading() as txn:
             self.last_id = next_free_id(txn, env) - 1
-            # Only a collection deletes names, and no other runs.
+            # How many names there are. It stays exact: only a collection deletes names, and no
+            # other collection is running.
             self._names = txn.stat(env.index)["entries"]
         self._begin()
 
     def _begin(self) -> None:
-        # Pages that are never written take no memory: long ranges of dead ids cost nothing.
+        # The state of each id. In a mapping, memory that is never written takes no space: long
+        # ranges of ids without objects cost nothing.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._states = mmap.mmap(-1, self.last_id + 1, flags=private)
+        # ``catch_up`` has seen new objects up to this id, and notes up to these numbers.
         self._scanned_id = self.last_id
         self._changes_seen = 0
         self._touches_seen = 0
-        # Reached since the pass, with children not yet visited; by descending id.
+        # A heap of negated ids: objects reached after the pass whose children are not marked yet.
         self._open: list[int] = []
 
     def close(self) -> None:
@@ -109,11 +115,12 @@ class Marks:
     # --- the pass -------------------------------------------------------------------------
 
     def mark(self, pulse: Pulse | None) -> MarkReport:
-        """Mark from all rows, young objects and touches. CorruptionError names a missing object.
+        """Mark all objects that rows, young objects or touched objects (``notes``) reach.
 
-        If no collected objects are left in slabs, the index need not be read: every object in the
-        slabs is named. Comparing the counts verifies that. A flag that is set when names are
-        deleted avoids futile attempts.
+        CorruptionError with the name of a missing object. If slabs hold no collected objects, the
+        index need not be read: every object in the slabs is named. That is tried first, unless a
+        flag says that names were deleted (``notes.has_leftovers``), and verified by comparing the
+        number of objects with the number of names.
         """
         if not notes.has_leftovers(self._env):
             report = self._pass(pulse, trusting=True)
@@ -127,7 +134,10 @@ class Marks:
         return report
 
     def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
-        """Mark; None if it assumed that every object is named, and that is false."""
+        """Mark in one pass over the slabs.
+
+        ``trusting``: assume that every object in the slabs is named; None if that was wrong.
+        """
         roots = self._mark_roots()
         kept = kept_bytes = names = names_bytes = held = 0
         below = self.last_id + 1
@@ -153,7 +163,7 @@ class Marks:
             if pulse is not None:
                 pulse(self.last_id + 1 - below)
         if trusting and names != self._names:
-            # Some of these have no name: too much may have been marked.
+            # Some objects have no name, and what they link to was marked without need.
             return None
         self.is_clean = held == names
         return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
@@ -166,7 +176,7 @@ class Marks:
         self._states[first : first + count] = both.to_bytes(count, "big")
 
     def _read_index_rows(self) -> None:
-        """Note which ids have names; nothing is reached yet."""
+        """Set the state of every id in the index to "named"; no id is reached yet."""
         states, last_id, from_bytes = self._states, self.last_id, int.from_bytes
         at = b""
         while True:
@@ -193,9 +203,10 @@ class Marks:
                     return
 
     def _mark_roots(self) -> int:
-        """Mark what rows and touches name; the number of digests that rows name."""
+        """Mark the objects that rows and touches refer to; returns how many digests rows have."""
         digests: set[bytes] = set()
-        # One transaction: a head that moves while tables are read is in one of them.
+        # In one transaction: a digest that a commit moves from one table to another (a head, to the
+        # history) meanwhile must not be missed.
         with self._env.reading() as txn:
             for table in self._roots.tables:
                 for row in self._rows(txn, table):
@@ -208,8 +219,7 @@ class Marks:
                 self._reach_touched(txn, touch)
             if self._view is not None:
                 self._reach_recent(txn, self._view)
-        # Rows that were noted since the announcement may be older than these; catching up reads
-        # them again.
+        # The pass marks the children of all objects reached so far.
         self._open.clear()
         return len(digests)
 
@@ -249,18 +259,19 @@ class Marks:
     ) -> None:
         """Mark the children of every reached object of a slab. Most of the time is spent here.
 
-        ``names`` are the states of its objects, if they are set now and not from the index before.
+        ``names``: the states to add to those of its objects (named or not); None if they were set
+        from the index before.
         """
         states = self._states
         if directory.stored_at_ms >= self._keep_after_ms:
-            # Young: every named object counts as reached.
+            # Within the grace period: every named object counts as reached.
             named = states[first : first + count] if names is None else names
             self._add(first, named.translate(_ALL_REACHED))
         distances = directory.distances
         if distances:
             sound = max(distances) < first and 0 not in distances
-            # Before their names are set, ids in and below this slab can only have the state
-            # "reached", so it is written without reading the old state.
+            # If names come from the slabs, ids in and below this slab have no state but "reached"
+            # yet, so that can be written without reading the old state.
             unnamed = sound and names is not None
             counts = directory.child_counts[:count]
             at = len(distances) if count == directory.objects else sum(counts)
@@ -305,7 +316,10 @@ class Marks:
             )
 
     def _directories(self, txn: Txn, below: int) -> Iterator[tuple[SlabDirectory, int]]:
-        """Some slabs that hold ids below this one, newest first; and the end of each."""
+        """Some slabs with ids below ``below``, newest first; each with the id after its last one.
+
+        That id is at most ``below``.
+        """
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(below - 1)) or cursor.last()
         for _ in range(_SLAB_BATCH):
@@ -328,7 +342,9 @@ class Marks:
     # --- catching up ----------------------------------------------------------------------
 
     def _reach_recent(self, txn: Txn, view: MemtableView) -> None:
-        """Mark the objects that commits that are only in the log rely on."""
+        """Mark what the commits of the log need: the children of their objects, and their rows'
+        objects.
+        """
         for key, value in view.slabs():
             directory = slabs.read_directory(key, value)
             start = 0
@@ -345,11 +361,11 @@ class Marks:
                         self._reach_root(txn, table, key, digest)
 
     def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
-        """Mark from all objects and rows written since; False if ``limit`` was not enough.
+        """Mark what objects, rows and touches reach that were written since the pass.
 
-        The second rule of collection: a transaction that has not caught up removes nothing. New
-        objects count as reached, and so do their children; rows noted since may name objects that
-        were unreached before.
+        ``limit`` bounds the work; False if it was not enough. The second rule of collection: a
+        transaction that has not caught up removes nothing. New objects count as reached, and so do
+        their children; rows may refer to objects that were unreached before.
         """
         budget = _Budget(limit)
         done = (
@@ -404,7 +420,7 @@ class Marks:
         return True
 
     def _descend(self, txn: Txn, budget: _Budget) -> bool:
-        """Mark all that newly reached objects link to, from the highest id down."""
+        """Mark everything that the objects in ``_open`` link to, from the highest id down."""
         cursor = txn.cursor(db=self._env.slabs)
         directory: SlabDirectory | None = None
         starts: list[int] = []
@@ -437,7 +453,7 @@ class Marks:
             )
         self._reach(child)
 
-    # --- what is left -----------------------------------------------------------------------
+    # --- unreached objects -------------------------------------------------------------------
 
     def candidates(self, below: int, limit: int) -> Candidates:
         """The next ``limit`` unreached objects below ``below``, by descending id."""
@@ -459,12 +475,12 @@ class Marks:
         return Candidates(ids, digests, sizes, below)
 
     def _unreached_in(self, first: int, stop: int) -> list[int]:
-        """Which of these ids, relative to the first, are named and not reached."""
+        """Which ids from ``first`` to below ``stop`` are named and not reached, minus ``first``."""
         left = self._states[first:stop].translate(_IS_LEFT)
         return list(compress(range(stop - first), left))
 
     def dead_slabs(self, below: int) -> tuple[list[bytes], int]:
-        """The keys of some slabs below ``below`` without a name, and the id to continue from."""
+        """The keys of some slabs below ``below`` without a named object; and where to continue."""
         found: list[bytes] = []
         with self._env.reading() as txn:
             for directory, stop in self._directories(txn, below):
@@ -476,7 +492,7 @@ class Marks:
         return found, below
 
     def is_dead(self, directory: SlabDirectory) -> bool:
-        """True if nothing in this slab is named. Never the newest: new ids follow its last id."""
+        """True if no object in this slab is named. False for the newest, which new ids follow."""
         stop = directory.first_id + directory.objects
         if stop > self.last_id:
             return False
@@ -487,7 +503,7 @@ class Marks:
         return bool(self._states[object_id] & _REACHED)
 
     def forget(self, object_ids: Iterable[int]) -> None:
-        """Record that these have lost their names."""
+        """Record that these objects have lost their names."""
         for object_id in object_ids:
             self._states[object_id] &= ~_NAMED
 
@@ -501,10 +517,10 @@ class Marks:
         return b"".join((*parts, packer.flush()))
 
     def restrict(self, unreached: bytes) -> None:
-        """Sweep only objects that were unreached at an earlier time as well.
+        """Leave only those objects unreached that an earlier ``unreached`` lists as well.
 
-        The others keep their names, so everything they link to must stay, too: they count as
-        reached, and ``catch_up`` marks what they link to.
+        The others keep their names, so everything they link to must stay, too: they become reached,
+        and ``catch_up`` marks what they link to.
         """
         unpacker = decompressobj()
         data = unreached
@@ -525,7 +541,7 @@ class Marks:
 
 
 class _Budget:
-    """How much work is allowed while writers wait; None: no limit."""
+    """How many objects and notes may be visited while writers wait; None: no limit."""
 
     def __init__(self, limit: int | None) -> None:
         self._left = limit
@@ -541,7 +557,7 @@ class _Budget:
 
 
 def _size_of(directory: SlabDirectory, chosen: bytes) -> int:
-    """The bytes of the chosen objects of a slab, counted from its first: often all of them."""
+    """The bytes of those objects of a slab whose byte in ``chosen`` is 1."""
     if len(chosen) == directory.objects and b"\0" not in chosen:
         return directory.size_bytes
     return sum(compress(directory.lengths, chosen))

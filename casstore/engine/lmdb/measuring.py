@@ -1,4 +1,4 @@
-"""What the file's pages are used for, counted table by table and slab by slab.
+"""Measures what the file's pages are used for, table by table and slab by slab.
 
 Everything but the contents of objects is read, in short transactions: with concurrent writers
 the figures come from several snapshots.
@@ -31,11 +31,11 @@ _Lengths = tuple[int, int]
 
 
 def measure(env: Environment, progress: Callable[[int, int], None] | None) -> EngineSpace:
-    """Count everything."""
+    """Measure; ``progress`` is called with the rows counted so far and their total."""
     with env.snapshot() as (_, view):
         log_commits = len(view.entries())
     if not env.readonly:
-        # Commits that are only in the log take no pages of the tables yet.
+        # Commits that are only in the log take no pages of the tables yet, so apply them first.
         env.apply_log()
     databases: dict[str, Any] = env.databases
     with env.reading() as txn:

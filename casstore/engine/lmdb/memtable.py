@@ -1,16 +1,18 @@
-"""In-memory copy of the commits that are in the log but not yet applied to the tables.
+"""The memtable: in memory, the commits that are in the log but not yet applied to the tables.
 
-A ``BatchEntry`` is the content of one log record: new objects, row changes, deleted names, objects
-whose gc grace period restarts. An object's name is its digest-to-id row in the index; without a
-name it cannot be found. The memtable keeps every version of a row with the LSN of its commit, so
-that a reader sees one moment while commits go on. A memtable only ever grows. Once its oldest
-entries have been applied, a new memtable with the remaining entries replaces it; readers that
-began with the old one keep it.
+An *entry* (``BatchEntry``) is what one commit changes, and the content of one log record: new
+objects, changed rows, deleted names, objects whose gc grace period restarts. An object's name is
+its row in the index, from digest to id (see ``lookup``); an object without a name cannot be found.
+
+The memtable keeps every version of a row with the LSN of its commit, so that a reader sees the
+state after one commit (``MemtableView``) while later ones are added. A memtable only ever grows.
+Once its oldest entries have been applied, a new memtable with the remaining entries replaces it;
+readers that began with the old one continue to use it.
 
     body of a record   [time in ms, first id, objects, rows, deleted names, touched]
     objects            flat list, five values per object: digest, kind, bytes, digests of the
-                       children concatenated, ids of the children. The ids are nil if the same
-                       commit deleted the object: it is stored without a name
+                       children concatenated, list of the ids of the children. The list is nil if
+                       the same commit deleted the object: it is stored without a name
     rows               flat list, three values per row: table, key, value or nil if deleted
     deleted names      digest 32 ‖ id 8 of each
     touched            ids of the objects whose gc grace period restarts
@@ -32,10 +34,10 @@ from casstore.format.digest import DIGEST_BYTES
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + slabs.ID_BYTES
 _OBJECT_FIELDS: Final = 5
-# A memtable that knows this many applied objects does not pass them on to the next one.
+# A memtable with at least this many ``applied_ids`` does not pass them on to the next memtable.
 _MAX_APPLIED_IDS: Final = 32_768
 
-#: In place of the next free id: the table of slabs is damaged.
+#: Used as the next free id if the table of slabs is damaged, so that the id cannot be read.
 UNKNOWN_ID: Final = 0
 
 #: A table, a key, and the value; None: the row is deleted.
@@ -49,14 +51,14 @@ Changed = list[tuple[bytes, bytes | None]]
 
 
 class Unchanged:
-    """The answer of a view for a row or name that only the tables have."""
+    """The answer for a row or name that no entry changes: the tables decide about it."""
 
 
 UNCHANGED: Final = Unchanged()
 
 
 class BatchEntry:
-    """The changes of one transaction."""
+    """What one commit changes: the writes of a whole batch (see ``batches``)."""
 
     __slots__ = (
         "_slab", "first_id", "links", "next_id", "now_ms", "objects", "rows", "size_bytes",
@@ -79,8 +81,11 @@ class BatchEntry:
         #: New objects with consecutive ids, and the ids that each links to.
         self.objects = objects
         self.links = links
+        #: Changed rows, in the order of the changes.
         self.rows = rows
+        #: Names that the commit deletes from the index.
         self.unnamed = unnamed
+        #: Ids of stored objects that were put again: their grace period restarts.
         self.touched = touched
         #: The first id after the new objects.
         self.next_id = first_id + len(objects)
@@ -96,7 +101,10 @@ class BatchEntry:
                 yield item[0], own
 
     def slab(self) -> tuple[bytes, bytes] | None:
-        """The new objects as a slab, for readers; None without new objects."""
+        """The new objects as an uncompressed slab, so that a ``SlabReader`` can read them.
+
+        None without new objects.
+        """
         if self._slab is None and self.objects:
             self._slab = slabs.encode(
                 self.objects, self.links, self.first_id, self.now_ms, slabs.uncompressed
@@ -105,7 +113,7 @@ class BatchEntry:
 
 
 def encode_entry(entry: BatchEntry) -> bytes:
-    """An entry as the body of a record."""
+    """An entry as the body of a log record."""
     objects: list[Any] = []
     for (digest, kind, data, children), links in zip(entry.objects, entry.links, strict=True):
         objects += (digest, kind, data, b"".join(children), links)
@@ -117,7 +125,7 @@ def encode_entry(entry: BatchEntry) -> bytes:
 
 
 def decode_entry(lsn: int, body: bytes) -> BatchEntry:
-    """The body of a record as an entry; CorruptionError if it is invalid."""
+    """The entry in the body of the log record ``lsn``; CorruptionError if it is invalid."""
     try:
         now_ms, first_id, flat, cells, unnamed, touched = unpack_checked(body)
         objects: list[NewObject] = []
@@ -126,30 +134,30 @@ def decode_entry(lsn: int, body: bytes) -> BatchEntry:
         for digest, kind, data, children, ids in zip(*columns, strict=True):
             digests = _cut(children, DIGEST_BYTES)
             if len(digest) != DIGEST_BYTES or (ids is not None and len(ids) != len(digests)):
-                raise ValueError("an object whose links do not fit")
+                raise ValueError("an object has an invalid digest, or other than one id per child")
             objects.append(NewObject(digest, kind, data, digests))
             links.append(ids)
         rows = list(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
         for table, key, _ in rows:
             if table not in _TABLES or not isinstance(key, bytes):
-                raise ValueError(f"a row of table {table!r}")
+                raise ValueError(f"a row has an invalid table or key: {table!r}, {key!r}")
         gone = [
             (name[:DIGEST_BYTES], slabs.read_id(name[DIGEST_BYTES:]))
             for name in _cut(unnamed, _NAME_BYTES)
         ]
         return BatchEntry(now_ms, first_id, objects, links, rows, gone, touched)
     except (TypeError, ValueError, IndexError, OverflowError, InvalidInputError) as exc:
-        raise CorruptionError(f"commit {lsn} in the log makes no sense: {exc}") from exc
+        raise CorruptionError(f"commit {lsn} in the log is invalid: {exc}") from exc
 
 
 def _cut(joined: bytes, length: int) -> list[bytes]:
     if len(joined) % length:
-        raise ValueError(f"{len(joined)} bytes are not a number of {length}")
+        raise ValueError(f"{len(joined)} bytes cannot be divided into items of {length}")
     return [joined[at : at + length] for at in range(0, len(joined), length)]
 
 
 class Memtable:
-    """The commits since a state of the tables, and the versions of each row and name in them."""
+    """The entries that the tables do not hold, and the versions of each row and name in them."""
 
     __slots__ = (
         "_last_ids", "_offsets", "_rows", "applied_ids", "changes", "deleted",
@@ -157,40 +165,44 @@ class Memtable:
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
-        #: The log as the tables name it. ``state.applied`` is the position after the last record
-        #: that they hold, ``last`` the position after the last record in this memtable.
+        #: The recovery point in the tables: which log is in use, and in ``state.applied`` the
+        #: position after the last log record that the tables hold.
         self.state = state
+        #: The position after the log record of the last entry.
         self.last = state.applied
-        #: The LMDB transaction that the state was read from; -1 if unknown.
+        #: The number of the LMDB transaction that ``state`` was read in; -1 if unknown.
         self.transaction = transaction
-        #: Each entry with the position after its record.
+        #: Each entry with the position that follows its log record.
         self.entries: list[tuple[Position, BatchEntry]] = []
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
+        #: How many rows, objects and names the entries change, and the bytes of their objects.
         self.changes = self.size_bytes = 0
-        #: Where the record of the first entry begins; None without entries.
+        #: The offset in the log of the first entry's record; None without entries.
         self.oldest_offset: int | None = None
-        # Where the record of each entry begins, and the last id that is given after it.
+        # The offset in the log of each entry's record, and the highest id in use after the entry.
         self._offsets: list[int] = []
         self._last_ids: list[int] = []
+        # The versions of each row by table and key: LSN and value, oldest first.
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
         #: The id of each object that an entry stored. Ids are assigned in commit order, so a view
         #: contains an object exactly if its id is below the view's next free id.
         self.ids: dict[bytes, int] = {}
-        #: The versions of names that were deleted at least once, which is rare: LSN and id; None:
+        #: The versions of each name that an entry deleted, which is rare: LSN and id; None:
         #: deleted. The first version has LSN -1, so that every view finds one.
         self.deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
-        #: Ids of objects that are in the tables, so that writers need not ask the index. They stay
-        #: valid: a transaction that deletes names from the index begins a new memtable.
+        #: Ids of objects of entries that were applied, so that writers need not ask the index. They
+        #: stay valid: a transaction that deletes names from the index begins a new memtable.
         self.applied_ids: dict[bytes, int] = {}
 
     def add(self, offset: int, position: Position, entry: BatchEntry) -> None:
-        """Add an entry whose record begins at ``offset``. Readers see it once ``last`` is updated.
-        Hold the write lock.
+        """Add an entry whose log record begins at ``offset`` and ends at ``position``.
+
+        Readers see it once ``last`` is updated. Only one thread may call this at a time.
         """
         lsn = position.lsn
         rows, ids, deleted = self._rows, self.ids, self.deleted
-        # An interrupt may have cut short an attempt to add the same entry.
+        # Remove what is left of an attempt to add this entry that an interrupt cut short.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
         del self._offsets[len(self.entries) :], self._last_ids[len(self.entries) :]
@@ -208,7 +220,7 @@ class Memtable:
         self._offsets.append(offset)
         self.oldest_offset = self._offsets[0]
         self._last_ids.append(entry.next_id - 1)
-        # After the entry, which holds the objects.
+        # After ``entries``: a reader that finds an id here reads the object from its entry.
         own = entry.first_id
         for item, links in zip(entry.objects, entry.links, strict=True):
             if links is not None:
@@ -222,7 +234,7 @@ class Memtable:
         self.last = position
 
     def after(self, applied: Position) -> Memtable:
-        """A memtable without the entries that were applied."""
+        """A new memtable without the entries up to the position ``applied``."""
         rest = Memtable(self.state._replace(applied=applied), self.next_id)
         if len(self.applied_ids) < _MAX_APPLIED_IDS:
             rest.applied_ids = self.applied_ids
@@ -237,24 +249,24 @@ class Memtable:
         return rest
 
     def view(self) -> MemtableView:
-        """A view of everything that it holds now."""
+        """A view of all present entries."""
         return MemtableView(self, self.last.lsn, self.next_id)
 
-    # --- for views ----------------------------------------------------------------------------
+    # --- look-ups -----------------------------------------------------------------------------
 
     def newest_row(self, place: tuple[str, bytes]) -> bytes | Unchanged | None:
-        """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
+        """The newest value of a row by table and key; None: deleted, UNCHANGED: ask the tables."""
         versions = self._rows.get(place)
         return UNCHANGED if versions is None else versions[-1][1]
 
     def newest_id(self, digest: bytes) -> int | Unchanged | None:
-        """The id of an object; None if its name was deleted, UNCHANGED if the tables decide."""
+        """The id in an object's newest name; None: deleted, UNCHANGED: ask the index."""
         if digest in self.deleted:
             return self.deleted[digest][-1][1]
         return self.ids.get(digest, UNCHANGED)
 
     def find_entry(self, object_id: int) -> BatchEntry | None:
-        """The commit that stored an object; None if the tables have it."""
+        """The entry that stored an object; None if the tables have the object."""
         entries = self.entries
         if not entries or object_id < entries[0][1].first_id:
             return None
@@ -262,25 +274,26 @@ class Memtable:
         return entries[at][1] if at < len(entries) else None
 
     def places(self, table: str) -> list[bytes]:
-        """The keys of all changed rows of a table."""
-        # A copy in one call, because a commit may add to it meanwhile.
+        """The keys of all rows of a table that entries change."""
+        # ``list`` copies the dict in one call: another thread may add a commit to it meanwhile.
         return [key for name, key in list(self._rows) if name == table]
 
 
 class MemtableView:
-    """A memtable as it was after one commit."""
+    """The state of a memtable after one commit; entries added later are ignored."""
 
     __slots__ = ("_next_id", "lsn", "memtable")
 
     def __init__(self, memtable: Memtable, lsn: int, next_id: int) -> None:
-        #: The tables decide about a digest that is neither in its ``ids`` nor in its ``deleted``.
+        #: ``find_id`` returns UNCHANGED for a digest that is neither in the ``ids`` nor in the
+        #: ``deleted`` of this memtable: a caller may test that first, without a call.
         self.memtable = memtable
         self._next_id = next_id
-        #: The number of that commit.
+        #: The LSN of that commit.
         self.lsn = lsn
 
     def find_row(self, table: str, key: bytes) -> bytes | Unchanged | None:
-        """The value of a row, None if it was deleted, UNCHANGED if the tables have it."""
+        """The value of a row; None: deleted, UNCHANGED: ask the tables."""
         versions = self.memtable._rows.get((table, key))
         if versions is not None:
             for lsn, value in reversed(versions):
@@ -289,7 +302,7 @@ class MemtableView:
         return UNCHANGED
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
-        """The id of an object, None if its name was deleted, UNCHANGED if the index decides."""
+        """The id in an object's name; None: the name was deleted, UNCHANGED: ask the index."""
         memtable = self.memtable
         found: int | Unchanged | None
         if memtable.deleted and digest in memtable.deleted:
@@ -303,7 +316,7 @@ class MemtableView:
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
     ) -> Changed:
-        """The changed rows of a part of a table, in key order or its reverse."""
+        """The changed rows with ``start <= key < stop``, in key order or its reverse."""
         changed: Changed = []
         for key in self.memtable.places(table):
             if key >= start and (stop is None or key < stop):
@@ -314,7 +327,7 @@ class MemtableView:
         return changed
 
     def names(self) -> dict[bytes, int | None]:
-        """The objects that commits in the log name: digest and id, None if the name was deleted."""
+        """All names that the entries change: the id by digest; None: the name was deleted."""
         names: dict[bytes, int | None] = {}
         for _, entry in self.entries():
             names.update(dict.fromkeys([digest for digest, _ in entry.unnamed]))
@@ -333,16 +346,16 @@ class MemtableView:
         return None if entry is None else entry.now_ms
 
     def slab_of(self, object_id: int) -> tuple[bytes, bytes] | None:
-        """The slab that holds an object; None if the tables have it."""
+        """The key and value of the slab with an object; None if the tables have the object."""
         entry = self.memtable.find_entry(object_id)
         return None if entry is None else entry.slab()
 
     def entries(self) -> list[tuple[Position, BatchEntry]]:
-        """All commits, each with the position after its record."""
+        """All entries, each with the position that follows its log record."""
         return [pair for pair in self.memtable.entries.copy() if pair[0].lsn <= self.lsn]
 
     def slabs(self) -> Iterator[tuple[bytes, bytes]]:
-        """All slabs, by key."""
+        """The objects of each entry as a slab: key and value, in order of their keys."""
         for _, entry in self.entries():
             slab = entry.slab()
             if slab is not None:
@@ -352,7 +365,7 @@ class MemtableView:
 def merge(
     stored: Iterable[tuple[bytes, bytes]], changed: Changed, *, reverse: bool
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of a table, merged with later changes; both in key order, or its reverse."""
+    """The rows of a table with later changes applied; both in key order, or its reverse."""
     ahead = iter(changed)
     change = next(ahead, None)
     for key, value in stored:

@@ -1,18 +1,18 @@
-"""Notes of writers for the collector: rows changed while it works, and objects put again.
+"""Notes that writers leave for the garbage collector: rows that they wrote, objects put again.
 
-    collection   "open" → token (16) ‖ until (8)         a collector is at work
+    collection   "open" → token (16) ‖ until (8)         a collection is running: the announcement
                  "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
     meta         "leftovers" → nothing                    slabs may hold objects without names
-                 "collected" → LSN (8)                    the commit at which one last ended
+                 "collected" → LSN (8)                    the commit at which one last completed
     touches      number (8) → id (8) ‖ time (8)           an object that was put again
 
 A collector reads rows and objects in many short transactions, and commits continue meanwhile. It
-announces itself first. From then on every transaction that writes a row notes its key, and the
-collector reads those rows again before it removes anything. Without a collector, the usual case,
-a writer needs one lookup to see that.
+announces itself first. From then on every transaction that writes rows to the tables notes their
+keys, and the collector reads those rows again before it removes anything. Without a collector, the
+usual case, this costs a transaction one look-up.
 
-A put that finds its object stored adds nothing to a slab, which would have the time. So it leaves
-a touch: putting an object again restarts its grace period.
+Putting an object again restarts its grace period. The object is stored already, in a slab with the
+time of the first put, so the new time is stored in a *touch*.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _BEHIND_CHANGES: Final = b"d"
 _NUMBER_BYTES: Final = 8
 _TIME_BYTES: Final = 8
 _TABLE_NUMBERS: Final = {table: bytes((number,)) for number, table in enumerate(TABLES)}
-# A collector that was killed must not make writers take notes for ever. A live one renews its
-# announcement long before it expires.
+# After this time an announcement expires, so that a killed collector does not make writers take
+# notes for ever. A running collector renews its announcement long before.
 OPEN_MS: Final = 3_600_000
-# An object is touched at most this often.
+# An object that was put or touched less than this time ago is not touched again.
 TOUCH_INTERVAL_MS: Final = 60_000
 _REMEMBERED_TOUCHES: Final = 4096
 
@@ -67,7 +67,7 @@ def note_rows(
     if is_open is None:
         return
     if int.from_bytes(is_open[TOKEN_BYTES:], "big") <= now_ms:
-        # Expired: the collector is dead, or will see that its announcement is gone.
+        # Expired: the collector was killed; or it runs, and will see that its announcement is gone.
         txn.delete(_OPEN, db=env.collection)
         return
     number = _next_change(env, txn)
@@ -89,7 +89,7 @@ def _next_change(env: Environment, txn: lmdb.Transaction[bytes]) -> int:
 
 
 class RecentTouches:
-    """Objects that this process knows to be young, so that they are not touched repeatedly."""
+    """When objects were last stored or touched, so that they are not touched repeatedly."""
 
     def __init__(self) -> None:
         self._at_ms: dict[int, int] = {}
@@ -108,7 +108,7 @@ class RecentTouches:
     def remember(self, object_id: int, at_ms: int) -> None:
         """Record when an object was stored or touched."""
         if len(self._at_ms) >= _REMEMBERED_TOUCHES:
-            # Clearing costs a read of the slab, or a superfluous touch.
+            # What is forgotten costs a read of the slab, or a superfluous touch.
             self._at_ms.clear()
         self._at_ms[object_id] = at_ms
 
@@ -134,7 +134,7 @@ def touch(
 def announce(
     env: Environment, txn: lmdb.Transaction[bytes], token: bytes, now_ms: int, *, first: bool
 ) -> None:
-    """Have writers note rows from this transaction on; ``first`` drops earlier notes."""
+    """Begin or renew the announcement of a collection; ``first``: begin, and drop earlier notes."""
     if first:
         txn.drop(env.collection, delete=False)
     txn.put(_OPEN, token + (now_ms + OPEN_MS).to_bytes(_TIME_BYTES, "big"), db=env.collection)
@@ -147,12 +147,12 @@ def is_announced(env: Environment, txn: Txn, token: bytes) -> bool:
 
 
 def end(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
-    """Have writers note no more rows."""
+    """Withdraw the announcement, so that writers note no more rows; drop all notes."""
     txn.drop(env.collection, delete=False)
 
 
 def changes_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int, RowKey]]:
-    """The rows noted after the one with this number, and their numbers."""
+    """The notes of rows with higher numbers than ``number``, each with its number."""
     with txn.cursor(env.collection) as cursor:
         more = cursor.set_range(_CHANGE + (number + 1).to_bytes(_NUMBER_BYTES, "big"))
         while more:
@@ -166,7 +166,7 @@ def changes_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
 
 
 def touches_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int, Touch]]:
-    """The touches after the one with this number, and their numbers."""
+    """The touches with higher numbers than ``number``, each with its number."""
     with txn.cursor(env.touches) as cursor:
         more = cursor.set_range((number + 1).to_bytes(_NUMBER_BYTES, "big"))
         while more:
@@ -184,10 +184,10 @@ def touches_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
 def forget_touches(
     env: Environment, txn: lmdb.Transaction[bytes], before_ms: int, limit: int
 ) -> None:
-    """Remove the oldest touches, if they are from before this time.
+    """Remove at most ``limit`` of the oldest touches, if they are from before ``before_ms``.
 
-    Never the last: numbering continues from it, and a collector asks for numbers above the
-    highest it has seen.
+    The last touch stays: the next number is one more than its number, and a collector asks for
+    numbers above the highest it has seen.
     """
     with txn.cursor(env.touches) as cursor:
         last = cursor.key() if cursor.last() else b""
@@ -201,7 +201,7 @@ def forget_touches(
 
 
 def has_leftovers(env: Environment) -> bool:
-    """May slabs hold objects without names?"""
+    """True if slabs may hold objects without names: a collection has deleted names since."""
     with env.reading() as txn:
         return txn.get(_LEFTOVERS, None, env.meta) is not None
 

@@ -1,20 +1,21 @@
-"""Packing: small slabs become large ones. No id, digest or index row changes.
+"""Packing: joins small slabs into large ones. No id, digest or index row changes.
 
-Small commits leave small slabs, and a slab costs the same to find and open whatever its size. A
-slab is a run of ids, so neighbours can be joined: their objects are inflated, concatenated and
-compressed together, at a higher level than when they were new. Objects that the index no longer
-names keep their position in the run and lose their bytes.
+Small commits leave small slabs, and a slab takes the same time to find and open whatever its size.
+A slab holds consecutive ids, so neighbours can be joined: their objects are inflated, concatenated
+and compressed together, at a higher level than when they were new. Objects that the index no longer
+names (dead ones) keep their id and lose their bytes. Neighbouring slabs that are joined, or one
+slab that is rewritten, are a *run* (``SlabRun``).
 
 The work is done in steps. A step reads a few slabs and compresses without any lock; then one
 short transaction replaces them with the joined slab, if they are unchanged. Readers see either
 state, complete. Stopping between two steps loses nothing.
 
-Every object is checked before it is rewritten. A slab that fails is reported and left exactly as
-it is: rewriting it would give damage, which a backup can repair, a valid checksum.
+Every live object is compared with its digest before it is rewritten. A damaged slab is reported and
+left unchanged: rewriting it would give the damage, which a backup can repair, a valid checksum.
 
-A slab is not packed until it is cold (``cold_before_ms``): a running agent reads its latest
-commits next, and small slabs are cheap to open. Also, every round would rewrite the last slab as
-long as the session grows.
+A slab is packed only when it is cold (stored before ``cold_before_ms``): a running agent reads its
+latest commits next, and small slabs are quick to open. Also, while a session grows, every round of
+packing would rewrite the last slab.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ from casstore.engine.protocol import DamagedSlab, PackReport
 from casstore.errors import CorruptionError, StorageFullError
 from casstore.format.digest import check_object
 
-# A slab of this size is left as it is, unless part of it is dead: joined with another, it would
-# be too large.
+# A slab with more live bytes than this is not joined with others: the result would be too large.
 SMALL_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 2
-# On a full disk slabs are joined into smaller ones, down to this size. LMDB stores a slab in
-# contiguous pages, and finds short runs of free pages where it finds no long run.
+# On a full disk, slabs are joined into shorter ones, down to this length. LMDB stores a slab in
+# contiguous pages, and may have short runs of free pages when it has no long run.
 _LEAST_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 16
 # A slab is rewritten for its dead bytes alone if they are at least 1/_MANY_DEAD of it.
 _MANY_DEAD: Final = 4
@@ -48,12 +48,13 @@ _MANY_DEAD: Final = 4
 _MIN_SAVING: Final = 20
 # How many slabs one read transaction may read.
 _MAX_SLABS: Final = 1024
-# This many consecutive ids without a name end a slab: each would cost it the length of a digest.
-# Fewer are included, or slabs with collected slabs between them could never be joined.
+# This many consecutive ids without a live object end a run: in the joined slab each of them takes
+# the length of a digest. Fewer are included: otherwise slabs that had a collected slab between them
+# could never be joined.
 _LONG_GAP: Final = 64
 
-# The id up to which slabs were packed, in decimal. Slabs below it are compressed at the high level
-# already, and are read again only if part of them is dead, or a neighbour can be joined to them.
+# The key in ``meta`` of the id up to which slabs were packed, in decimal. Slabs up to it are
+# compressed at the high level already, and are rewritten only if they are partly dead, or joined.
 PACKED_TO_KEY: Final = b"packed_to"
 _ID_DIGITS: Final = 20
 
@@ -61,7 +62,7 @@ NOTHING: Final = PackReport(0, 0, 0, 0, 0)
 
 
 class StoredSlab(NamedTuple):
-    """A slab as stored, and the ids in it that the index names."""
+    """A slab as stored, and its live objects: the ids in it that the index names."""
 
     key: bytes
     value: bytes
@@ -77,30 +78,31 @@ class StoredSlab(NamedTuple):
 
 
 class SlabRun(NamedTuple):
-    """Neighbouring slabs that fit into one, each decoded and proven."""
+    """Neighbouring slabs to be rewritten as one, decoded, all live objects proven by digest."""
 
     stored: list[StoredSlab]
     decoded: list[Slab]
 
     @property
     def is_dead(self) -> bool:
-        """True if no object of it is named."""
+        """True if the run has no live object."""
         return not any(stored.live for stored in self.stored)
 
     @property
     def dead_bytes(self) -> int:
-        """The bytes of its objects without names."""
+        """The bytes of the dead objects."""
         return sum([stored.dead_bytes for stored in self.stored])
 
     @property
     def dead_objects(self) -> int:
-        """How many objects lose their bytes when it is rewritten."""
+        """How many objects lose their bytes when the run is rewritten."""
         return sum([dead_objects(stored) for stored in self.stored])
 
 
 class PackScope(NamedTuple):
     """Which slabs to read, and when a single slab is worth rewriting."""
 
+    #: The last id of the newest slab to read.
     newest: int
     #: Skip slabs that were stored at this time or later.
     cold_before_ms: int | None
@@ -113,14 +115,16 @@ class PackScope(NamedTuple):
 
 
 class SlabSelection(NamedTuple):
-    """Result from an id on: slabs to be rewritten as one, slabs to be left, damaged slabs."""
+    """What ``read_run`` decided about the next slabs."""
 
+    #: Slabs to be rewritten as one.
     run: SlabRun | None
-    #: Slabs that gain nothing, or are too young.
+    #: Slabs to be left, because they would gain nothing or are too young.
     left: list[StoredSlab]
     damaged: list[DamagedSlab]
+    #: The id from which to continue.
     next_id: int
-    #: Was a slab left because it is too young?
+    #: True if a slab was left because it is too young.
     young: bool
 
 
@@ -132,9 +136,9 @@ def pack(
     prepare: Callable[[PackScope], None],
     progress: Callable[[PackReport], None] | None,
 ) -> PackReport:
-    """Join small slabs, from the oldest to the one that was newest at the beginning.
+    """Join small slabs, from the oldest to the one that is the newest now; then tidy tables.
 
-    ``prepare`` is called with the scope before anything is read.
+    ``prepare`` is called with the scope before any slab is read.
     """
     env.require_writable()
     env.apply_log()
@@ -146,7 +150,8 @@ def pack(
     while next_id <= scope.newest:
         selection = read_run(env, compressor, next_id, scope)
         if packed_to is None and selection.young:
-            # Times ascend with ids, unless a clock was set back.
+            # This slab and later ones are too young: times ascend with ids, unless a clock was set
+            # back.
             packed_to = selection.left[0].directory.first_id - 1
         if selection.damaged:
             report = report.plus(NOTHING._replace(damaged=tuple(selection.damaged)))
@@ -172,14 +177,16 @@ def pack(
 
 
 def scope_of(env: Environment, cold_before_ms: int | None) -> PackScope:
-    """All slabs that exist now."""
+    """The scope for all slabs that exist now; or up to ``cold_before_ms``, unless it is None."""
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
         newest = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
         row = txn.get(PACKED_TO_KEY, db=env.meta)
         text = b"0" if row is None else bytes(row)
     if not text.isdigit() or len(text) > _ID_DIGITS:
-        raise CorruptionError(f"{env.path} says it is packed up to {text[:40]!r}")
+        raise CorruptionError(
+            f"{env.path} is damaged: the id up to which it is packed is {text[:40]!r}"
+        )
     return PackScope(newest, cold_before_ms, int(text))
 
 
@@ -189,7 +196,7 @@ def read_run(
     first_id: int,
     scope: PackScope,
 ) -> SlabSelection:
-    """The next slabs from ``first_id`` on; those that belong together come as a run."""
+    """The next slabs from ``first_id`` on: as many as can be joined, if that is worth it."""
     candidates: list[StoredSlab] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
@@ -264,7 +271,7 @@ def look_at(
     key: bytes,
     value: bytes,
 ) -> StoredSlab:
-    """A slab as stored, its directory checked, and its live ids."""
+    """A slab as stored, with its live ids; CorruptionError if its directory is damaged."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
     live_bytes = 0
@@ -290,7 +297,9 @@ def _prove(
 
 
 def rewritten(run: SlabRun, compressor: Compressor, scope: PackScope) -> list[tuple[bytes, bytes]]:
-    """The replacement of a run: one slab, none, or the slab that is already stored."""
+    """What replaces a run: one slab; nothing, if it has no live object; or the stored slab itself,
+    if rewriting it would save too little.
+    """
     if run.is_dead and run.stored[-1].last_id < scope.newest:
         return []
     joined = _encode(run, compressor, newest=scope.newest)
@@ -315,7 +324,8 @@ def _encode(run: SlabRun, compressor: Compressor, *, newest: int) -> tuple[bytes
     stored_at_ms = 0
     next_id = run.decoded[0].first_id
     for stored, slab in zip(run.stored, run.decoded, strict=True):
-        # The time of the youngest: to the collector no object may look older than it is.
+        # A slab has one time, that of its youngest object: if an object looked older than it is,
+        # the collector might remove it within its grace period.
         stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
         columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
         next_id = slab.last_id + 1
@@ -339,8 +349,11 @@ def _require_same(run: SlabRun, joined: tuple[bytes, bytes], compressor: Compres
         for object_id in stored.live:
             before, after = object_id - old.first_id, object_id - new.first_id
             if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
-                # A bug, or faulty memory; the stored slabs stay as they are.
-                raise CorruptionError(f"object {object_id} would not have survived packing")
+                # A bug, or faulty memory. Nothing was written.
+                raise CorruptionError(
+                    f"object {object_id} was not the same after packing; its slab was left "
+                    "unchanged: check the memory of this machine"
+                )
 
 
 def _entry(slab: Slab, position: int) -> tuple[object, ...]:
@@ -359,7 +372,7 @@ def dead_objects(stored: StoredSlab) -> int:
 
 
 def _replace(env: Environment, run: SlabRun, new: list[tuple[bytes, bytes]]) -> PackReport:
-    """Replace the slabs in one transaction, unless another transaction has changed them."""
+    """Replace the slabs of a run with ``new`` in one transaction, unless they changed meanwhile."""
     with env.writing() as txn:
         started = time.perf_counter()
         unchanged = all(txn.get(stored.key, db=env.slabs) == stored.value for stored in run.stored)

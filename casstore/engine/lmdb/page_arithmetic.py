@@ -1,9 +1,9 @@
-"""How many pages rows take when they are written in order: LMDB's own arithmetic.
+"""How many pages rows take when they are written in key order, computed as LMDB fills pages.
 
-A leaf page holds a header, two bytes for each row and the rows: eight bytes, the key, the value,
-padded to an even number (LMDB 1.0: both padded). A value too long for half a page is stored in
-overflow pages, with one header. Rows written in key order fill each page before the next one is
-begun.
+A leaf page holds a header, two bytes for each row, and the rows: eight bytes, the key and the
+value, together padded to an even number (LMDB 1.0 also pads the key). A value too long for half a
+page is stored in overflow pages, with one header. Rows written in key order fill each page before
+the next one is begun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 _ROW_BYTES: Final = 8
 _POINTER_BYTES: Final = 2
-# The reference to a long value in its row, by the length of a page header: LMDB 1.0 writes more.
+# The length of the reference to overflow pages in a row, by the length of a page header; LMDB 1.0
+# has the longer ones.
 _HEADER_BYTES_1_0: Final = 24
 _REFERENCE_BYTES: Final = {16: 8, _HEADER_BYTES_1_0: 24}
 # A page must have space for two rows.
@@ -21,7 +22,7 @@ _MIN_ROWS: Final = 2
 
 
 class PageCount(NamedTuple):
-    """Pages of a table by what they are for."""
+    """The numbers of a table's pages, by kind."""
 
     branch: int
     leaf: int
@@ -57,7 +58,7 @@ def when_full(rows: Iterable[tuple[int, int]], page_bytes: int, header_bytes: in
     branch = 0
     level = leaf
     while level > 1:
-        # A branch page has a key for each page below it, all but the first of them.
+        # A branch page has an entry for each page below it, with a key of average length.
         size = _ROW_BYTES + key_bytes // count + 1 + _POINTER_BYTES
         level = -(-level * size // room)
         branch += level

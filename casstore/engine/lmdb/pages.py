@@ -4,8 +4,9 @@ LMDB trusts its file and crashes on a damaged page. Checks and salvage read the 
 module. It maps nothing and trusts nothing: each page must have its own number, and everything
 that it refers to must be inside it.
 
-    page      header (16 bytes in format 0, 24 in format 1: number … flags, lower, upper),
-              then offsets of the entries, which are at the end
+    page      header (16 bytes in format 0, of LMDB 0.9; 24 bytes in format 1, of LMDB 1.0: number
+              … flags, and where the offsets end and the entries begin), then the offsets of the
+              entries, free space, and the entries at the end of the page
     branch    entries: key → page;  the first key is left out
     leaf      entries: key → value, or → the page of a long value
     overflow  a run of pages with one header, which holds one long value
@@ -35,11 +36,11 @@ _DATABASE: Final = 0x02
 
 NO_PAGE: Final = (1 << 64) - 1
 _META_PAGES: Final = 2
-# LMDB's trees are not deeper.
+# The limit on the depth of a tree; LMDB has the same.
 _MAX_DEPTH: Final = 32
 _PAGE_SIZES: Final = tuple(1 << shift for shift in range(9, 17))
 _USUAL_PAGE_BYTES: Final = 4096
-# How many pages are read to find out the page size.
+# About how many pages are read to find out the page size, if both meta pages are damaged.
 _PROBES: Final = 256
 # How many pages are read at once in a scan of the whole file.
 _READ_AHEAD: Final = 256
@@ -70,13 +71,16 @@ class Meta(NamedTuple):
 
 
 class LeafEntry(NamedTuple):
-    """An entry of a leaf. A long value is stored in its own run of pages."""
+    """An entry of a leaf. A long value is stored in its own run of overflow pages."""
 
     key: bytes
     #: The value, or None if it is in overflow pages.
     value: bytes | None
+    #: The length of the value.
     size: int
+    #: The first of the overflow pages; 0 if the value is in the leaf.
     run: int
+    #: True if the value is the record of a database.
     is_database: bool
 
 
@@ -219,7 +223,7 @@ class PageFile:
         return data if len(data) == size else None
 
     def page(self, number: int) -> DecodedPage | None:
-        """A decoded page; None if LMDB could not have written it there."""
+        """The decoded page ``number``; None if LMDB could not have written these bytes there."""
         data = self.read(number)
         return None if data is None else self.parse(number, data)
 
@@ -239,7 +243,7 @@ class PageFile:
                     yield page
 
     def parse(self, number: int, data: bytes) -> DecodedPage | None:
-        """The parts of a page; None if LMDB could not have written it there."""
+        """Decode the bytes of page ``number``; None if LMDB could not have written them there."""
         header = self.header_bytes
         kind = _U16.unpack_from(data, header - 6)[0]
         if kind not in _KINDS or _U64.unpack_from(data)[0] != number:
@@ -297,7 +301,7 @@ class PageFile:
         return (self.header_bytes - 1 + size) // self.page_bytes + 1
 
     def value(self, entry: LeafEntry) -> bytes | None:
-        """The value of an entry; None if its run of pages is missing."""
+        """The value of an entry; None if its overflow pages are missing or damaged."""
         if entry.value is not None:
             return entry.value
         pages = self.run_length(entry.size)
@@ -324,8 +328,8 @@ class PageFile:
     ) -> Iterator[ReachedEntry]:
         """The entries of a tree in order, as far as it can be read.
 
-        ``lost`` is called with each part that cannot be read. ``visit(page, pages)`` is called with
-        each page or run on the way, and returns False if it must not be there.
+        ``lost`` is called with each part that cannot be read. ``visit(page, 1)`` is called with
+        each page of the tree, and returns False to report it as lost: it was visited before.
         """
         if root == NO_PAGE:
             return

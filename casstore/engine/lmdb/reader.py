@@ -1,8 +1,10 @@
-"""From an id to the object: find its slab, inflate it once, put the links back in.
+"""Reads objects by id: finds the slab of an object, decodes it once, and restores the links.
 
-Decoded slabs are cached, bounded in bytes. An id always means the same object, so a cached slab
-can never be stale; it can only be shorter than the stored one, if neighbours were merged into that
-one since.
+A *slab* is several objects with consecutive ids, stored as one value (see ``slab``); decoding it
+inflates all of them. ``SlabReader`` reads within one transaction, ``SlabCache`` keeps decoded slabs
+for all readers of an engine, bounded in bytes. Ids are never reused, so a cached slab can never be
+wrong. But packing may have joined the stored slab with its neighbours since, and then the cached
+one lacks their objects.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class SlabCache:
             return slab
 
     def put(self, last_id: int, slab: Slab) -> None:
-        """Cache a slab, unless it alone exceeds the limit."""
+        """Cache a slab under its last id, unless it alone exceeds the limit."""
         size_bytes = slab.size_bytes
         if size_bytes > self._limit_bytes:
             return
@@ -59,23 +61,24 @@ class SlabCache:
 
     @property
     def used_bytes(self) -> int:
-        """How much the cached slabs take."""
+        """The approximate memory that the cached slabs take."""
         return self._used_bytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all slabs."""
         with self._lock:
             self._slabs.clear()
             self._used_bytes = 0
 
 
-# Cutting columns out of bytes is cheaper than out of a view, if it costs no long copy.
+# A slab up to this length is copied to bytes before it is decoded: slicing bytes is faster than
+# slicing a memoryview, and the copy is short.
 _SHORT_BYTES: Final = 16 << 10
 _new_tuple: Final = tuple.__new__
 
 
 class SlabReader:
-    """Reads objects within one transaction; neighbours share the work of their slab."""
+    """Reads objects within one transaction. Objects read in turn from one slab decode it once."""
 
     __slots__ = (
         "_behind",
@@ -98,17 +101,18 @@ class SlabReader:
         compressor: Compressor,
         view: MemtableView | None = None,
     ) -> None:
-        """``view``: commits whose slabs are not in the tables yet."""
+        """``view``: commits whose slabs are not in the tables yet; None: read the tables alone."""
         self._view = view
         self._cursor = cursor
         self._cache = cache
         self._compressor = compressor
-        # Objects are often read in the order in which they link to each other.
+        # The last two slabs that objects were read from. The next object, and the children whose
+        # digests it needs, are often in one of them.
         self._slab: Slab | None = None
         self._slab_before: Slab | None = None
-        # The likely offset of the next object in the slab's digests.
+        # Where the digests of the objects after the last one read begin, in ``_slab.digests``.
         self._behind = 0
-        # The slab at the cursor. Links often point at neighbours.
+        # The slab that was found last, as stored: its first and last id, key and value.
         self._near_first, self._near_last = 1, 0
         self._near_key = self._near_value = memoryview(b"")
 
@@ -120,20 +124,21 @@ class SlabReader:
         position = object_id - slab.first_id
         self._behind = (position + 1) * DIGEST_BYTES
         kind = slab.kinds[position] & ~slabs.KEEPS_LINKS
-        # As StoredObject(…) does, in half the time.
+        # The same as StoredObject(…), in half the time.
         return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
 
     def next(self, digest: bytes, has_row: Callable[[bytes], bool]) -> StoredObject | None:
-        """The object with this digest, if the last slab lists it after the last object read.
+        """The object with this digest, if the slab read last lists it after the object read last.
 
-        Objects that are read in the order in which they were stored are found here. ``has_row``
-        checks whether the index still names the object: a slab may list deleted ones.
+        It needs no look-up by digest, and finds objects that are read in the order in which they
+        were stored. ``has_row`` checks whether the index still names the object (a slab may list
+        deleted ones). None: look the digest up in the index.
         """
         slab = self._slab
         if slab is None:
             return None
         at = slab.digests.find(digest, self._behind)
-        # A match across two digests is an accident, or was crafted.
+        # Bytes of two neighbouring digests may match, by chance or on purpose.
         if at < 0 or at % DIGEST_BYTES:
             return None
         position = at // DIGEST_BYTES
@@ -155,13 +160,13 @@ class SlabReader:
         return slab
 
     def decode_at(self, object_id: int) -> Slab:
-        """The slab that holds this id, straight from the file and checked in full."""
+        """The slab that holds this id, decoded anew from the file, its checksum compared."""
         self._seek(object_id)
         self._slab = self._decode(self._near_key, self._near_value, check=True)
         return self._slab
 
     def _decode(self, key: memoryview, value: bytes | memoryview, *, check: bool = False) -> Slab:
-        """A slab, inflated; ``check`` compares its checksum, which covers the key, too."""
+        """Decode a stored slab; ``check``: compare the checksum over its key and directory."""
         if len(value) <= _SHORT_BYTES:
             value = bytes(value)
         directory = slabs.read_directory(key, value, check=check)
@@ -174,7 +179,10 @@ class SlabReader:
         )
 
     def sample(self, size_bytes: int, max_object_bytes: int) -> list[bytes]:
-        """Recent objects as slabs hold them, none longer than ``max_object_bytes``."""
+        """The bytes of the newest objects, without links: about ``size_bytes`` in all.
+
+        Objects longer than ``max_object_bytes`` are left out.
+        """
         samples: list[bytes] = []
         more = self._cursor.last()
         while more and size_bytes > 0:
@@ -200,7 +208,7 @@ class SlabReader:
         return slabs.digest_at(self._near_value, object_id - self._near_first)
 
     def _seek(self, object_id: int) -> int:
-        """Move to the slab that holds this id; returns the slab's last id."""
+        """Set ``_near_…`` to the slab that holds this id; returns the slab's last id."""
         if self._near_first <= object_id <= self._near_last:
             return self._near_last
         recent = None if self._view is None else self._view.slab_of(object_id)
@@ -210,7 +218,7 @@ class SlabReader:
             self._near_last = last_id
             self._near_key, self._near_value = memoryview(recent[0]), memoryview(recent[1])
             return last_id
-        # An id comes from a row or a directory that may be damaged.
+        # The id comes from an index row or a slab's directory, which may be damaged.
         if 0 < object_id <= slabs.MAX_ID and self._cursor.set_range(slabs.slab_key(object_id)):
             key, value = self._cursor.item()
             last_id = int.from_bytes(key, "big")

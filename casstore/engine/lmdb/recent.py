@@ -1,17 +1,18 @@
-"""Recent commits: from the log into memory, and from there into the tables.
+"""Recent commits: the redo log, the memtable and the tables of a store together (``Recent``).
 
-A commit is a record in the log (``log``) and an entry in memory (``memtable``). Readers see both
-together: the tables as of one LMDB transaction, and over them the entries since. A background
-thread applies the entries to the tables (``applying``); so does a commit that finds the log full.
+A commit is a record in the log (``log``) and an entry in memory (``memtable``). Readers combine the
+tables, as one LMDB transaction sees them, with the entries that are newer. A background thread
+applies the entries to the tables (``applying``); so does a commit that finds the log full.
 
 Two locks order the processes that write to a store. A process that appends to the log holds the
 file lock ``locks/log``; a process that changes tables holds LMDB's write lock. Applying the log
 needs only the second, so commits continue meanwhile. A transaction that removes anything from
 the tables needs both, the file lock first.
 
-The LSN that readers start from is published in the log's first page. Before tables change, the
-LSN that they will hold is written there as well (``applying``). A reader whose tables may hold
-more than its entries begins again.
+The log's first page, which all processes map, holds the LSN of the last commit that readers may see
+(the published LSN). Before tables change, the LSN up to which they will hold commits is written
+there as well (the applying LSN). A reader whose tables hold commits that its memtable lacks catches
+up and begins again.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
     from casstore.engine.lmdb.lookup import AnyTransaction
 
-#: A larger batch goes straight into the tables: LMDB flushes it as quickly.
+#: An entry longer than this goes straight into the tables: LMDB flushes it as quickly.
 MAX_LOGGED_BYTES: Final = 1 << 20
-# A process that writes once should not have to begin and retire a log.
+# How many commits of a process go straight into the tables if no log is in use, before one begins a
+# log: a process that writes once should not have to begin and retire one.
 _DIRECT_COMMITS: Final = 1
 #: The background thread applies the log when this much has gathered.
 APPLY_BYTES: Final = 256 << 10
 APPLY_CHANGES: Final = 2048
+# How many times at most ``catch_up`` reads the tables because the log was overwritten meanwhile.
 _CATCH_UP_TRIES: Final = 64
 
 
@@ -79,16 +82,17 @@ class Recent:
         self._lock = directory.open_log_lock()
         self._applier_lock = directory.open_applier_lock()
         self._log: RedoLog | None = None
-        #: The commits that this process knows and that may not be in the tables. Replaced, with the
-        #: state of the tables that it begins with, by one assignment: an interrupt may come between
+        #: The commits that this process knows and that may not be in the tables, with the recovery
+        #: point that they follow. Replaced by one assignment, because an interrupt may come between
         #: any two.
         self.memtable: Memtable
-        # Guards the memtable against a reader that reads the log while a writer adds to it.
+        # Held to change the memtable: a reader that catches up and a writer may both add to it.
         self._memtable_lock = threading.Lock()
-        # The LMDB transaction in which the log was last seen to be unused.
+        # The number of the LMDB transaction in which the log was last seen to be unused.
         self._unused_at = -1
+        # How many commits of this process began no log, as none was in use.
         self._direct_commits = 0
-        # The log's generation when this reader found that its last writer had crashed.
+        # The log's generation when this process opened the store read-only after a crash.
         self._crashed = b""
         #: How many records were read from the log of a store that was not closed.
         self.recovered = 0
@@ -105,9 +109,10 @@ class Recent:
         return 0 if self._log is None else self._log.size_bytes
 
     def open(self, *, writers: bool | None) -> None:
-        """Read the log; ``writers``: other processes have the store open for writing.
+        """Read the log, if one is in use.
 
-        Without them, a log in use was left by a crash. None: this process may not check.
+        ``writers``: True if another process has the store open for writing; if none has, a crash
+        left the log, and it is recovered. None: this process has no permission to find out.
         """
         self._reset()
         if not self._env.readonly:
@@ -116,8 +121,8 @@ class Recent:
             self._require_log()
             if writers is None:
                 raise StorageError(
-                    f"no right to lock {self._env.path}, which was not closed or is being written "
-                    "to; readers need write access to the files in its locks/"
+                    f"no permission to lock {self._env.path}, which is open for writing or was not "
+                    "closed; grant readers write access to the files in its directory locks/"
                 )
             if writers:
                 self.catch_up()
@@ -125,11 +130,12 @@ class Recent:
                 self._recover()
 
     def _reset(self) -> None:
-        """Begin with the content of the tables."""
+        """Begin an empty memtable after the recovery point in the tables."""
         with self._env.reading_bytes() as txn:
             self._begin(txn)
 
     def _begin(self, txn: AnyTransaction) -> None:
+        """Begin an empty memtable after the recovery point that ``txn`` sees."""
         state = read_recovery_point(txn, self._env.path)
         try:
             next_id = next_free_id(txn, self._env)
@@ -139,7 +145,7 @@ class Recent:
         self.memtable = Memtable(state, next_id, txn.id())
 
     def _require_log(self) -> RedoLog:
-        """The log that the tables name."""
+        """The log that the recovery point names; CorruptionError if the file is not that log."""
         if self._log is None:
             self._log = self._directory.open_log(self._max_log_bytes)
         log = self._log
@@ -154,13 +160,13 @@ class Recent:
         if log is None or not log.id:
             raise CorruptionError(
                 f"{path} is missing or damaged, and may hold the last commits of a store that "
-                "was not closed; put it back, or run `casstore recover --discard-log` to go on "
+                "was not closed; put it back, or run `casstore recover --discard-log` to continue "
                 "without them"
             )
         if log.id != self.memtable.state.log_id:
             raise CorruptionError(
                 f"{path} is the log of another store, or of an earlier state of this one; put "
-                "the right one back, or run `casstore recover --discard-log` to go on without "
+                "the right one back, or run `casstore recover --discard-log` to continue without "
                 "the commits that it may hold"
             )
         return log
@@ -171,14 +177,15 @@ class Recent:
         if log.applying_lsn < self.memtable.state.applied.lsn:
             raise CorruptionError(
                 f"{log.path} is older than the tables; put the newer one back, or run `casstore "
-                "recover --discard-log` to go on without the commits that it may hold"
+                "recover --discard-log` to continue without the commits that it may hold"
             )
         while (record := log.read_next(self.memtable.last)) is not None:
             self._add(record)
             self.recovered += 1
         log.require_end(self.memtable.last)
         if self._env.readonly:
-            # Until a writer opens the store, the log stays, and its shared numbers are invalid.
+            # The numbers in the log's first page may be lower than what was read just now. Ignore
+            # them until a writer opens the store, which changes the generation.
             self._crashed = log.generation
         else:
             log.share(self.memtable.last.lsn, self.memtable.state.applied.lsn)
@@ -194,7 +201,7 @@ class Recent:
     # --- reading ------------------------------------------------------------------------------
 
     def current(self) -> Memtable:
-        """The memtable with everything that was published."""
+        """The memtable with all commits that any process has published by now."""
         log = self._log
         if (
             log is not None
@@ -206,23 +213,25 @@ class Recent:
         return self.memtable
 
     def _is_live(self, log: RedoLog) -> bool:
-        """True if the log's shared numbers are valid.
+        """True if the numbers in the log's first page are valid.
 
         After a crash they are invalid until a writer has opened the store.
         """
         return not self._crashed or log.generation != self._crashed
 
     def view(self, txn: AnyTransaction, memtable: Memtable) -> MemtableView | None:
-        """The view over the tables of ``txn``; None if they hold more than the memtable.
+        """The entries to read over the tables that ``txn`` sees.
 
-        ``memtable`` was current before ``txn`` began.
+        None if these tables hold commits that ``memtable`` lacks. ``memtable`` is what ``current``
+        returned before ``txn`` began.
         """
         last = memtable.last.lsn
         if self.memtable.state.in_use:
             log = self._log
             assert log is not None
             if (
-                # Announced, and perhaps committed.
+                # A transaction that writes later commits to the tables was announced. Only the
+                # tables show whether it was committed before ``txn`` began.
                 log.applying_lsn > last
                 and read_recovery_point(txn, self._env.path).applied.lsn > last
             ):
@@ -243,7 +252,7 @@ class Recent:
                 log is not None
                 and log.id == self.memtable.state.log_id
                 and self._read_log(log)
-                # A higher number: a commit without a log record went straight into the tables.
+                # Higher if a commit without a log record went straight into the tables.
                 and log.applying_lsn <= self.memtable.last.lsn
             ):
                 return
@@ -257,12 +266,12 @@ class Recent:
                 if self._read_log(self._require_log()):
                     return
         raise CorruptionError(
-            f"commit {self.memtable.last.lsn + 1} of {self._env.path} is neither in its log nor in "
-            "its tables"
+            f"commit {self.memtable.last.lsn + 1} of {self._env.path} is neither in its redo log "
+            "nor in its tables"
         )
 
     def _read_log(self, log: RedoLog) -> bool:
-        """Read the log as far as it is published; False if it was overwritten meanwhile."""
+        """Add the published records of the log to the memtable; False if they were overwritten."""
         published_lsn = log.published_lsn
         while self.memtable.last.lsn < published_lsn:
             record = log.read_next(self.memtable.last)
@@ -281,27 +290,30 @@ class Recent:
     def locked(self) -> Iterator[None]:
         """Hold the file lock of the log; the caller holds the environment's ``write_lock``.
 
-        Inside, the memtable is current and stays so.
+        Inside, the memtable has all commits, and no other process commits.
         """
         lock = self.lock_number
         try:
             self.acquire(lock)
             yield
         finally:
-            # A direct system call: an interrupt could hit a Python function around it.
+            # The system call itself: an interrupt in a Python function around it could leave the
+            # lock held.
             flock(lock, LOCK_UN)
 
     @property
     def lock_number(self) -> int:
-        """The descriptor of the file lock."""
+        """The number of the descriptor of the log's file lock."""
         assert self._lock is not None
         return self._lock.fileno()
 
     def acquire(self, lock: int) -> None:
-        """Take the file lock with this number, and read what other processes have committed and
-        applied. Call inside ``try``, and release the lock in ``finally``.
+        """Take the log's file lock, and read what other processes have committed and applied.
+
+        ``lock`` is ``lock_number``. Call inside ``try``, and release the lock in ``finally``: an
+        interrupt may come after the lock was taken.
         """
-        # Commits of other processes are read before, as far as they are there: no process waits.
+        # Read most of the commits of other processes now: no process waits for the lock meanwhile.
         self.current()
         try:
             flock(lock, LOCK_EX)
@@ -318,16 +330,18 @@ class Recent:
         if log is None or log.id != memtable.state.log_id:
             log = self._require_log()
         published_lsn, _, applying_lsn = log.numbers()
-        # A direct commit whose process was killed is in the tables, and was never published.
+        # The applying LSN as well: if a process was killed after a commit straight into the tables,
+        # the commit was never published.
         if published_lsn > memtable.last.lsn or applying_lsn > memtable.last.lsn:
             self.catch_up()
         elif memtable.changes > 2 * APPLY_CHANGES and applying_lsn > memtable.state.applied.lsn:
+            # The memtable has become long, and another process seems to have applied entries of it.
             with self._env.reading_bytes() as txn:
                 applied = read_recovery_point(txn, self._env.path).applied
             self._forget(applied)
 
     def _forget(self, applied: Position) -> None:
-        """Drop entries that the tables hold."""
+        """Drop the entries up to this position: the tables hold them."""
         with self._memtable_lock:
             if self.memtable.state.applied.lsn < applied.lsn <= self.memtable.last.lsn:
                 self.memtable = self.memtable.after(applied)
@@ -335,11 +349,11 @@ class Recent:
     def commit(
         self, entry: BatchEntry, batch: WriteBatch, answers: Answers, *, durable: bool
     ) -> None:
-        """Commit an entry and answer its batch. Hold the file lock.
+        """Commit an entry and assign ``answers`` to its batch. Hold the log's file lock.
 
-        Raises without having changed anything, or answers. An interrupt may come after any call;
-        once the record is published, or LMDB's transaction committed, the batch is answered even
-        then.
+        If this raises before the batch is answered, nothing was committed. Once the log record is
+        published, or LMDB's transaction committed, the batch is answered, even if an interrupt
+        (which may come after any call) makes this raise.
         """
         log = self._log
         if (
@@ -374,12 +388,15 @@ class Recent:
             batch.answers = answers
             raise
         with self._memtable_lock:
-            # Another thread may have read it from the log by now.
+            # A thread that caught up may have read the entry from the log by now.
             if self.memtable.last.lsn == end.lsn:
                 self.memtable.add(offset, position, entry)
 
     def _commit_directly(self, entry: BatchEntry, batch: WriteBatch, answers: Answers) -> None:
-        """Apply the log and an entry to the tables, without a record of its own."""
+        """Apply the log to the tables, and in the same transaction ``entry``, without a log record.
+
+        Answers the batch as ``commit`` does.
+        """
         memtable = self.memtable
         lsn = memtable.last.lsn + 1
         state = self.memtable.state
@@ -399,20 +416,20 @@ class Recent:
                 except lmdb.Error:
                     raise
                 except BaseException:
-                    # py-lmdb raises nothing else: the commit is done, and an interrupt followed.
+                    # py-lmdb raises only lmdb.Error: this is an interrupt after the commit.
                     batch.answers = answers
                     raise
             self._begin_after(state, entry.next_id)
             self._env.cover()
 
     def _take_into_use(self, lsn: int) -> RecoveryPoint:
-        """Begin a log; it is in use once the tables name it."""
+        """Begin a log file, and return the recovery point that puts it in use, to be committed."""
         assert self._log is not None
         log_id = os.urandom(ID_BYTES)
         return RecoveryPoint(True, log_id, self._log.begin(log_id, lsn))
 
     def flush(self) -> bool:
-        """Make all published commits survive a power loss; False if they did already."""
+        """Flush all published commits to the disk; False if they were flushed already."""
         log = self._log
         return log is not None and self.memtable.state.in_use and log.flush(log.published_lsn)
 
@@ -420,12 +437,12 @@ class Recent:
 
     @property
     def is_due(self) -> bool:
-        """True if enough has gathered for the background thread to apply the log."""
+        """True if the memtable is long enough for the background thread to apply the log."""
         memtable = self.memtable
         return memtable.changes >= APPLY_CHANGES or memtable.size_bytes >= APPLY_BYTES
 
     def apply(self) -> None:
-        """Apply the whole log to the tables. Hold the file lock."""
+        """Apply the whole log to the tables. Hold the log's file lock."""
         if not self.memtable.entries:
             return
         state = self.memtable.state._replace(applied=self.memtable.last)
@@ -439,11 +456,11 @@ class Recent:
             raise translate(exc, self._env.path) from exc
 
     def apply_concurrently(self) -> bool:
-        """Apply the log concurrently with commits, up to its end at the time of the call.
+        """Apply the log, up to its end at the time of the call, while other commits are made.
 
-        False if there is nothing to apply, or another process applies it. It does not need the
-        lock of the log, because it only adds to the tables, and no commit reads its unfinished
-        transaction. It holds the applier lock instead, because a second process would compress
+        Returns False if there is nothing to apply, or another process is applying the log. The
+        log's file lock is not needed: applying only adds to the tables, and commits do not see the
+        transaction before it ends. The applier lock is held, so that no second process compresses
         the same entries.
         """
         assert self._applier_lock is not None
@@ -460,7 +477,7 @@ class Recent:
             flock(lock, LOCK_UN)
 
     def drop_applied(self) -> None:
-        """Drop entries that another process has applied."""
+        """Drop entries of the memtable that another process has applied."""
         memtable = self.current()
         if memtable.entries:
             with self._env.reading_bytes() as txn:
@@ -474,7 +491,7 @@ class Recent:
             return False
         last = entries[-1][0]
         state = self.memtable.state._replace(applied=last)
-        # Compressed before LMDB's lock is taken.
+        # Compress before LMDB's write lock is taken, so that no process waits for it.
         stored = full_slabs([entry for _, entry in entries], self._env.compressor)
         try:
             with self._env.tables_lock:
@@ -482,7 +499,7 @@ class Recent:
                 with self._env.begin_write() as txn:
                     applied = read_recovery_point(txn, self._env.path).applied
                     if applied.lsn >= last.lsn:
-                        # Another process was first, and may have applied more.
+                        # Another process has applied these entries, and perhaps later ones.
                         txn.abort()
                     else:
                         self._write_entries(txn, state, entries, stored)
@@ -493,11 +510,11 @@ class Recent:
         return True
 
     def apply_into(self, txn: lmdb.Transaction[bytes]) -> RecoveryPoint:
-        """Apply the whole log within a transaction that changes tables. Hold the file lock.
+        """Apply the whole log within a transaction that changes tables. Hold the log's file lock.
 
-        The transaction gets an LSN of its own. It may remove objects that entries in the memory of
-        other processes name, and by the LSN they notice that their entries are out of date. After
-        the commit, call ``begin_after`` with the state that this returns.
+        The transaction gets an LSN of its own. It may remove objects that are in the memtables of
+        other processes; the higher LSN shows them that their memtables are out of date. After the
+        commit, call ``begin_after`` with the recovery point that this returns.
         """
         state = self.memtable.state
         if state.in_use:
@@ -507,7 +524,7 @@ class Recent:
         return state
 
     def begin_after(self, state: RecoveryPoint) -> None:
-        """Begin a new memtable after the tables have been brought up to date."""
+        """Begin an empty memtable, after the commit of the transaction given to ``apply_into``."""
         self._begin_after(state, self.memtable.next_id)
 
     def _apply_into(
@@ -526,7 +543,7 @@ class Recent:
         entries: Sequence[tuple[Position, BatchEntry]],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
-        """Write those entries that the tables do not hold yet."""
+        """Write those entries that the tables do not hold yet; ``stored`` are the slabs of all."""
         env = self._env
         applied = read_recovery_point(txn, env.path).applied
         todo = [entry for position, entry in entries if position.lsn > applied.lsn]
@@ -545,13 +562,14 @@ class Recent:
             try:
                 os.pwrite(*log.publication(state.applied.lsn, flushed=True))
             except OSError:
-                # The commit is done and must not look failed. Others find it in the tables.
+                # The commit is done, so its caller must not get an error. Other processes find it
+                # in the tables, by the applying LSN.
                 return
 
     # --- closing ------------------------------------------------------------------------------
 
     def take_out_of_use(self) -> None:
-        """Apply everything, and mark the log unused. Hold the file lock."""
+        """Apply the whole log, and mark it unused. Hold the log's file lock."""
         if not self.memtable.state.in_use:
             return
         state = self.memtable.state._replace(applied=self.memtable.last).closed()

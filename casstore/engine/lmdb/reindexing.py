@@ -1,10 +1,11 @@
 """Rebuilds the index from the slabs, and the sum over all rows from the rows.
 
-A slab may still hold objects that were collected: packing the slab reclaims their bytes. Only the
-index distinguishes them from live objects, so without it reachability decides, as it did for the
-collector. If a digest is in several slabs, the highest id is the live one: an object is stored
-again only if it is absent. But if the index row was lost, a writer has stored the object again as
-well; then the id that reached objects link to is needed, because links name ids.
+A slab may still hold objects that gc removed, until it is packed. Only the index distinguishes them
+from live objects, so without the index reachability decides, as it did for gc. If a digest is in
+several slabs, the highest id is the live one: an object is stored again only after gc removed it.
+There is one exception: if a row of the index was lost, a writer has stored a live object again.
+Then the lower id is needed, because reachable objects link to it, by id. So ids that objects link
+to come first.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class _Found:
         #: Named by the old index.
         self.known = IdSet()
         self.reached = IdSet()
-        #: Reached by an object, which names an id, and not only by a row, which names a digest.
+        #: Linked to by a reached object, by id; not only referred to by a row, by digest.
         self.linked = IdSet()
         self.young = IdSet()
 
@@ -118,7 +119,10 @@ def _directories(
 
 
 def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSet:
-    """Write the index, every digest once; returns the ids that have a name now."""
+    """Write the index, each digest once; returns the ids that have a name now.
+
+    Ids that objects link to come first, then those that rows refer to, then young ones.
+    """
     txn.drop(env.index, delete=False)
     index = DigestIndex(env, txn)
     named = IdSet()
@@ -132,8 +136,8 @@ def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSe
                     if index.find(digest) is None:
                         txn.put(index_key(digest, object_id), b"", db=env.index)
                         named.add(object_id)
-    # Ascending: children come first, so it is known whether everything that a young object links
-    # to has a name. An object without all its parts stays unnamed (P3).
+    # Remove the names of young objects that link to an object without a name (P3). Ascending:
+    # children come first, so it is known by then which of them have names.
     for directory in _directories(env, txn, reverse=False):
         child_at = 0
         for position in range(directory.objects):

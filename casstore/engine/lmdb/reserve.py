@@ -1,10 +1,10 @@
 """Disk space reserved for deleting.
 
-LMDB writes changed pages to new places, so even a deletion needs space. On a full disk nothing
-could be deleted, and no space be reclaimed. So a store holds a file of allocated blocks,
-``reserve``, and frees them when an operation that reclaims space finds the disk full. Until the
-operation ends, this process refuses other writes, which would use them up. Then as much as is left
-is allocated again.
+LMDB never overwrites a page in use, so even a deletion needs free pages. On a full disk nothing
+could be deleted, and no space reclaimed. So a store has a file of allocated blocks, ``reserve``,
+and frees the blocks when an operation that reclaims space finds the disk full. Until that operation
+ends, this process refuses other writes, which would use them up. Then the reserve is allocated
+again, as far as the disk has space.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from casstore.errors import StorageFullError
 
 RESERVE_FILE: Final = "reserve"
 
-# Deleting changes pages in proportion to what is stored; packing writes a whole slab before it
-# deletes those that it joins.
+# The reserve is 1/_SHARE of the data file, because deleting changes pages in proportion to what is
+# stored; and _STEP_BYTES, because packing writes a slab before it deletes those that it joins.
 _SHARE: Final = 8
 _STEP_BYTES: Final = 2 * PACKED_RAW_BYTES
 MIN_RESERVE_BYTES: Final = 256 << 10
@@ -38,18 +38,18 @@ class Reserve:
         self._path = path
         self._place = place
         self._wanted_bytes = MIN_RESERVE_BYTES
-        #: The reserve is sufficient for a data file of this length,
+        #: The reserve is sufficient for a data file up to this length.
         self.enough_for_bytes = 0
-        #: and for a log of this length.
+        #: The reserve is sufficient for a redo log up to this length.
         self.enough_for_log_bytes = 0
-        # The threads that reclaim space, once for each nested call.
+        # The threads inside ``reclaiming``, once for each nested call.
         self._reclaiming: list[int] = []
-        #: Were the blocks freed, and not yet allocated again?
+        #: True while the blocks are freed, and not allocated again yet.
         self.is_released = False
 
     @property
     def size_bytes(self) -> int:
-        """The blocks that are allocated."""
+        """The disk space that the reserve takes now, in bytes."""
         try:
             found = os.stat(RESERVE_FILE, dir_fd=self._place.fileno(), follow_symlinks=False)
         except OSError:
@@ -59,8 +59,8 @@ class Reserve:
     def allocate(self, data_bytes: int, log_bytes: int) -> None:
         """Allocate the reserve for files of these lengths, as far as the disk has space.
 
-        Commits that are only in the log must fit into the data file before anything can be removed
-        from it. Without a reserve the store works, but may be unable to delete on a full disk.
+        It includes the log's length: before anything is deleted from the data file, the log is
+        applied. Without a reserve the store works, but may be unable to delete on a full disk.
         """
         wanted = min(data_bytes // 2, data_bytes // _SHARE + _STEP_BYTES, MAX_RESERVE_BYTES)
         self._wanted_bytes = max(wanted, MIN_RESERVE_BYTES) + log_bytes
@@ -92,7 +92,7 @@ class Reserve:
         return threading.get_ident() in self._reclaiming
 
     def require_free(self) -> None:
-        """Refuse an ordinary write while another thread needs the reserve."""
+        """StorageFullError if another thread is using the reserve, and this one may not."""
         if self.is_released and not self.may_use and self._is_low():
             raise StorageFullError(
                 f"the disk of {self._path} is full, and another thread needs the rest of it to "
@@ -117,7 +117,7 @@ class Reserve:
             with self._open(os.O_CREAT) as handle:
                 os.posix_fallocate(handle, 0, size_bytes)
         except (OSError, AttributeError):
-            # A full disk, a quota, a file system or a platform that cannot allocate.
+            # The disk is full, or the file system or the platform cannot allocate blocks.
             return
 
     @contextmanager

@@ -1,7 +1,8 @@
-"""One environment for each file and process, however often the program opens the store.
+"""One engine for each store and process, shared by all handles that the program opens on it.
 
-LMDB forbids a second one, and a program may open the same store in two places. Here they share
-an engine, and the last to release it closes the files. Each has a durability of its own.
+LMDB forbids a second environment of a file in one process, and a program may open the same store in
+two places. They share an engine; releasing it for the last time closes the files. Each handle has a
+durability of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from casstore.errors import BusyError
 
 
 class _Shared:
-    """An open engine, the options it was opened with, and how many use it."""
+    """An open engine, the options it was opened with, and how many handles use it."""
 
     __slots__ = ("engine", "options", "users")
 
@@ -26,13 +27,17 @@ class _Shared:
 
 
 _lock = threading.Lock()
+# By the real path of the store's directory.
 _shared: dict[str, _Shared] = {}
 
 
 def acquire(
     path: str, *, durability: str, verify: bool, cache_bytes: int, **options: Any
 ) -> LmdbEngine:
-    """The engine for ``path``: the one this process has, or a new one."""
+    """The engine of the store at ``path``, opened or shared; call ``release`` when done.
+
+    BusyError if the store is open in this process with other ``options``, or with ``verify``.
+    """
     place = os.path.realpath(path)
     with _lock:
         held = _shared.get(place)
@@ -55,7 +60,7 @@ def acquire(
 
 
 def release(engine: LmdbEngine) -> None:
-    """Release an acquired engine."""
+    """Release an acquired engine; the last release closes it."""
     with _lock:
         for place, held in _shared.items():
             if held.engine.shares_files_with(engine):

@@ -5,16 +5,17 @@
              directory  columns: digests, kinds, lengths, child counts, child ids
              payload    gaps of the links, then the objects, raw or one zstd frame
 
-Layout 1 has all columns as they are: quick to write and to read. In layout 2, for slabs that
-are packed, all but the digests are one zstd frame behind its length.
+In layout 1 no column is compressed: it is quick to write and to read. In layout 2, for packed
+slabs (see ``packing``), all columns but the digests are one zstd frame, with its length before it.
 
 Links are not stored as digests. A digest is 32 bytes that no compressor shrinks, and a list that
-grows by one item names its other items again. So each link is cut out of its object, leaving a
-gap, and is restored from the child's own slab, where its digest is stored once. The child's id,
-which the collector needs anyway, leads to that slab. A read then checks the rebuilt bytes
-against the object's digest (P1), which also proves every id and gap that was used.
+grows by one item repeats the links to its other items. So each link is cut out of its object, and
+restored from the child's own slab, where its digest is stored once. The child's id, which the
+collector needs anyway, leads to that slab. A *gap* is the number of bytes between a link and the
+link before it, or the start of the object: it says where to insert the digest. A read then compares
+the rebuilt bytes with the object's digest (P1), which also proves every id and gap that was used.
 
-Everything is little-endian; a column is as wide as its largest number needs.
+Everything is little-endian. The items of a column have the width that its largest number needs.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from casstore.format.digest import DIGEST_BYTES, plain_hash
 LAYOUT: Final = 1
 PACKED_LAYOUT: Final = 2
 
-# A kind is at most 126. The high bit marks an object whose links were not cut out.
+# A kind is at most 126. This bit in the stored kind marks an object whose links were not cut out.
 KEEPS_LINKS: Final = 0x80
-# An entry without a name: its object was deleted. It keeps its position in the run of ids.
+# In place of the kind of a deleted object, which has no name but keeps its position and id.
 DEAD: Final = 0x7F
 
 # layout, codec, widths of (lengths, child counts), widths of (child ids, gaps),
@@ -46,21 +47,21 @@ _HEADER: Final = Struct("<BBBBIIQ")
 _CHECKSUM_BYTES: Final = 8
 HEADER_BYTES: Final = _HEADER.size + _CHECKSUM_BYTES
 _CODES: Final = "BHIQ"
-# A width is one of four; in a byte that holds two widths, these bits are never set.
+# A width is 0 to 3, an index into _CODES. A byte holds two widths, and these bits are never set.
 _NO_WIDTH: Final = 0xCC
 _COUNT: Final = Struct("<I")
 _COUNT_AT: Final = 4
 
-# How many raw bytes and objects a slab collects before the next one starts. A read inflates a
-# whole slab, so this balances the size of the store against the cost of reading one object.
+# How many uncompressed bytes and objects a slab collects before the next one starts. A read
+# inflates a whole slab, so this balances the size of the store against the time to read one object.
 TARGET_RAW_BYTES: Final = 65_536
 MAX_OBJECTS: Final = 4096
-# The same for slabs that are packed. Large ones compress better, waste less of their last
-# page, and are read in long runs; one object from the middle costs a third of a millisecond.
+# The uncompressed length of a packed slab. Large slabs compress better and waste less of their last
+# page. Packed objects are mostly read many at a time; reading a single one takes 0.3 ms.
 PACKED_RAW_BYTES: Final = 262_144
 _MAX_RAW_BYTES: Final = MAX_OBJECT_BYTES + (1 << 20)
 
-#: Turns raw bytes into (codec, dictionary, payload).
+#: Returns codec, dictionary number and payload for uncompressed bytes.
 Compress = Callable[[bytes], tuple[int, int, bytes]]
 
 ID_BYTES: Final = 8
@@ -68,22 +69,22 @@ MAX_ID: Final = (1 << 64) - 1
 
 
 def slab_key(object_id: int) -> bytes:
-    """The key under which a slab ending in ``object_id`` is stored; keys sort like ids."""
+    """The key of a slab whose last id is ``object_id``; keys sort like ids."""
     return object_id.to_bytes(ID_BYTES, "big")
 
 
 def read_id(row: bytes | memoryview) -> int:
-    """The id that a row of the index holds."""
+    """The id that is encoded as ``slab_key`` does it."""
     if len(row) != ID_BYTES:
-        raise CorruptionError(f"an index row of {len(row)} bytes")
+        raise CorruptionError(f"an id has {len(row)} bytes instead of {ID_BYTES}")
     return int.from_bytes(row, "big")
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
-    """Add the data without its links to ``parts``, and the distances between links to ``gaps``.
+    """Add the data without its links to ``parts``, and the gaps of the links to ``gaps``.
 
-    False, and nothing is added, if the data does not contain all links in the order given; the
-    object then keeps them.
+    False, and nothing is added, if the data does not contain all digests of ``children`` in this
+    order: then the object is stored with its links.
     """
     before = len(gaps)
     cut: list[bytes] = []
@@ -111,7 +112,7 @@ def _width(numbers: Sequence[int]) -> int:
 
 
 def _column(numbers: Sequence[int], width: int) -> bytes:
-    # Most columns of most slabs are bytes, and those need no format string.
+    # The common case, items of one byte, needs no format string.
     return bytes(numbers) if not width else pack(f"<{len(numbers)}{_CODES[width]}", *numbers)
 
 
@@ -125,24 +126,25 @@ def _read_column(value: bytes | memoryview, at: int, count: int, width: int) -> 
 
 
 class Columns:
-    """Objects with consecutive ids on their way into one slab, column by column."""
+    """Collects objects with consecutive ids, column by column, and encodes them as a slab."""
 
     def __init__(self) -> None:
         self._digests: list[bytes] = []
         self._kinds: list[int] = []
         self._lengths: list[int] = []
         self._counts: list[int] = []
-        # Small where ids are large, and never negative: a child's id is lower.
+        # An object's id minus that of each child: short numbers, and never negative, as the child's
+        # id is lower.
         self._distances: list[int] = []
         self._gaps: list[int] = []
         self._parts: list[bytes] = []
 
     def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
-        """Add a new object with its id and the ids that it links to.
+        """Add the new object ``item`` with the id ``own``; ``links`` are the ids that it links to.
 
         ``links`` is None for an object that was deleted before the log was applied. It keeps its
-        id and its bytes, but its kind becomes DEAD. Links to itself stand for its children, whose
-        ids are unknown.
+        id and its bytes, but its kind becomes DEAD. The ids of its children are unknown, so its own
+        id is stored in their place.
         """
         digest, kind, data, children = item
         size = len(data)
@@ -163,7 +165,7 @@ class Columns:
         self._counts.append(len(links))
 
     def add_stored(self, slab: Slab, position: int, *, alive: bool) -> None:
-        """Add the next object of another slab; if it is not alive, only its id."""
+        """Add the object at ``position`` of another slab; if it is not alive, only its digest."""
         self._digests.append(slab.directory.digest(position))
         if not alive:
             self._kinds.append(DEAD)
@@ -180,7 +182,7 @@ class Columns:
         self._parts.append(data)
 
     def add_gap(self, count: int) -> None:
-        """Skip this many ids: their objects were deleted with their slabs."""
+        """Add dead objects for ``count`` ids whose slabs were deleted: a slab has no gap in ids."""
         self._digests += [bytes(DIGEST_BYTES)] * count
         self._kinds += [DEAD] * count
         self._lengths += [0] * count
@@ -189,7 +191,7 @@ class Columns:
     def encode(
         self, first_id: int, stored_at_ms: int, compress: Compress, *, packed: bool = False
     ) -> tuple[bytes, bytes]:
-        """The key and value of the slab; ``packed``: its columns are compressed, too."""
+        """The key and value of the slab; ``packed``: use layout 2 if that is shorter."""
         gap_width = _width(self._gaps)
         codec, dictionary, payload = compress(
             b"".join((_column(self._gaps, gap_width), *self._parts))
@@ -241,7 +243,7 @@ def encode(
 
 
 def uncompressed(raw: bytes) -> tuple[int, int, bytes]:
-    """The payload of a slab that is not compressed."""
+    """Compress nothing: codec, dictionary number and payload of a slab for the memtable."""
     return CODEC_RAW, 0, raw
 
 
@@ -254,7 +256,7 @@ def count_of(value: bytes | memoryview) -> int:
 
 
 def stored_at_ms(value: bytes | memoryview) -> int:
-    """When a stored slab was written, read without checking the rest."""
+    """When the youngest object of a stored slab was put, read without checking the rest."""
     if len(value) < HEADER_BYTES:
         raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
     at_ms: int = _HEADER.unpack_from(value)[-1]
@@ -264,7 +266,8 @@ def stored_at_ms(value: bytes | memoryview) -> int:
 def digest_at(value: bytes | memoryview, position: int) -> bytes:
     """The digest of one object of a stored slab, without decoding the slab.
 
-    Unchecked: the caller rebuilds a parent with it and checks the parent.
+    The slab's checksum is not compared. The caller inserts the digest into a parent, and compares
+    the parent with its own digest.
     """
     start = HEADER_BYTES + DIGEST_BYTES * position
     digest = bytes(value[start : start + DIGEST_BYTES])
@@ -274,20 +277,19 @@ def digest_at(value: bytes | memoryview, position: int) -> bytes:
 
 
 def is_dead_at(value: bytes | memoryview, position: int) -> bool:
-    """True if one entry of a stored slab is dead. Unchecked, and without decoding the slab."""
+    """True if one object of a stored slab is dead. The slab's checksum is not compared."""
     at = HEADER_BYTES + DIGEST_BYTES * count_of(value) + position
     if value[0] == LAYOUT:
         if at >= len(value):
             raise CorruptionError("a slab is shorter than its directory")
         return value[at] & ~KEEPS_LINKS == DEAD
-    # In a packed slab the columns may take less than a byte for each entry. Which ids these are
-    # does not matter here.
+    # In layout 2 the kinds are compressed. The key, which has the ids, does not matter here.
     directory = read_directory(slab_key(MAX_ID), value, check=False)
     return directory.kinds[position] & ~KEEPS_LINKS == DEAD
 
 
 class SlabDirectory(NamedTuple):
-    """The directory of a slab."""
+    """The decoded header and directory of a slab. A position counts its objects from 0."""
 
     first_id: int
     objects: int
@@ -320,7 +322,7 @@ class SlabDirectory(NamedTuple):
         ]
 
     def children(self, position: int, start: int) -> tuple[int, ...]:
-        """The ids that an object links to; its distances begin at ``start``."""
+        """The ids that an object links to; ``start``: where they begin in ``distances``."""
         own = self.first_id + position
         number = self.child_counts[position]
         return tuple([own - far for far in self.distances[start : start + number]])
@@ -329,11 +331,11 @@ class SlabDirectory(NamedTuple):
 def read_directory(
     key: bytes | memoryview, value: bytes | memoryview, *, check: bool = True
 ) -> SlabDirectory:
-    """Read everything of a slab but its payload.
+    """Decode a stored slab without its payload; CorruptionError if that is impossible.
 
-    ``check`` compares the checksum. A reader of objects may leave that out: the digest of the
-    object proves everything it takes from here. Code that follows ids without reading objects
-    must check.
+    ``check`` also compares the checksum. Code that follows ids without reading objects must do
+    that. A reader of objects need not: the digest of an object proves everything that is taken from
+    the directory to rebuild it.
     """
     if len(value) < HEADER_BYTES:
         raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
@@ -375,8 +377,11 @@ def read_directory(
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
     size_bytes = sum(lengths)
     if size_bytes > _MAX_RAW_BYTES:
-        # The frame may agree with the claim; but no valid slab is this long (P7).
-        raise CorruptionError(f"the slab ending in id {last_id} claims {size_bytes} bytes")
+        # Compare with the limit before inflating: a crafted frame may indeed be this long (P7).
+        raise CorruptionError(
+            f"the slab ending in id {last_id} claims to hold {size_bytes} bytes; the limit is "
+            f"{_MAX_RAW_BYTES}"
+        )
     if check:
         covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
         if plain_hash(covered, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
@@ -388,7 +393,7 @@ def read_directory(
 
 
 def _inflated_columns(value: bytes | memoryview, at: int) -> tuple[bytes, int]:
-    """The columns of layout 2 behind the digests, and where they end in the value."""
+    """The columns of layout 2, whose frame begins at ``at``; and where the frame ends."""
     start = at + _COUNT.size
     stop = start + _COUNT.unpack_from(value, at)[0]
     if stop > len(value):
@@ -420,7 +425,7 @@ class Slab:
         self.directory = directory
         self.first_id = directory.first_id
         self.last_id = directory.first_id + directory.objects - 1
-        # Columns that every object needs, as attributes for speed.
+        # Copied from the directory for speed: every read of an object uses them.
         self.digests, self.kinds = directory.digests, directory.kinds
         self._distances = directory.distances
         self._child_counts = counts = directory.child_counts
@@ -464,7 +469,7 @@ class Slab:
         first_gap = self._gap_starts[position]
         first_link = self._child_starts[position]
         if number == 1:
-            # As below; most nodes link only to their parent, mostly in the same slab.
+            # As below, faster: most nodes link only to their parent, mostly in the same slab.
             cut = min(at + self._gaps[first_gap], end)
             distance = self._distances[first_link]
             if distance <= position:
@@ -479,7 +484,7 @@ class Slab:
         for gap, distance in zip(
             self._gaps[first_gap : first_gap + number], distances, strict=True
         ):
-            # Damaged gaps may exceed the end of the object, but never reach into the next one.
+            # ``min``: a damaged gap must not reach into the next object.
             parts.append(raw[at : min(at + gap, end)])
             parts.append(digest_of_id(own_id - distance))
             at += gap

@@ -1,9 +1,9 @@
 """Tidying: rewrites a small table whose pages are half empty, in key order.
 
-Rows inserted out of order split pages, and both halves have space for rows that may never come.
-LMDB fills pages only at the end of a table, so a table cannot be tidied in parts; it is
-rewritten as a whole, in one transaction, if it is short enough not to delay writers. Compacting
-handles longer ones. Keys and values do not change.
+Rows inserted out of order split pages, and leave both halves with free space that may never be
+used. LMDB fills pages completely only if rows are appended in key order, so a table cannot be
+tidied in parts. It is rewritten as a whole, in one transaction, if it is short enough not to delay
+writers; compacting rewrites longer ones. Keys and values do not change.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
 from casstore.engine.protocol import PackReport
 from casstore.errors import CorruptionError
 
-# Some tens of thousands of rows: a few hundredths of a second, most of it the disk's.
+# The longest table that is rewritten: some tens of thousands of rows, which takes a few hundredths
+# of a second, most of it for the flush.
 MAX_TABLE_BYTES: Final = 4 << 20
-# Not worth it for less than one page in five; an index settles at two thirds full by itself.
+# A table is rewritten if that saves at least one leaf page in this many. (Random inserts alone
+# leave an index about two thirds full.)
 _MIN_GAIN: Final = 5
 _MIN_PAGES: Final = 8
 
@@ -58,7 +60,7 @@ def _rewrite(env: Environment, database: Any) -> PackReport:
         _, added = txn.cursor(db=database).putmulti(rows, append=True)
         saved = before - count_pages(txn.stat(database)).total
         if added != len(rows):
-            # py-lmdb leaves out a key that is not above the last.
+            # py-lmdb skips a row whose key is not above the one before.
             raise CorruptionError(f"the keys of a table of {env.path} are out of order")
         if saved <= 0:
             txn.abort()

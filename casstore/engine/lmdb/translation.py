@@ -20,8 +20,8 @@ from casstore.errors import (
     StorageFullError,
 )
 
-# LMDB's errors for a damaged file. No database handle is ever closed here: if one does not match
-# any more, the file was changed.
+# LMDB's errors for a damaged file. BadDbiError is one of them: it says that a database handle does
+# not match the file, and as casstore closes no handles, the file must have changed.
 _DAMAGE: Final = (
     lmdb.BadDbiError,
     lmdb.CorruptedError,
@@ -30,7 +30,7 @@ _DAMAGE: Final = (
     lmdb.VersionMismatchError,
 )
 
-# Less than LMDB writes at once.
+# A disk with less free space than this counts as full: LMDB may write more at once.
 _LITTLE_ROOM_BYTES: Final = 1 << 18
 
 
@@ -39,7 +39,10 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     if isinstance(exc, lmdb.MapFullError):
         return StorageFullError(f"the map of {path} is full; open it with a larger map_bytes")
     if isinstance(exc, lmdb.ReadersFullError):
-        return BusyError(f"{path} has {MAX_READERS} readers already")
+        return BusyError(
+            f"{path} has {MAX_READERS} read transactions, in all processes, which is the limit; "
+            "retry when fewer are open"
+        )
     if isinstance(exc, lmdb.ReadonlyError):
         return ReadOnlyError(f"{path} is open read-only")
     if isinstance(exc, _DAMAGE):
@@ -47,7 +50,7 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
         return StorageFullError(f"no space for {path}: {exc}")
     if exc.code == errno.EIO and _is_full(path):
-        # LMDB's error if the system wrote a part, and had no space for the rest.
+        # LMDB reports EIO if the disk had space for a part of a write only.
         return StorageFullError(f"no space for {path}: {exc}")
     if exc.code == errno.ENOMEM:
         return AddressSpaceError(

@@ -22,17 +22,19 @@ _BATCH: Final = 64
 
 
 def verify_content(env: Environment) -> int:
-    """Check all objects and rows; the number of objects, or CorruptionError at the first fault.
+    """Check all objects and rows; returns the number of objects.
 
-    Caches are bypassed: everything is read from the files. The rows of commits that are only in
-    the log were checked when they were read from there. The log may be applied meanwhile.
+    CorruptionError at the first fault. Caches are bypassed: everything is read from the files. The
+    rows of commits that are only in the log were checked when the log was read. The log may be
+    applied meanwhile.
     """
     _verify_rows(env)
     compressor = Compressor(DictionaryShelf(env).load)
-    # The log first: objects that are applied after that are in the tables when those are read.
+    # The log before the tables: an object that is applied in between is seen in the tables, too,
+    # and not missed.
     _verify_recent(env, compressor)
     if not _verify_objects(env, compressor, slabs_in_a_transaction=_BATCH):
-        # Other transactions changed the tables between the batches; one transaction sees one state.
+        # The tables changed between the transactions: repeat in one, which sees a single state.
         _verify_objects(env, compressor, slabs_in_a_transaction=None)
     with env.snapshot() as (txn, view):
         added, deleted = _recent_names(env, txn, view)
@@ -57,10 +59,10 @@ def _verify_rows(env: Environment) -> None:
 def _verify_objects(
     env: Environment, compressor: Compressor, *, slabs_in_a_transaction: int | None
 ) -> bool:
-    """Check the objects that the index names.
+    """Check the objects that the index names, and that slabs hold all of them.
 
-    Returns False if the number of objects is not that of the index, and the tables were changed
-    while they were read.
+    Returns False if slabs hold another number of objects than the index names, and several
+    transactions were used: the tables may have changed between them.
     """
     cache = SlabCache(0)
     checked = 0
@@ -89,7 +91,7 @@ def _verify_objects(
 
 
 def _verify_recent(env: Environment, compressor: Compressor) -> None:
-    """Check the objects that only the log names."""
+    """Check the objects whose names are only in the log."""
     with env.snapshot() as (txn, view):
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
         added, _ = _recent_names(env, txn, view)
@@ -100,7 +102,7 @@ def _verify_recent(env: Environment, compressor: Compressor) -> None:
 def _recent_names(
     env: Environment, txn: AnyTransaction, view: MemtableView
 ) -> tuple[dict[bytes, int], int]:
-    """The names that the log adds to the index, with their ids; how many names it deletes."""
+    """The names that the log will add to the index, with their ids; how many it will delete."""
     added: dict[bytes, int] = {}
     deleted = 0
     for digest, object_id in view.names().items():
@@ -116,7 +118,10 @@ def _recent_names(
 def _verify_slab(
     reader: SlabReader, last_id: int, above: int, find: Callable[[bytes], int | None]
 ) -> int:
-    """Check the objects of a slab with ids above ``above``: those joined to it since are done."""
+    """Check the named objects of a slab with ids above ``above``; returns their number.
+
+    ``above`` is the last id checked so far: packing may have joined checked slabs to this one.
+    """
     slab = reader.decode_at(last_id)
     checked = 0
     for position in range(slab.directory.objects):

@@ -1,12 +1,13 @@
-"""Waiting for a commit by any process.
+"""Waiting for a commit by any process: a watch on the data file and the redo log.
 
-The kernel reports writes to a file. A commit in the log is visible when its number is written
+The kernel reports writes to a file. A commit in the log becomes visible when its LSN is written
 to the log's first page, so a watch on the log misses nothing. A commit to the tables is
 different: LMDB writes its pages, then the meta page, and only then, in memory shared by all
-processes, the number of the transaction that readers start from. A reader that the meta page
-wakes may read before that, find nothing new, and sleep for ever. So a writer touches the data
-file's times after such a commit (``Environment.cover``), and a watch waits for both: for the
-touch because it comes last, for the writes because a killed writer may not reach the touch.
+processes, the number of the newest transaction, which readers begin with. A reader that is woken
+by the meta page may read before that, find nothing new, and sleep for ever. So after such a commit
+the writer sets the modification time of the data file (``Environment.cover``). A watch waits for
+both: for the change of the time, because it comes last; for the writes, because a writer that is
+killed may not get that far.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 def open_watch(env: Environment) -> DescriptorWatch:
-    """A watch on a store's files, by the best mechanism available."""
+    """A watch on a store's files: by the kernel's notifications, or else by polling."""
     seen = _last_commit(env)
     env.gate.enter()
     try:
@@ -37,7 +38,7 @@ def open_watch(env: Environment) -> DescriptorWatch:
         except (OSError, ImportError):
             # The system lacks the mechanism, or the user's limit on watches is reached.
             watch = PollingWatch(env, seen)
-        # Inside the gate, so that closing the environment finds it.
+        # Inside the gate: closing waits for this thread, and then wakes all watches.
         env.watches.add(watch)
         return watch
     finally:
@@ -51,20 +52,21 @@ def _files_of(env: Environment) -> list[int]:
 
 
 def _last_commit(env: Environment) -> tuple[int, int]:
-    """The transaction and the commit that a reader would see now.
+    """The number of the LMDB transaction and the LSN that a reader would see now.
 
-    ``Environment.info`` would read the meta page, which is too early (see above).
+    LMDB's ``info`` would read the meta page, which is written too early (see above).
     """
     with env.snapshot() as (txn, view):
         return txn.id(), view.lsn
 
 
 class PollingWatch(PipeWatch):
-    """A watch for systems without notifications: a thread polls LMDB."""
+    """A watch for systems without notifications: a thread of its own polls the store."""
 
     def __init__(self, env: Environment, seen: tuple[int, int]) -> None:
+        """``seen``: what ``_last_commit`` returned before the watch was opened."""
         super().__init__(env.gate.check)
-        # A weak reference, or the thread would keep alive what it serves.
+        # The thread has a weak reference: it must end when the watch is garbage-collected.
         threading.Thread(
             target=self._poll,
             args=(weakref.ref(self), env, seen),
@@ -84,7 +86,7 @@ class PollingWatch(PipeWatch):
             try:
                 now = _last_commit(env)
             except CasstoreError:
-                # A failed read is a change, too; the waiting caller will get the error itself.
+                # Wake the caller: its next read will get the error.
                 now = (-1, -1)
             if now != seen:
                 seen = now
@@ -97,7 +99,8 @@ if sys.platform == "linux":
     def _open_native(
         find_files: Callable[[], list[int]], check: Callable[[], None]
     ) -> DescriptorWatch:
-        # Not at the top: ctypes takes as long to load as casstore does, and few programs watch.
+        # Not at the top: it imports ctypes, which takes as long to load as casstore, and few
+        # programs watch.
         from casstore.engine.lmdb.inotify import InotifyWatch
 
         return InotifyWatch(find_files, check)
@@ -105,7 +108,7 @@ if sys.platform == "linux":
 else:
 
     class KqueueWatch(DescriptorWatch):
-        """A watch by kqueue, for macOS and the BSDs. Not tested on any of them yet."""
+        """A watch by kqueue, for macOS and the BSDs. Not tested there yet."""
 
         def __init__(self, find_files: Callable[[], list[int]], check: Callable[[], None]) -> None:
             import select
@@ -123,7 +126,7 @@ else:
                 )
                 for number in find_files()
             ]
-            # An expired timer is the way to wake a kqueue from the same process.
+            # A timer that expires at once: with it, the process can wake its own kqueue.
             self._timer = select.kevent(
                 1, filter=select.KQ_FILTER_TIMER, flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT
             )
@@ -135,7 +138,7 @@ else:
             super().__init__(self._queue.fileno(), check)
 
         def drain(self) -> None:
-            """Consume all changes so far."""
+            """Mark all changes so far as seen."""
             self.fileno()
             self._queue.control(None, 16, 0)
 

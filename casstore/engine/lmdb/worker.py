@@ -1,9 +1,9 @@
-"""The background thread of a process: flushes and applies the logs of all open stores.
+"""The background thread of a process: flushes and applies the redo logs of all open stores.
 
-One thread for all stores, started by the first commit that goes into a log. No promise to a
-caller depends on it: a commit that finds the log full applies it itself, and what a process leaves
-in a log is read when the store is opened next. Commits wake the thread only when there is
-something to do.
+There is one thread for all stores, started by the first commit that goes into a log. No promise to
+a caller depends on it: a commit that finds the log full applies it itself, and what a killed
+process leaves in a log is read when the store is next opened. Commits wake the thread only when it
+has something to do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 
 from casstore.errors import CasstoreError
 
-# How long commits gather before the thread runs: a power loss undoes at most the ``relaxed``
-# commits of this time and of one flush.
+# How long after a commit the thread runs: it flushes the commits of that time together. A power
+# loss undoes at most the ``relaxed`` commits of this time and of the flush before.
 GATHER_S: Final = 0.005
-# After a failure the thread retries, each time after twice as long.
+# After a failure the thread retries, each time after twice the pause, up to this one.
 _MAX_RETRY_S: Final = 60.0
 
 
 class Wake:
-    """Wakes the one thread that waits for it; an early wake is remembered.
+    """An event for one waiting thread, cleared by ``wait``.
 
-    An Event does the same with Python code around its lock, and an interrupt inside that code
-    leaves the lock held for ever.
+    Not ``threading.Event``: that runs Python code while it holds a lock, and an interrupt in it
+    would leave the lock held for ever.
     """
 
     __slots__ = ("_lock",)
@@ -46,25 +46,28 @@ class Wake:
             return
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it is set, or the time is up, and clear it."""
+        """Wait until it is set, or the time is up; then clear it."""
         self._lock.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
 
 class Task:
-    """The work of the thread for one store. ``work`` returns the seconds until its next call."""
+    """The background work of one store. ``work`` returns the seconds until its next call."""
 
     def __init__(self, work: Callable[[], float]) -> None:
         self._work = work
         self._added = False
         self._asked = False
         self._retry_s = GATHER_S
-        #: When the thread runs it next, in seconds of the monotonic clock.
+        #: When the thread next runs the work, in seconds of the monotonic clock.
         self.at_s = inf
-        #: The last error. If it lasts, the next commit raises it, too.
+        #: The error of the last run, which is retried; None if it succeeded.
         self.last_error: CasstoreError | None = None
 
     def wake(self) -> None:
-        """Run it soon, unless that is due anyway: waking the thread costs a commit time."""
+        """Have the thread run the work within GATHER_S; it is not woken if it will run then anyway.
+
+        Waking the thread takes a commit time.
+        """
         if not self._added:
             try:
                 _worker.add(self)
@@ -77,7 +80,7 @@ class Task:
             _worker.wake.set()
 
     def stop(self) -> None:
-        """Wait until the thread has finished with this store, and remove it."""
+        """Remove the task, and wait until the thread does not run it any more."""
         _worker.remove(self)
 
     def run(self) -> None:
@@ -110,7 +113,7 @@ class _Worker:
     def add(self, task: Task) -> None:
         """Add a task, and start the thread if it is not running.
 
-        Repeated after an interrupt or an error, it does what is left to do.
+        Safe to call again after an interrupt or an error.
         """
         with self._lock:
             if task not in self._tasks:
@@ -120,7 +123,7 @@ class _Worker:
                 self._thread.start()
 
     def remove(self, task: Task) -> None:
-        """Remove a task; it is not running any more when this returns."""
+        """Remove a task, and wait until the thread does not run it any more."""
         with self._lock:
             if task in self._tasks:
                 self._tasks.remove(task)
@@ -147,7 +150,7 @@ _worker = _Worker()
 
 
 def _forget() -> None:
-    """A forked child has no such thread, and its copies of the stores are closed."""
+    """Reset in a forked child: it has no such thread, and its copies of the stores are closed."""
     global _worker
     _worker = _Worker()
 

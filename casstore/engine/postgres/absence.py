@@ -1,7 +1,8 @@
-"""Decides whether a failed connection is worth retrying: a server may come back, a wrong name not.
+"""Decides whether a failed connection is worth retrying: not if a name or password is wrong.
 
 libpq does not expose the server's error code for a failed connection, and its message is in the
-server's language. So this module connects once more, with the shortest valid startup message.
+server's language. So this module connects once more by itself, sends the shortest valid startup
+message, and reads the code from the answer.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def may_pass(exc: psycopg.Error, conninfo: str) -> bool:
 
 
 def _answer_of(host: str, port: int) -> bytes | None:
-    """The server's error code for a startup message; empty: accepted; None: no answer.
+    """The server's error code for a startup message; empty if it accepts, None if no answer comes.
 
-    Nothing confidential is sent, so the server need not be authenticated.
+    The message contains nothing confidential, so the server's identity need not be checked.
     """
     words = b"user\0casstore\0database\0postgres\0\0"
     try:

@@ -1,4 +1,7 @@
-"""Array types for the statements that psycopg itself encodes."""
+"""List types that psycopg passes to the server as arrays of a fixed type (see ``arrays``).
+
+For statements whose parameters psycopg encodes; ``request`` encodes those of a write itself.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class _ByteStringsDumper(Dumper):
 
 
 def adapters_with_arrays() -> AdaptersMap:
-    """The adapters of psycopg, extended by these arrays."""
+    """The adapters of psycopg, extended by the types above."""
     known = AdaptersMap(adapters)
     known.register_dumper(Ints, _IntsDumper)
     known.register_dumper(Longs, _LongsDumper)

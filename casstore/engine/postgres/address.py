@@ -1,4 +1,4 @@
-"""Parses the address of a store: a PostgreSQL URL with some parameters of casstore.
+"""Parses the address of a store: a PostgreSQL URL, with parameters of casstore among its own.
 
     postgresql://user@host/database?schema=team&prepare=off&sslmode=verify-full
 
@@ -30,8 +30,8 @@ _MAX_PORT: Final = 65_535
 # The server truncates longer names, so two stores could share a schema.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _YES: Final = {"on": True, "off": False}
-# libpq ends the user part at an @ before the first /. A password with an unescaped / is a mistake,
-# but must not be shown either.
+# libpq ends the user part at an @ before the first /. The second group also ends at a later @: a
+# password with an unescaped / is a mistake, but must not be shown in messages.
 _PARTS: Final = re.compile(r"(\w+://)((?:[^/]*@)?(?:[^?]*@)?)([^?]*)(?:\?(.*))?", re.DOTALL)
 _HALF_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 

@@ -1,8 +1,8 @@
 """Encodes arrays of integers and byte strings in PostgreSQL's binary format.
 
-psycopg would inspect every item to choose a type, and choose another type for small integers than
-for large ones; each combination of types is another statement for the server. Here the type is
-fixed.
+psycopg would inspect every item to choose a type, and choose a shorter type for small integers than
+for large ones. The server would prepare another statement for each combination of types. Here the
+type is fixed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A cache of objects in memory: bounded in bytes, least recently used objects are evicted.
+"""A cache of objects in memory, bounded in bytes: the least recently used objects are evicted.
 
-Objects never change, so a cached object is always right, but the store may have deleted it.
-Deletions through this engine also remove it here; a collection by another process clears the cache
-as soon as this engine notices it.
+Objects never change, so a cached object is always right, but the store may have deleted it. A
+deletion through this engine also removes the object from the cache. A collection by another process
+begins a new epoch (see ``collection``), and this engine clears the cache at the first answer of the
+server with another epoch.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ class ObjectCache:
 
     @property
     def generation(self) -> int:
-        """Changes when objects were removed; get it before reading, pass it to ``put``."""
+        """A number that changes when deleted objects are removed.
+
+        Get it before reading objects from the server, and pass it to ``put``.
+        """
         return self._epoch
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Cache objects that were read since ``generation``, unless objects were removed since."""
+        """Cache objects, unless the cache's generation is not ``generation`` any more.
+
+        The objects may be among those that were deleted since they were read.
+        """
         with self._lock:
             if generation != self._epoch:
                 return
@@ -60,7 +67,7 @@ class ObjectCache:
                 self._used_bytes -= len(evicted.data) + _ENTRY_BYTES
 
     def remove(self, digests: Iterable[bytes]) -> None:
-        """Remove deleted objects."""
+        """Remove objects that the store has deleted."""
         with self._lock:
             self._epoch += 1
             for digest in digests:
@@ -77,20 +84,26 @@ class ObjectCache:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of all entries."""
+        """The approximate memory that the cached objects take."""
         return self._used_bytes
 
 
 class SpareObjects(Protocol):
-    """A second-level cache, nearer than the server. It verifies the objects it returns."""
+    """A second-level cache (``disk_cache``). It verifies the objects that it returns."""
 
     def begin(self, store: int, epoch: int) -> None:
-        """Use the objects cached since the collection of this number began."""
+        """Open the cache of the store with this number.
+
+        Only objects are used that were cached in the epoch ``epoch`` (see ``collection``).
+        """
         ...
 
     @property
     def generation(self) -> int:
-        """Changes when objects may have been deleted; get it before reading, pass it to ``put``."""
+        """A number that changes when the store may have deleted objects.
+
+        Get it before reading objects from the server, and pass it to ``put``.
+        """
         ...
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
@@ -98,11 +111,11 @@ class SpareObjects(Protocol):
         ...
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Cache objects that were read since ``generation``, unless some were deleted since."""
+        """Cache objects, unless the cache's generation is not ``generation`` any more."""
         ...
 
     def pass_on_to(self, epoch: int) -> None:
-        """Delete the objects cached before the collection of this number began."""
+        """Delete the objects that were cached before the epoch ``epoch``."""
         ...
 
     def clear(self) -> None:

@@ -56,9 +56,10 @@ if TYPE_CHECKING:
 # After this time without a renewal, a collector counts as dead, and another may begin.
 LEASE_MS: Final = 60_000
 _RENEW_S: Final = LEASE_MS / 1000 / 6
-# After this time without a write, a client no longer asks about the result of its last write.
+# The row of a client in ``clients`` is deleted after this time without a write: by then the client
+# does not retry its last write any more.
 _CLIENT_MS: Final = 7 * 86_400_000
-# How often a collection tries to find a moment without a running write.
+# How many times at most a collection tries to begin, which needs a moment without a running write.
 _MAX_BEGINNINGS: Final = 5
 _PAGE: Final = 5000
 
@@ -74,7 +75,7 @@ def _ids(encoded: bytes) -> IdSet:
 
 
 class PostgresCollection:
-    """One garbage collection; a context manager: mark, then sweep until done."""
+    """One garbage collection; a context manager. Call ``mark`` once, then ``sweep`` until done."""
 
     def __init__(
         self, engine: PostgresEngine, roots: Roots, *, grace_ms: int, dry_run: bool
@@ -86,12 +87,12 @@ class PostgresCollection:
         self._token = os.urandom(16)
         self._epoch = 0
         self._renewed_s = 0.0
-        # The unreachable objects by descending id, and how many of them were swept.
+        # The unreachable objects by descending id, and how many of them ``sweep`` has passed.
         self._unreached = array("Q")
         self._swept = 0
         self._marked = False
         self._done = False
-        # Unreachable when marked, but kept since: a kept object links to them.
+        # Unreachable when marked, but needed since: a sweep kept an object that links to them.
         self._spared = IdSet()
         statement = engine.statement
         self._begin = statement("SELECT {s}.begin_collection(%b, %b, %b, %b)")
@@ -128,6 +129,7 @@ class PostgresCollection:
         return self
 
     def _begun(self) -> int:
+        """Begin the collection; returns its epoch. BusyError if another one is running."""
         store, given_ms = Int8(self._engine.store_number), self._engine.given_ms()
         asked = (store, self._token, given_ms, Int8(LEASE_MS))
         for attempt in range(_MAX_BEGINNINGS):
@@ -140,8 +142,8 @@ class PostgresCollection:
                     raise
                 continue
             if epoch is None:
-                # Our own collection may be the one that runs: begun by a call whose answer was
-                # lost.
+                # A collection is running. It may be this one, begun by a call whose answer was
+                # lost: then a second call returns its epoch.
                 [[epoch]] = self._engine.connections.fetch(self._begin, asked)
             if epoch is None:
                 break
@@ -164,8 +166,10 @@ class PostgresCollection:
     # --- marking --------------------------------------------------------------------------
 
     def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
-        """Find the unreachable objects. ``only``: sweep nothing but what ``unreached`` returned.
+        """Find the unreachable objects.
 
+        ``pulse`` is called with the number of objects visited so far. ``only`` is what
+        ``unreached`` of an earlier collection returned: ``sweep`` then removes no other objects.
         CorruptionError if a row cannot be read or a reachable object is missing: then nothing may
         be removed.
         """
@@ -254,6 +258,7 @@ class PostgresCollection:
             yield from cursor
 
     def _report(self, seen: int, pulse: Pulse | None) -> None:
+        """Renew the collector's lease if that is due, and call ``pulse``."""
         if not self._dry_run and monotonic() - self._renewed_s > _RENEW_S:
             asked = (Int8(LEASE_MS), self._engine.given_ms(), self._token)
             if not self._engine.connections.fetch(self._renew, asked):
@@ -297,7 +302,7 @@ class PostgresCollection:
             try:
                 [answer] = self._engine.connections.fetch(self._sweep, asked)
             except BaseException:
-                # The server may have done it although the call failed.
+                # The server may have removed objects although the call failed.
                 self._engine.forget_all()
                 raise
             overtaken, swept, size_bytes, freed_bytes, reached, held_s = answer
@@ -308,7 +313,8 @@ class PostgresCollection:
                 self._spared.add(child)
             gone: list[bytes] = swept or []
             if len(gone) < len(batch):
-                # A call whose answer was lost may have removed some of them already.
+                # Some are gone: perhaps a call whose answer was lost removed them, so their digests
+                # are not known. (Others may have been kept.)
                 self._engine.forget_all()
             else:
                 self._engine.forget(gone)

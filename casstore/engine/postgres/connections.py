@@ -1,7 +1,8 @@
 """The pool of connections to the server, and the translation of the server's errors.
 
-A call whose connection breaks retries with another one until the store's ``patience`` is over. That
-is harmless for reads; a write has a number that keeps it from running twice (``request``).
+A call whose connection breaks is retried over another connection, for as long as the store's
+``patience``. That is harmless for reads; a write has a number that keeps it from running twice
+(``request``).
 """
 
 from __future__ import annotations
@@ -42,16 +43,20 @@ Rows = list[tuple[Any, ...]]
 
 _CLIENT_BYTES: Final = 16
 _PREPARE_AFTER: Final = 5
-# How often a write is retried after a conflict; in each conflict another write succeeded.
+# How many times at most a call is retried because another write collided with it: that one
+# succeeded.
 _MAX_COLLISIONS: Final = 256
+# The longest pause before such a retry.
 _LONGEST_PAUSE_S: Final = 0.05
-# How long one request for a connection waits for the pool, and how long the pool retries to
-# connect: its pauses grow, and a new request restarts them.
+# How long one request waits for a free connection of the pool.
 _ASK_S: Final = 2.0
+# How long the pool retries to connect, with growing pauses; the next request after that makes it
+# retry again.
 _MAKE_S: Final = 5.0
 
-# A dead machine does not close its connections. By default TCP retries for 15 minutes, and takes
-# two hours to probe an idle connection; calls must notice it within their patience.
+# Options of libpq. A machine that loses power does not close its connections. By default TCP
+# retries for 15 minutes, and probes an idle connection after two hours; a call must notice a dead
+# connection within its patience.
 _NOTICING: Final = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -65,14 +70,16 @@ _CONNECT_S: Final = 5
 _FIRST_REST_S: Final = 0.05
 _LONGEST_REST_S: Final = 0.5
 
-# How long a connection may be reused without returning it to the pool.
+# How long a connection may be used for further calls without returning it to the pool.
 _LENT_S: Final = 60.0
 
 _ADAPTERS: Final = adapters_with_arrays()
 
-# Connection lost or refused for now: shutdown, crash, startup, too many connections.
+# SQLSTATE codes of a connection that was lost, or refused for now: shutdown, crash, startup, idle
+# timeout, too many connections.
 _AWAY: Final = frozenset(("57P01", "57P02", "57P03", "57P05", "53300"))
-# The third: another write stored an object after this one looked for it.
+# Serialization failure, deadlock, and a unique violation: another write stored an object after this
+# one looked for it.
 _COLLIDED: Final = frozenset(("40001", "40P01", "23505"))
 _FORBIDDEN: Final = frozenset(("42501", "25006"))
 _FULL: Final = frozenset(("53100", "54000"))
@@ -92,7 +99,7 @@ class Call(NamedTuple):
 
 
 class Client(psycopg.Connection[Any]):
-    """A connection that numbers the writes made over it, under a unique client name."""
+    """A connection with a random client name, under which the writes made over it are numbered."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,12 +108,12 @@ class Client(psycopg.Connection[Any]):
         #: The pool that it belongs to.
         self.lender: ConnectionPool[Client] | None = None
         self._known_calls: set[bytes] = set()
-        # A pooler may assign a server process on which another client listened. Without a handler
-        # psycopg would collect its notifications without limit.
+        # A pooler may assign a server process on which another client has listened. Its
+        # notifications arrive here, and without a handler psycopg would collect them without limit.
         self.add_notify_handler(_let_pass)
 
     def call(self, call: Call, parameters: Sequence[bytes | None]) -> PGresult:
-        """Run a frequent call without psycopg's search for types.
+        """Run a call directly by libpq: psycopg would look up a type for each parameter.
 
         No other thread may use the connection during the call.
         """
@@ -139,7 +146,7 @@ class Client(psycopg.Connection[Any]):
 
 
 def _let_pass(notification: psycopg.Notify) -> None:
-    """Do nothing: the listener has its own handler."""
+    """Ignore a notification; the connection of the listener has a handler of its own."""
 
 
 class Connections:
@@ -150,20 +157,21 @@ class Connections:
         self._pid = os.getpid()
         self._closed = False
         self._pool: ConnectionPool[Client] | None = None
-        # A connection that stays borrowed from the pool and is used again without asking the pool,
-        # which takes as long as encoding the whole call. Threads that wait for the pool are counted
-        # and have priority.
+        # At most one connection that stays borrowed from the pool, for the next call of any thread:
+        # asking the pool takes as long as encoding the whole call.
         self._at_hand: list[Client] = []
+        # When a connection was last borrowed from the pool.
         self._lent_s = 0.0
+        # The threads that wait for the pool. They have priority over ``_at_hand``.
         self._asking: set[int] = set()
-        # By thread. Ctrl-C may interrupt between any two calls, and a connection that only a local
-        # variable refers to would be lost to the pool. So it moves from one of these places to
-        # another without a call in between.
+        # The connection that each thread uses. Ctrl-C may come after any call, and a connection
+        # that only a local variable refers to would then be lost to the pool. So a connection moves
+        # between the pool, ``_at_hand`` and ``_in_use`` without a call in between.
         self._in_use: dict[int, Client] = {}
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Create the pool. It connects on demand."""
+        """Create the pool, which connects in the background."""
         self._pool = self._made_pool()
 
     def _made_pool(self) -> ConnectionPool[Client]:
@@ -201,7 +209,7 @@ class Connections:
 
     @contextmanager
     def alone(self, *, patient: bool = True) -> Iterator[Client]:
-        """A connection outside the pool, for long operations."""
+        """A connection outside the pool, for long operations; not ``patient``: connect once."""
         connection = self._patiently_connected(self.address.patience_s if patient else 0.0)
         try:
             with translated(self.address):
@@ -210,7 +218,7 @@ class Connections:
             connection.close()
 
     def run_alone(self, work: Callable[[Client], Answer]) -> Answer:
-        """Call ``work``, which may be repeated, with a connection outside the pool."""
+        """Call ``work`` with a connection outside the pool; repeat it if the connection is lost."""
         deadline = time.monotonic() + self.address.patience_s
         while True:
             connection = self._patiently_connected(deadline - time.monotonic())
@@ -239,7 +247,8 @@ class Connections:
                 if not is_away(exc) or time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
                 if not may_pass(exc, self.address.conninfo):
-                    # The server may have come back after the failed attempt.
+                    # Try once more: the server may have come back between the failed attempt and
+                    # the check of ``may_pass``.
                     if was_refused:
                         raise in_our_words(exc, self.address) from exc
                     was_refused = True
@@ -287,7 +296,7 @@ class Connections:
     # --- calls ------------------------------------------------------------------------------
 
     def fetch(self, query: bytes, parameters: Sequence[Any] = ()) -> Rows:
-        """Run a query that may be repeated."""
+        """Run a query and return its rows; repeat it if the connection is lost."""
 
         def ask(connection: Client) -> Rows:
             return connection.execute(query, parameters, binary=True).fetchall()
@@ -306,15 +315,15 @@ class Connections:
                     answer = work(connection)
                 except BaseException as exc:
                     if isinstance(exc, psycopg.Error) and is_away(exc):
-                        # No other thread may number its writes on this connection while one is
-                        # unresolved.
+                        # The retry repeats the number of a write of this connection, so no other
+                        # thread may make a write with a higher number over it.
                         connection.close()
                     self._give_back(connection)
                     raise
                 self._keep(connection)
                 return answer
             except PoolClosed as exc:
-                # Or the pool was replaced.
+                # If the engine is open, the pool was replaced: retry with the new one.
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
@@ -375,7 +384,7 @@ class Connections:
         return connection
 
     def _give_up(self, pool: ConnectionPool[Client]) -> None:
-        """Replace the pool. The old one closes the connections that it has lent on their return."""
+        """Replace the pool. The old one closes its borrowed connections when they are returned."""
         with self._lock:
             if self._closed or self._pool is not pool:
                 return
@@ -387,8 +396,7 @@ class Connections:
         """Hold a connection back for the next call, unless another thread waits for one."""
         me, now_s = threading.get_ident(), time.monotonic()
         with self._lock:
-            # Only one is held back, and only for a limited time: the pool must check old
-            # connections.
+            # Only for a limited time, so that the pool gets to check the connection.
             is_fresh = connection.lender is self._pool and now_s - self._lent_s < _LENT_S
             if is_fresh and not (self._at_hand or self._asking or self._closed):
                 self._at_hand = [connection]
@@ -406,7 +414,7 @@ class Connections:
 
 
 def _rest(longest_s: float, deadline: float) -> None:
-    """Sleep for a random time."""
+    """Sleep for a random time, at most ``longest_s`` and not beyond ``deadline``."""
     pause_s = random.uniform(longest_s / 2, longest_s)
     time.sleep(min(pause_s, max(0, deadline - time.monotonic())))
 
@@ -420,7 +428,7 @@ def is_away(exc: psycopg.Error) -> bool:
 
 
 def has_collided(exc: psycopg.Error) -> bool:
-    """True if the server refused the statement because of a concurrent one."""
+    """True if the server rolled the statement back because of a concurrent one."""
     return exc.sqlstate in _COLLIDED
 
 
@@ -457,7 +465,7 @@ def translated(address: Address) -> Iterator[None]:
 
 
 class _Context:
-    """Passes our adapters to psycopg."""
+    """The context that makes psycopg's connections use ``_ADAPTERS``."""
 
     adapters = _ADAPTERS
     connection = None

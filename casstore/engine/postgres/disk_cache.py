@@ -1,14 +1,16 @@
-"""A cache of a server's objects on the local disk, bounded in bytes.
+"""A cache of the objects of a store on a server, on the local disk, bounded in bytes.
 
-    PATH/objects-1/STORE/EPOCH-NUMBER/      an LMDB store without rows (a shelf)
-    PATH/objects-1/STORE/lock               held while a shelf is created or deleted; holds a
+    PATH/objects-1/STORE/EPOCH-NUMBER/      an LMDB store without rows, called a *shelf*
+    PATH/objects-1/STORE/lock               locked while a shelf is created or deleted; contains a
                                             random word that changes when objects are deleted
+
+EPOCH is the number of the newest collection when the shelf was created (see ``collection``).
 
 The cache is optional: an object that is absent or fails its check is read from the server. So no
 fault of the files reaches a caller; it is reported once, as a warning, and the files are
 recreated. Objects never change and are named by their content, so a cached object is always
-right. But the store may have deleted it: a process that deletes objects, or learns of a
-collection, empties the cache, and every process that uses the same directory notices.
+right. But the store may have deleted it: a process that deletes objects, or notices a new
+collection, empties the cache, and every process that uses the same directory notices that.
 
 There are at most two shelves, each of half the limit. When the newer is full, the older is
 deleted, with all objects that were not read since the newer began. Whole files are deleted, so
@@ -49,7 +51,7 @@ from casstore.format.digest import KIND_NAMES, Kind, check_object
 #: The smallest limit: an empty shelf takes a quarter of a megabyte.
 MIN_LIMIT_BYTES: Final = 4 << 20
 
-# The layout. A new layout gets a new name, and leaves the old directory alone.
+# The name of the layout of the files. A new layout gets a new name and so another directory.
 _LAYOUT: Final = "objects-1"
 _SHELF: Final = re.compile(r"(\d{1,19})-(\d{1,19})")
 _GONE: Final = re.compile(r"\.gone-[0-9a-f]{16}")
@@ -58,12 +60,12 @@ _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _OTHERS_WRITE: Final = 0o022
 _WORD_BYTES: Final = 16
 _SHELVES: Final = 2
-# The engine above caches objects in memory; here a few slabs are enough.
+# The memory for decoded slabs: little, because the engine above caches objects itself.
 _SLAB_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 1 << 20
-# One object may not push out all others.
+# Objects longer than this fraction of the limit are not cached: one could push out all others.
 _LARGEST_PART: Final = 16
-# How often the files are recreated before the cache is switched off.
+# After this many errors the cache is switched off; before, the files are recreated.
 _MAX_TROUBLES: Final = 3
 
 
@@ -71,7 +73,7 @@ class _Shelf(NamedTuple):
     number: int
     path: str
     engine: LmdbEngine
-    #: Identifies the file: another may have replaced it.
+    #: The inode of the data file: another process may have replaced the file since.
     inode: int
 
     def size_bytes(self) -> int | None:
@@ -97,11 +99,11 @@ class DiskCache:
         self._limit_bytes = max(limit_bytes, MIN_LIMIT_BYTES)
         self._root = ""
         self._epoch = 0
-        # Newest first.
+        # The open shelves, newest first.
         self._shelves: list[_Shelf] = []
         self._highest = 0
         self._generation = 0
-        # The word in the lock file when it was last held; None: nothing was read since.
+        # The word in the lock file when this process last held the lock; None: not yet.
         self._word: bytes | None = None
         self._troubles = 0
         self._is_open = False
@@ -110,18 +112,19 @@ class DiskCache:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
-        # The descriptor while the file lock is held: a thread must not take that lock twice.
+        # The lock file while this process holds the lock, so that no thread takes it twice.
         self._held: forks.Descriptor | None = None
 
     def begin(self, store: int, epoch: int) -> None:
-        """Use the objects cached since the collection of this number began."""
+        """Open the cache of a store, with the objects cached in the epoch ``epoch``."""
         with self._lock:
             self._root = os.path.join(self._path, _LAYOUT, f"{store:016x}")
             self._epoch = epoch
             self._word = None
             self._is_open = True
         with self._alone():
-            # A later collection than the server knows belongs to a state that the server has lost.
+            # Delete shelves of other epochs: also of later ones, which belong to a state that the
+            # server has lost, for example because it was restored from a backup.
             for name in self._listed():
                 if _SHELF.fullmatch(name) and not name.startswith(f"{epoch}-"):
                     self._throw_away(os.path.join(self._root, name))
@@ -129,11 +132,14 @@ class DiskCache:
 
     @property
     def generation(self) -> int:
-        """Changes when objects may have been deleted; get it before reading, pass it to ``put``."""
+        """A number that changes when the store may have deleted objects.
+
+        Get it before reading objects from the server, and pass it to ``put``.
+        """
         return self._generation
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
-        """Those of ``digests`` that are cached, each checked."""
+        """Those of ``digests`` that are cached, each compared with its digest."""
         found: dict[bytes, StoredObject] = {}
         # Before reading: objects read next may be among those deleted meanwhile.
         generation = self._generation
@@ -149,11 +155,12 @@ class DiskCache:
         return found
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Cache objects that were read since ``generation``, unless some were deleted since."""
+        """Cache objects, unless the cache's generation is not ``generation`` any more."""
         batch: list[NewObject] = []
         size_bytes = 0
         for digest, (kind, data) in items:
-            # A rope has the digest of its content, and can be checked only with all of it.
+            # Not a rope (a split string or blob): its digest is that of the whole content, so it
+            # cannot be checked by itself.
             if kind == Kind.ROPE or kind not in KIND_NAMES:
                 continue
             if len(data) > self._limit_bytes // _LARGEST_PART:
@@ -167,7 +174,7 @@ class DiskCache:
             self._write(batch, generation)
 
     def pass_on_to(self, epoch: int) -> None:
-        """Delete the objects cached before the collection of this number began."""
+        """Delete the objects that were cached before the epoch ``epoch``."""
         with self._alone():
             if epoch > self._epoch:
                 self._say_gone()
@@ -263,17 +270,17 @@ class DiskCache:
                     handle.unlock()
 
     def _hear(self, lock: forks.Descriptor) -> None:
-        """Notice that another process has deleted objects; raises OSError."""
+        """Change the generation if another process has changed the word; raises OSError."""
         word = os.pread(lock.fileno(), _WORD_BYTES, 0)
         if self._word is not None and self._word != word:
             self._generation += 1
         self._word = word
 
     def _say_gone(self) -> None:
-        """Invalidate everything that was read so far, in this process or another.
+        """Change the generation in all processes, by changing the word in the lock file.
 
-        Objects read just before may be among those deleted, and no shelf shows that: there may be
-        none yet.
+        Objects that a process has just read may be among those deleted. It must not cache them, and
+        the shelves cannot show that: there may be none yet.
         """
         self._generation += 1
         if self._held is None:
@@ -358,7 +365,8 @@ class DiskCache:
         try:
             sharing.release(shelf.engine)
         except (CasstoreError, OSError) as exc:
-            # A deleted shelf has no directory in which closing could leave files.
+            # If another process has deleted the shelf, closing it could write nothing, and that is
+            # not a fault.
             if shelf.size_bytes() is not None:
                 self._report(exc)
 
@@ -395,6 +403,7 @@ class DiskCache:
                 self._throw_away(path)
 
     def _report(self, exc: Exception) -> None:
+        """Warn of the first fault of the files."""
         if not self._troubles:
             warnings.warn(
                 f"the cache in {self._path} cannot be used, and the server is asked instead: {exc}",

@@ -1,7 +1,8 @@
-"""The engine on PostgreSQL: each call is one statement and one round trip.
+"""The engine on PostgreSQL: most calls are one statement and one round trip.
 
 The SQL of a write is in ``tables``; this module sends it and reads the result. Times are the
-server's, unless a test passes a clock.
+server's, unless a test passes a clock. The *epoch* is the number of the newest collection
+(see ``collection``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from casstore.errors import (
 )
 
 _DEFAULT_CACHE_BYTES: Final = 32 << 20
-# How long the server's time is extrapolated from its last answer.
+# How long after the server's last answer its time is computed from that answer.
 _HEARD_LATELY_S: Final = 1.0
 # The limit on rows that is passed to the server as eight bytes.
 _MOST: Final = (1 << 63) - 1
@@ -94,7 +95,7 @@ class PostgresEngine(Examining):
         self._spare = spare
         if spare is not None:
             spare.begin(identity.store, self._epoch)
-        # The last time of the server's clock, and the local monotonic time of that answer.
+        # The server's time in its last answer, and the local monotonic time when it arrived.
         self._heard = (0, float("-inf"))
         self._vectors: VectorCopies | None = None
         self._has_looked_for_vectors = False
@@ -194,7 +195,8 @@ class PostgresEngine(Examining):
         return [found.get(digest) for digest in digests]
 
     def _inflated(self, digest: bytes, codec: int, size_bytes: int, content: bytes) -> bytes:
-        # The frame must have this size too, but both could be forged (P7).
+        # Compared with the limit first: whoever can write to the database could make the row and
+        # the frame claim the same huge size (P7).
         if not 0 <= size_bytes <= MAX_OBJECT_BYTES:
             raise CorruptionError(f"object {digest.hex()} claims {size_bytes} bytes")
         return self._compressor.inflate(codec, 0, content, size_bytes)
@@ -222,7 +224,7 @@ class PostgresEngine(Examining):
 
         Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError; the whole write is
         checked for the first, then for the second, then for the third. StorageUnavailableError if
-        no answer of the server arrives: then the write may have happened.
+        no answer of the server arrives: then it is unknown whether the write happened.
         """
         self.connections.check()
         validate(write)
@@ -249,9 +251,9 @@ class PostgresEngine(Examining):
                 return connection.call(self.write_call, parameters)
             except psycopg.Error as exc:
                 if connection is counted_by and has_collided(exc):
-                    # The server reports that the write did not happen. Before the retry another
-                    # thread may write over this connection with a higher number, and the server
-                    # treats lower numbers as done.
+                    # The server reports that the write did not happen, so the retry gets a new
+                    # number. With the old one the server could take it for done: another thread may
+                    # write over this connection with a higher number before the retry.
                     parameters = None
                 raise
 
@@ -263,7 +265,7 @@ class PostgresEngine(Examining):
                 self.forget_all()
             raise
         if answer.epoch is not None:
-            # A write whose first answer was lost returns its original time, which is too old.
+            # Not for a repeated write, which returns the time of its first attempt.
             self._heard = (answer.now_ms, monotonic())
         if answer.missing is not None:
             raise ObjectNotFoundError(answer.missing)
@@ -295,7 +297,7 @@ class PostgresEngine(Examining):
         self.cache.put(items, generation)
 
     def _note(self, epoch: int | None) -> None:
-        """Clear the cache if another process has begun a collection since it was filled."""
+        """Clear the caches if the epoch shows that another process has begun a collection."""
         if epoch is not None and epoch != self._epoch:
             self.cache.clear()
             if self._spare is not None:
@@ -303,14 +305,14 @@ class PostgresEngine(Examining):
             self._epoch = epoch
 
     def forget(self, digests: Sequence[bytes]) -> None:
-        """Remove objects from the cache that were deleted from the store."""
+        """Remove objects that the store has deleted from the caches."""
         self.cache.remove(digests)
         if self._spare is not None and digests:
-            # The whole disk cache: erased bytes must not stay in a file.
+            # Clear the whole disk cache: erased bytes must not stay in a file.
             self._spare.clear()
 
     def forget_all(self) -> None:
-        """Clear the cache: objects were deleted, and it is not known which."""
+        """Clear the caches: objects may have been deleted, and it is not known which."""
         self.cache.clear()
         if self._spare is not None:
             self._spare.clear()
@@ -354,12 +356,15 @@ class PostgresEngine(Examining):
         return [Row(*row) for row in found]
 
     def rows_version(self) -> bytes:
-        """The transactions that a reader sees now: any later commit changes it."""
+        """An identifier of the present state: the transactions that a reader sees now.
+
+        Any later commit changes it.
+        """
         [[seen]] = self.connections.fetch(self._seen)
         return f"{self.store_number} {seen}".encode()
 
     def changed_keys(self, table: str, since: bytes) -> list[bytes] | None:
-        """None: the server does not keep the keys of changed rows."""
+        """Return None: the server does not record the keys of changed rows."""
         check_table(table)
         return None
 
@@ -383,10 +388,11 @@ class PostgresEngine(Examining):
     # --- vectors ----------------------------------------------------------------------------
 
     def vector_search(self, dims: int, *, install: bool = False) -> VectorSearch | None:
-        """Copies of vectors for pgvector; None if the database has no extension ``vector``.
+        """The vector search by pgvector; None if the database has no extension ``vector``.
 
-        ``install`` adds it, if the server offers it and the role may. What was found first holds
-        until the engine is closed, unless ``install``.
+        Also None if the store is read-only or ``dims`` is too high. ``install`` adds the extension,
+        if the server offers it and the role may. The result of the first call is reused until the
+        engine is closed, unless ``install``.
         """
         self.connections.check()
         if self.readonly or dims > MAX_DIMS:
@@ -399,7 +405,7 @@ class PostgresEngine(Examining):
     # --- time, watching, ending -------------------------------------------------------------
 
     def given_ms(self) -> Int8 | None:
-        """The time to pass to statements; None, unless a clock was given: the server's time."""
+        """The time to pass to statements: of the clock that a test gave; None: the server's."""
         return None if self.clock is None else Int8(self.clock())
 
     def now_ms(self) -> int:
@@ -422,10 +428,10 @@ class PostgresEngine(Examining):
         return self._watching.watch()
 
     def flush(self) -> None:
-        """Make everything acknowledged so far survive a power loss."""
+        """Return once every acknowledged write survives a power loss."""
         self.connections.check()
         if not self._lasting and not self.readonly:
-            # Committing a durable transaction flushes everything that was committed before it.
+            # The commit of this transaction flushes everything that was committed before it.
             self.connections.fetch(self._flush)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""Finds faults in a store on a server, apart from those that the server itself can find.
+"""Finds faults in a store on a server, apart from those that the server's own tools can find.
 
-The server checks its pages, indexes and unique keys, with checksums and ``amcheck``. This module
-checks that objects decompress to their recorded size, that each id is higher than the ids it links
-to, and that every referenced object exists. ``maintenance.check`` calls it step by step.
+Page checksums and ``amcheck`` check the server's pages, indexes and unique keys. This module reads
+objects for ``maintenance.check``, which calls it step by step; it finds objects that do not
+decompress to their recorded size, malformed digests and lists of children, rows of unknown tables,
+and a sequence of ids that is too low.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from casstore.errors import CorruptionError, ReadOnlyError
 from casstore.format.digest import DIGEST_BYTES
 
 _OBJECTS_A_BATCH: Final = 512
-# How many compressed bytes one answer of the server may contain.
+# About how many compressed bytes one answer of the server may contain.
 _BYTES_A_BATCH: Final = 8 << 20
 
 
@@ -46,10 +47,10 @@ class Examining:
     def _ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connections.fetch(self.statement(text), parameters)
 
-    # --- asked by the check -----------------------------------------------------------------
+    # --- the methods of Checking ------------------------------------------------------------
 
     def check_header(self) -> list[Fault]:
-        """Check the row ``state``, and that the sequence continues above the highest id."""
+        """Check that ``state`` has one row, and that the next id is above the highest one."""
         [[states, given, highest, lowest]] = self._ask(
             "SELECT (SELECT count(*) FROM {s}.state), (SELECT last_value FROM {s}.object_ids), "
             "(SELECT coalesce(max(id), 0) FROM {s}.objects), "
@@ -84,7 +85,7 @@ class Examining:
         ]
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order."""
+        """At most ``limit`` rows from the key ``start`` on, in order."""
         found = self._ask(
             "SELECT key, value FROM {s}.rows WHERE kind = %b AND key >= %b "
             "ORDER BY kind, key LIMIT %b",
@@ -147,12 +148,12 @@ class Examining:
         return []
 
     def read_mark(self) -> bytes | None:
-        """The state that the last check saved."""
+        """What the last check passed to ``write_mark``; None if there was none."""
         found = self._ask("SELECT mark FROM {s}.state")
         return found[0][0] if found else None
 
     def write_mark(self, mark: bytes) -> None:
-        """Save state for the next check."""
+        """Save bytes for the next check."""
         if self.readonly:
             raise ReadOnlyError("the store is open read-only")
         self._ask("UPDATE {s}.state SET mark = %b RETURNING true", mark)
@@ -160,7 +161,10 @@ class Examining:
     # --- its parts --------------------------------------------------------------------------
 
     def _stored(self, sizes: dict[int, int]) -> Iterator[tuple[int, tuple[int, bytes, int]]]:
-        """Codec, stored bytes and size of each object, a few megabytes at a time."""
+        """The id of each object with its codec, stored bytes and size, a few megabytes at a time.
+
+        ``sizes``: the length of the stored bytes by id.
+        """
         for batch in _batches(sizes):
             for id_, codec, content, size_bytes in self._ask(
                 "SELECT id, codec, content, size_bytes FROM {s}.objects WHERE id = ANY(%b)",
@@ -186,7 +190,8 @@ class Examining:
         except CorruptionError as exc:
             what = f"object {digest.hex()}: {exc}"
             return found._replace(fault=Fault(OBJECT_DAMAGED, what, digest=digest))
-        # A missing child has no digest here; the check of ids reports that it is missing.
+        # An empty digest for a missing child: ``maintenance.check`` compares the ids, and reports
+        # that it is missing.
         links = tuple([names.get(child) or b"" for child in children])
         return found._replace(item=StoredObject(kind, data), links=links)
 

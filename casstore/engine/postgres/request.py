@@ -59,19 +59,20 @@ TABLE_NUMBERS: Final = {
     "tombstones": 12,
 }
 
-#: The offset of the table numbers in lock numbers.
+#: In place of a table's number in the number of a lock: the lock is that of a client.
 CLIENT: Final = 0
+# The bits of a lock number that come from the store's number.
 _UPPER: Final = 0x7FFF_FFFF_0000_0000
 
 # A write with more keys than this takes the store's lock exclusively: the server's lock table is
 # shared by all clients and small.
 MAX_LOCKS: Final = 64
-# An array and a message are limited to one gigabyte; compressing may lengthen incompressible
-# content a little.
+# The limit on a write as encoded. The server limits an array, and a message, to one gigabyte.
 MAX_WRITE_BYTES: Final = 768 << 20
 
 _OPS: Final = {RowIs: 0, RowStarts: 1, RowLive: 2, RowLapsed: 3}
-# Longer than any row; the server uses four bytes for lengths.
+# The highest offset of a time that is sent. It is beyond the end of any row, and fits into the four
+# bytes that the server uses for offsets.
 _FAR: Final = 1 << 30
 
 #: The types of the function's parameters, in order.
@@ -87,7 +88,7 @@ class Request(NamedTuple):
     """The parameters of a write, except the client, its number and the time."""
 
     store: int
-    #: The lock numbers of its keys, and whether each lock is shared.
+    #: The lock numbers of its keys; True if the lock is shared, because the key is only checked.
     locks: dict[int, bool]
     parameters: list[bytes]
     #: The digests of its objects, each once, in order.
@@ -96,7 +97,7 @@ class Request(NamedTuple):
     def encoded(
         self, client: bytes, number: int, given_ms: int | None, *, lasting: bool
     ) -> list[bytes | None]:
-        """All parameters, for the write with this number of a client."""
+        """All parameters. ``number``: of this write, among those of the connection ``client``."""
         if len(self.locks) > MAX_LOCKS:
             locks = [self.store]
         else:
@@ -118,15 +119,17 @@ class Answer(NamedTuple):
 
     now_ms: int
     new_objects: int
-    #: The condition that failed, and the value of its row.
+    #: The position of the condition that failed, and the value of its row.
     failed: int | None
     actual: bytes | None
-    #: A missing object.
+    #: The digest of a child or required object that is missing.
     missing: bytes | None
-    #: None if the write was made before, by a call whose answer was lost.
+    #: The epoch of the write (see ``collection``); None if the write was made before, by a call
+    #: whose answer was lost.
     epoch: int | None
+    #: True if listeners are registered, so that the writer must notify them.
     watched: bool
-    #: If some objects were stored already: the id of each new object, 0 for a stored one.
+    #: If some objects were stored already: for each object its id if it is new, else 0.
     stored: list[int] | None
 
 
@@ -252,7 +255,7 @@ class _Objects:
         for item in write.objects:
             # The first object with a digest counts (P2).
             given.setdefault(item[0], item)
-        # All writers store in this order, so they cannot deadlock.
+        # All writers store objects in the order of digests, so they cannot deadlock.
         self.digests = sorted(given)
         # SQL arrays count from one. The objects come first.
         place_of = {digest: place for place, digest in enumerate(self.digests, 1)}
@@ -283,7 +286,10 @@ class _Objects:
         self.names = list(place_of)
 
     def numbers(self, children_at: int) -> list[int]:
-        """Kind, codec, size, first and last child of each; children start at ``children_at``."""
+        """Five numbers for each object: kind, codec, size, positions of its first and last child.
+
+        ``children_at``: where the children begin in the array of integers.
+        """
         numbers = self._numbers
         numbers[3::5] = [first + children_at for first in numbers[3::5]]
         numbers[4::5] = [last + children_at for last in numbers[4::5]]

@@ -1,10 +1,10 @@
 """Creates the tables of a store in a schema, recognises a store, and upgrades an older one.
 
-A store is created under a lock of the whole database, so several processes may open a new store at
-once. A schema that holds anything else is never changed. The functions contain the qualified name
-of their schema. After the schema is renamed they would use the old name, so they are recreated.
-They also contain the number of their store: if a store is dropped and recreated under the same
-name, the new functions refuse clients of the old store.
+``ready`` is the entry point. A store is created under an advisory lock of the whole database, so
+several processes may open a new store at once. A schema that holds anything else is never changed.
+The functions contain the name of their schema; after the schema was renamed they would use the old
+name, so they are recreated. They also contain the number of their store: if a store is dropped and
+recreated under the same name, the new functions refuse clients of the old store.
 
 Logical replication, or a dump of the data alone, brings tables without their sequences. New objects
 would then get lower ids than their children, but collection relies on higher ones. So the sequences
@@ -37,7 +37,7 @@ VERSION: Final = 4
 #: Versions before 4 listed nodes in rows, and are refused.
 UPGRADES: Final[dict[int, Sequence[str]]] = {}
 
-# The other half of the numbers is for shared locks.
+# A store's number has 63 bits: in ``request``, a negative lock number means a shared lock.
 _NUMBER_BITS: Final = 63
 
 # Held while a schema is created or changed; an arbitrary constant.
@@ -86,9 +86,10 @@ class Identity(NamedTuple):
 def ready(
     connection: psycopg.Connection[Any], place: str, schema: str, *, create: bool, readonly: bool
 ) -> Identity:
-    """The store in a schema; created or upgraded if necessary and allowed.
+    """Return the identity of the store in a schema; create or upgrade it if necessary and allowed.
 
-    StoreNotFoundError, ForeignStoreError or FormatVersionError if that is not possible.
+    StoreNotFoundError, ForeignStoreError, FormatVersionError, ReadOnlyError, StorageError or
+    CorruptionError if that is not possible.
     """
     found = _find(connection, place, schema)
     if found is not None and found.version == VERSION:
@@ -98,8 +99,8 @@ def ready(
             return found
         if readonly:
             raise StorageError(
-                f"the functions of {place} belong to another schema or release: it was renamed or "
-                "is older; its owner must open it once"
+                f"the functions of {place} are of another schema or release: the schema was "
+                "renamed, or the store is older; its owner must open it once"
             )
     elif found is not None and (found.version > VERSION or readonly):
         raise FormatVersionError(place, found.version, VERSION)
@@ -197,7 +198,7 @@ def _recreate_functions(connection: psycopg.Connection[Any], schema: str, store:
 
 
 def _is_behind(connection: psycopg.Connection[Any], schema: str) -> bool:
-    """True if the next objects would get ids that are in use."""
+    """True if a sequence is behind: the next object would get an id that is in use, or lower."""
     try:
         row = connection.execute(encoded(_IS_BEHIND, schema)).fetchone()
     except psycopg.errors.InsufficientPrivilege:

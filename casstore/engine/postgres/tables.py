@@ -3,10 +3,11 @@
     objects     digest → id, kind, children by id, compressed content; when it was stored and last
                 put again; its epoch: the newest collection during which a write relied on it
     rows        (table, key) → value, all of them bytes: no collation, no locale
-    clients     the last write of each client connection, so that no write runs twice
+    clients     the number and result of each client connection's last write: a retry of that write
+                returns the result, so that no write runs twice
     watchers    registered listeners, which need notifications of writes
-    state       one row: the epoch, and the running collector
-    meta        family, version
+    state       one row: the epoch, the running collector, the mark of the last check
+    meta        family, version, number of the store
 
 ``{s}`` is replaced by the schema, quoted as an identifier; nothing else is inserted as text.
 
@@ -69,18 +70,18 @@ INSERT INTO {s}.state (epoch, collector_until_ms, writes_collected) VALUES (1, 0
 """
 
 # Plans are made once per connection, perhaps while a table is almost empty and a sequential scan is
-# cheapest. So sequential scans are disabled, whatever the size. jit is off: the disabled costs
-# would trigger compilation each time.
+# cheapest. So sequential scans and joins that need them are disabled. The server disables them by a
+# huge cost, which would trigger jit compilation each time, so jit is off.
 PLANNED_SQL: Final = """
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
-# Makes a transaction durable that changes nothing, and so everything it could see. Only the commit
-# of a transaction that has written WAL waits for the disk and for standbys; assigning a transaction
-# id with pg_current_xact_id writes none.
+# Writes a WAL record, so that the commit of a transaction without changes waits for the disk and
+# for standbys: then everything that the transaction could see is durable, too. Assigning a
+# transaction id with pg_current_xact_id would not do: it writes no WAL.
 FLUSHING_SQL: Final = "pg_logical_emit_message(true, 'casstore', ''::text)"
 
-# The server's time; tests pass the time of their own clock.
+# The server's clock. Functions take ``given_ms`` instead, unless it is NULL: the clock of a test.
 NOW_SQL: Final = """
 CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
     'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
@@ -365,7 +366,7 @@ END
 $body$;
 """
 
-# How long after a put another put of the same object need not be recorded.
+# An object that was put less than this time ago is not touched when it is put again.
 TOUCH_INTERVAL_MS: Final = 60_000
 
 BEGIN_SQL: Final = """

@@ -1,13 +1,15 @@
-"""Copies of vectors in tables of the server, for pgvector to search.
+"""Copies of vectors in tables of the server, for the extension pgvector to search.
 
-The rows of a store hold vectors as bytes, which the server cannot compare. Where the database has
-the extension ``vector``, the copies are kept in two more tables of the store's schema:
+The rows of a store hold vectors as bytes, which the server cannot compare. If the database has the
+extension, whose name is ``vector``, copies are stored in two more tables of the store's schema
+(``engine.protocol`` defines the terms):
 
-    vectors        space, path, part, name, number, row, created, version, embedding
-    vector_parts   space, path, part      the stamp of the part when it was copied
+    vectors        space, path, part, name, number, row, created, version → embedding
+    vector_parts   space, path, part → the stamp of the part when it was copied
 
 The caller compares stamps, and replaces the parts that have changed (``VectorCopies.replace``). A
-copy refers to the row that it was made from and is deleted with it, also by other programs.
+copy has a foreign key to the row that it was made from, so whatever deletes the row also deletes
+the copy.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _COPY: Final = (
 )
 _COPY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END: Final = struct.pack("!h", -1)
-# The distance to a vector of zeros is not a number; such a vector is like no query.
+# The cosine distance to a vector of zeros is NaN. 1 instead says that the vector is not similar.
 _NEAREST: Final = """
 SELECT path, part, name, 1 - distance FROM (
     SELECT path, part, name, created,
@@ -75,7 +77,7 @@ class VectorCopies:
         return sql.SQL(text).format(**self._names).as_bytes(None)
 
     def create(self) -> bool:
-        """Make the tables, if they are not there; False if the role may not use them."""
+        """Create the tables if they do not exist; False if the role may not create or use them."""
         names = [
             self._statement(f"{{s}}.{table}").decode() for table in ("vectors", "vector_parts")
         ]
@@ -118,10 +120,10 @@ class VectorCopies:
         return {VectorPart(path, part): stamp for path, part, stamp in found}
 
     def replace(self, space: str, changes: Iterable[VectorChange]) -> bool:
-        """Make the copies of parts these; False if a row does not exist any more.
+        """Replace the copies of parts; False if a row that a change names no longer exists.
 
-        A part that is stored with this stamp or a later one stays. Of the others, only copies of
-        another version are written. Each part is one transaction.
+        A part that is stored with the stamp of its change, or a higher one, is left unchanged. In
+        the others, only copies whose version differs are written. Each part is one transaction.
         """
         # Not a connection of the pool: psycopg discards the prepared statements of a connection
         # when a transaction is rolled back, among them those that the pool's clients rely on.
@@ -201,9 +203,10 @@ class VectorCopies:
 def find_copies(
     connections: Connections, schema: str, *, install: bool = False
 ) -> VectorCopies | None:
-    """The copies of a store, with their tables made; None if the database cannot have them.
+    """The vector search of a store; creates its tables if they do not exist.
 
-    ``install`` adds the extension to the database, if the server offers it and the role may.
+    None if the database lacks the extension, or the role may not use the tables. ``install`` first
+    adds the extension to the database, if the server offers it and the role may.
     """
 
     def look(connection: Client) -> Any:
@@ -235,7 +238,7 @@ def _install(connection: Client) -> None:
         with connection.transaction():
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName):
-        # The exact search in the client needs no extension.
+        # Not an error: the client can search by itself, without the extension.
         return
 
 

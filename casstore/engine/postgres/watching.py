@@ -4,12 +4,12 @@ A listener registers itself in the table ``watchers``, and while it is not empty
 notification after each commit. The notification has its own transaction, because the server
 serialises the commits of transactions that notify. If a writer dies between the two, its commit has
 no notification, so the listener also polls every few seconds. Where notifications do not arrive
-(behind a pooler in transaction mode, on a standby, for a role that can only read), it polls several
-times a second.
+(behind a pooler in transaction mode, on a standby, for a role that can only read), the listener
+polls several times a second.
 
-It polls the table ``clients``, which a write changes in its own transaction. It cannot poll the
-sequence of writes: the sequence advances before the write commits, and on a standby in jumps, so a
-listener that it woke could read too early and then miss the write.
+It polls the table ``clients``, which each write changes in its own transaction. It does not poll
+the sequence ``writes``: that advances before the write commits, and on a standby in jumps, so a
+waiting caller could be woken too early, find nothing, and miss the write.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 # If a listener is killed, its registration expires after this time.
 _REGISTERED_MS: Final = 120_000
 _RENEW_S: Final = _REGISTERED_MS / 1000 / 4
+# The interval of polling, with notifications and without them.
 _LOOK_S: Final = 5.0
 _LOOK_OFTEN_S: Final = 0.2
-# If a notification takes longer, the listener polls instead.
+# If the trial notification takes longer, notifications count as not arriving.
 _TRIAL_S: Final = 2.0
+# The pause before the listener reconnects.
 _RECONNECT_S: Final = 1.0
-# How long to wait between two looks at the running writers.
+# The pause between two queries for the running writers.
 _REST_S: Final = 0.01
+# How long, in addition to the store's patience, the first watch waits for the listener.
 _READY_S: Final = 60.0
 
 _WRITERS: Final = """
@@ -60,7 +63,7 @@ class Watching:
         self._engine = engine
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        # Weak references: a watch belongs to its waiter.
+        # Weak references: a watch belongs to the caller that waits on it.
         self._watches: WeakSet[PipeWatch] = WeakSet()
         self._listener: _Listener | None = None
         self.channel = f"casstore_{engine.store_number:016x}"
@@ -88,7 +91,8 @@ class Watching:
     def notify(self) -> None:
         """Notify all listeners of a write that has committed."""
         with suppress(CasstoreError):
-            # The write has committed and must not look failed. Listeners notice it when they poll.
+            # The write has committed, so its caller must not get an error. Listeners notice the
+            # write when they poll.
             self._engine.connections.fetch(self._notify, (self.channel,))
 
     def wake(self) -> None:
@@ -105,7 +109,7 @@ class Watching:
             return bool(self._watches)
 
     def end_if_unused(self, listener: _Listener) -> bool:
-        """Stop a listener if no watch is left."""
+        """Drop the listener if no watch is left; True if it should end."""
         with self._lock:
             if self._watches or self._listener is not listener:
                 return False
@@ -125,7 +129,7 @@ class Watching:
 
 
 class _Listener:
-    """A thread with its own connection."""
+    """A thread that waits on its own connection for writes, and then wakes all watches."""
 
     def __init__(self, engine: PostgresEngine, watching: Watching) -> None:
         self._engine = engine
@@ -145,7 +149,8 @@ class _Listener:
         self._forget = engine.statement(
             "DELETE FROM {s}.watchers WHERE until_ms < coalesce(%b, {s}.now_ms())"
         )
-        # The count is needed too: collections delete rows, and the sum alone could stay the same.
+        # The count as well as the sum: collections delete rows of ``clients``, and the sum of the
+        # numbers alone could stay the same.
         self._look = engine.statement(
             "SELECT count(*), coalesce(sum(number), 0)::bigint, coalesce(max(now_ms), 0) "
             "FROM {s}.clients"
@@ -165,7 +170,9 @@ class _Listener:
     def wait_until_ready(self) -> None:
         """Return when no later write can be missed."""
         if not self._ready.wait(self._engine.address.patience_s + _READY_S):
-            raise StorageUnavailableError(f"{self._engine.address.place} does not answer")
+            raise StorageUnavailableError(
+                f"{self._engine.address.place} does not answer; retry when the server is available"
+            )
         if self._problem is not None:
             raise self._problem
 
@@ -183,8 +190,7 @@ class _Listener:
             while not self._stopped(0):
                 is_first = not self._ready.is_set()
                 try:
-                    # After the first success it reconnects for ever, and closing the engine stops
-                    # it.
+                    # After the first success the listener reconnects until the engine is closed.
                     with self._engine.connections.alone(patient=is_first) as connection:
                         self._listen(connection)
                     return
@@ -215,11 +221,11 @@ class _Listener:
         self._notified = False
         self._seen = self._written(connection)
         if self._ready.is_set():
-            # A reconnection: notifications in between were lost.
+            # This is a reconnection: notifications in between were lost.
             self._watching.wake()
         self._ready.set()
         pause_s = _LOOK_S if arrives else _LOOK_OFTEN_S
-        # By the clock, not when a wait times out: on a busy store no wait times out.
+        # Renew by the clock, and not when a wait times out: on a busy store no wait times out.
         announced_s = used_s = monotonic()
         while True:
             readable = _readable(pause_s, connection.fileno(), self._stopping)
@@ -249,15 +255,16 @@ class _Listener:
         try:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._announce(connection)
-            # Notify from another connection while this one is idle: a pooler in transaction mode
-            # has then detached this one from its server process.
+            # Try whether a notification, sent from another connection while this one is idle,
+            # arrives. It does not if a pooler in transaction mode has assigned this connection's
+            # server process to another client.
             self._watching.notify()
             if not _readable(_TRIAL_S, connection.fileno()):
                 self._leave(connection, arrives=True)
                 return False
-            # Writers that began before the registration may not notify. Wait until they have ended;
-            # then the next read sees their commits. Waiting for their lock instead would block all
-            # new writers.
+            # Writers that began before the registration may not notify. Wait until they have ended:
+            # then ``_written`` sees their commits. Poll for that, because waiting for their lock
+            # would block all new writers.
             under_way = self._writers(connection)
             while under_way and not self._stopped(_REST_S):
                 under_way &= self._writers(connection)
@@ -266,22 +273,25 @@ class _Listener:
         return self._notified
 
     def _writers(self, connection: Client) -> set[str]:
-        """The transactions that hold this store's lock."""
+        """The transactions that hold this store's advisory lock: the running writes."""
         found = connection.execute(_WRITERS, (Int8(self._engine.store_number),)).fetchall()
         return {name for (name,) in found}
 
     def _announce(self, connection: Client) -> None:
+        """Register this listener, or renew its registration; delete expired ones."""
         given_ms = self._engine.given_ms()
         connection.execute(self._register, (self._name, Int8(_REGISTERED_MS), given_ms))
         connection.execute(self._forget, (given_ms,))
 
     def _leave(self, connection: Client, *, arrives: bool) -> None:
+        """Delete this listener's registration, if notifications arrive (else it has none)."""
         if arrives:
             with suppress(CasstoreError), translated(self._engine.address):
                 # If the registration cannot be deleted, it expires.
                 connection.execute(self._unregister, (self._name,))
 
     def _written(self, connection: Client) -> tuple[int, ...]:
+        """Numbers that change with every write."""
         row: tuple[int, ...] | None = connection.execute(self._look).fetchone()
         assert row is not None
         return row
