@@ -315,8 +315,8 @@ class CasstoreStore(StoreClient, BaseStore):
         return await asyncio.to_thread(self.stop_ttl_sweeper, timeout)
 
     def _is_shown(self, item: ItemRow, now_ms: int) -> bool:
-        """True if reads return an item: it has not expired, or ``omit_expired`` is False."""
-        return item.is_live(now_ms) or (self.ttl_config or {}).get("omit_expired") is False
+        """True if reads return an item: it has not expired, or ``omit_expired`` is not set."""
+        return item.is_live(now_ms) or not (self.ttl_config or {}).get("omit_expired")
 
     def _remove(self, records: list[Record]) -> int:
         """Remove records that are unchanged; returns how many."""

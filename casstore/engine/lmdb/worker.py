@@ -60,8 +60,6 @@ class Task:
         self._retry_s = GATHER_S
         #: When the thread next runs the work, in seconds of the monotonic clock.
         self.at_s = inf
-        #: The error of the last run, which is retried; None if it succeeded.
-        self.last_error: CasstoreError | None = None
 
     def wake(self) -> None:
         """Have the thread run the work within GATHER_S; it is not woken if it will run then anyway.
@@ -92,9 +90,9 @@ class Task:
             return
         try:
             self.at_s = time.monotonic() + self._work()
-            self.last_error, self._retry_s = None, GATHER_S
-        except CasstoreError as exc:
-            self.last_error = exc
+            self._retry_s = GATHER_S
+        except CasstoreError:
+            # A commit that finds the log full applies it itself, and raises what then fails.
             self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
             self.at_s = time.monotonic() + self._retry_s
 

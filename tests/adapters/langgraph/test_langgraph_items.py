@@ -136,15 +136,18 @@ def test_pages_come_in_order_latest_first(tmp_path: Path) -> None:
         assert memory.search(("docs",), limit=0) == []
 
 
+_TTL: Any = {"refresh_on_read": False, "default_ttl": 5, "omit_expired": True}
+
+
 @pytest.fixture
 def timed(tmp_path: Path) -> Iterator[tuple[CasstoreStore, ManualClock, Store]]:
     clock = ManualClock()
     engine = LmdbEngine(str(tmp_path / "timed"), durability="relaxed", clock=clock)
     with Store(engine) as store:
-        yield CasstoreStore(store, ttl={"refresh_on_read": False, "default_ttl": 5}), clock, store
+        yield CasstoreStore(store, ttl=_TTL), clock, store
 
 
-def test_what_has_lived_its_time_is_not_seen_and_then_removed(
+def test_expired_items_are_omitted_if_asked_for_and_then_swept(
     timed: tuple[CasstoreStore, ManualClock, Store],
 ) -> None:
     memory, clock, store = timed
@@ -154,7 +157,7 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     clock.now_ms += 31_000
     assert memory.get(("a",), "short") is None
     assert [item.key for item in memory.search(("a",))] == ["ever", "default"]
-    # Reading lets it begin anew only if asked to.
+    # A read restarts the time to live only if asked to.
     assert memory.get(("a",), "default", refresh_ttl=True)
     clock.now_ms += 280_000
     assert memory.get(("a",), "default")
@@ -176,10 +179,10 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     assert found.created_at == found.updated_at
 
 
-def test_a_namespace_in_which_all_have_lived_their_time_is_not_listed(
+def test_a_namespace_whose_items_have_all_expired_is_not_listed(
     timed: tuple[CasstoreStore, ManualClock, Store],
 ) -> None:
-    """It was, with the name of whoever it was about, until somebody swept."""
+    """The namespace was listed until the items were swept, and may name a person."""
     memory, clock, _ = timed
     for n in range(40):
         memory.put(("users", "ada"), f"{n:02}", {"n": n}, ttl=1)

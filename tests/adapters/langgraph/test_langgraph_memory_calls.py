@@ -198,12 +198,17 @@ def test_the_sweeper_needs_a_time_to_live_and_a_possible_interval(store: Store) 
             CasstoreStore(store, ttl=_TTL).start_ttl_sweeper(odd)
 
 
-@pytest.mark.parametrize("omit", [True, False])
-def test_expired_items_are_read_if_they_are_not_to_be_omitted(tmp_path: Path, omit: bool) -> None:
+@pytest.mark.parametrize("given", [{"omit_expired": True}, {"omit_expired": False}, {}])
+def test_expired_items_are_read_until_they_are_swept_unless_they_are_to_be_omitted(
+    tmp_path: Path, given: Any
+) -> None:
+    """As LangGraph documents it: the default is False."""
+    omit = bool(given.get("omit_expired"))
     clock = ManualClock()
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)
     with Store(engine) as store:
-        memory = CasstoreStore(store, ttl={"default_ttl": 1, "omit_expired": omit})
+        ttl: Any = {"default_ttl": 1, **given}
+        memory = CasstoreStore(store, ttl=ttl)
         memory.put(("a",), "k", {})
         clock.now_ms += 61_000
         found = memory.get(("a",), "k", refresh_ttl=False)

@@ -244,7 +244,7 @@ def test_vectors_expire_with_their_item(tmp_path: Path) -> None:
     clock = ManualClock()
     engine = LmdbEngine(str(tmp_path / "timed"), durability="relaxed", clock=clock)
     with Store(engine) as store:
-        memory = CasstoreStore(store, index=index(), ttl={"refresh_on_read": True})
+        memory = CasstoreStore(store, index=index(), ttl={"omit_expired": True})
         memory.put(("a",), "short", {"text": "a"}, ttl=1)
         memory.put(("a",), "long", {"text": "ab"}, ttl=3)
         clock.now_ms += 59_000
