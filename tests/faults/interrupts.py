@@ -1,7 +1,7 @@
 """An interrupt (Ctrl-C) at a chosen moment of a chosen thread.
 
-Python runs signal handlers at few places: after a call, at the beginning of a function and at a
-jump backwards. ``Interrupt`` counts these places in the modules it is given and raises
+Python runs signal handlers at few places: after a call, at the beginning of a function and after a
+jump backwards, but not where a loop's last condition ends it. ``Interrupt`` counts these places in the modules it is given and raises
 KeyboardInterrupt at one of them, so that a test can try each of them in turn.
 """
 
@@ -23,7 +23,8 @@ class Interrupt:
         self._left = step
         self._again = again
         self._files = {module.__file__ for module in modules}
-        self._before: dict[FrameType, str] = {}
+        # The instruction that each frame ran last: its name and position.
+        self._before: dict[FrameType, tuple[str, int]] = {}
         #: How many interrupts there were.
         self.came = 0
 
@@ -37,7 +38,7 @@ class Interrupt:
                 caller.f_trace = self._trace_frame
                 caller.f_trace_opcodes = True
                 caller.f_trace_lines = False
-                self._before[caller] = "CALL"
+                self._before[caller] = "CALL", caller.f_lasti
             caller = caller.f_back
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -52,11 +53,12 @@ class Interrupt:
             self._before.pop(frame, None)
         if event != "opcode":
             return self._trace_frame
-        before = self._before.get(frame, "")
+        before, position = self._before.get(frame, ("", 0))
         code = frame.f_code.co_code
         name = dis.opname[code[frame.f_lasti]]
-        self._before[frame] = name
-        if name in _HANDLERS or not (before in _CALLS or "JUMP_BACKWARD" in before):
+        self._before[frame] = name, frame.f_lasti
+        jumped_back = "JUMP_BACKWARD" in before and frame.f_lasti < position
+        if name in _HANDLERS or not (before in _CALLS or jumped_back):
             return self._trace_frame
         if self._left == 0:
             self.came += 1
