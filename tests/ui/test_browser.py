@@ -18,7 +18,7 @@ for package in ("starlette", "uvicorn", "jinja2", "langgraph", "claude_agent_sdk
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 import casstore
 from tests.ui.serving import Running, serve
@@ -69,6 +69,7 @@ def opened(
     page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
     page.goto(running.address)
     page.wait_for_url(f"{running.base}/")
+    page.wait_for_selector("html[data-ready]")
     yield page
     context.close()
     assert wrong == []
@@ -201,6 +202,32 @@ def test_the_list_is_searched_while_typing(browser: Browser, running: Running) -
         expect(page.locator("#list tbody tr")).to_have_count(3)
         expect(page.locator(".total")).to_have_text("3")
         assert "q=strict" in page.url
+
+
+def test_a_live_update_during_a_search_keeps_the_search(browser: Browser, running: Running) -> None:
+    """The update loads the list as well, and its answer may come first."""
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        held.append(route)
+
+    with opened(browser, running) as page:
+        page.add_init_script("""EventSource = class extends EventSource {
+            constructor(url) { super(url); window.stream = this; } }""")
+        go(page, running, "/")
+        page.route("**/?*q=strict*", hold_the_first)
+        with page.expect_request("**/?*q=strict*"):
+            page.keyboard.press("/")
+            page.keyboard.type("strict")
+        with page.expect_response(f"{running.base}/**"):
+            # As if another process had committed.
+            page.evaluate("""stream.dispatchEvent(
+                new MessageEvent("change", { data: JSON.stringify({ version: "later" }) }))""")
+        held[0].continue_()
+        # Soon: the next live update, some seconds later, would repair the list.
+        expect(page.locator("#list tbody tr")).to_have_count(3, timeout=1500)
 
 
 def test_the_slider_goes_through_revisions(browser: Browser, running: Running) -> None:

@@ -288,9 +288,9 @@ function measure_later() {
 
 let lists = 0;
 
-async function show_list(url = location.href) {
+async function show_list() {
   const number = ++lists;
-  const page = parsed(await text(url));
+  const page = parsed(await text(location.href));
   // Another list was requested after this one: drop this one.
   if (number !== lists) return [];
   const before = new Set($$("#list tr").map(row_state));
@@ -413,8 +413,9 @@ function begin_filter() {
   const show = async () => {
     const url = new URL(form.action);
     for (const [name, value] of new FormData(form)) if (value) url.searchParams.set(name, value);
-    await show_list(url);
+    // First: a live update that comes meanwhile loads the list of the page's URL.
     history.replaceState(null, "", url);
+    await show_list();
   };
   form.addEventListener("input", () => {
     clearTimeout(timer);
