@@ -1,8 +1,9 @@
 """An interrupt (Ctrl-C) at a chosen moment of a chosen thread.
 
 Python runs signal handlers at few places: after a call, at the beginning of a function and after a
-jump backwards, but not where a loop's last condition ends it. ``Interrupt`` counts these places in the modules it is given and raises
-KeyboardInterrupt at one of them, so that a test can try each of them in turn.
+jump backwards, but not where a loop's last condition ends it. ``Interrupt`` counts these places in
+the modules it is given and raises KeyboardInterrupt at one of them, so that a test can try each of
+them in turn.
 """
 
 from __future__ import annotations
