@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from casstore.engine.id_set import IdSet
 from casstore.engine.protocol import Engine, ObjectInfo
 from casstore.format.digest import Digest
 from casstore.maintenance.progress import Progress, Step
@@ -107,32 +108,11 @@ def survey(
     )
 
 
-class _Ids:
-    """A set of ids, one bit for each."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray()
-
-    def add(self, number: int) -> bool:
-        """Add an id; False if the set had it already."""
-        at, bit = number >> 3, 1 << (number & 7)
-        if at >= len(self._bits):
-            self._bits.extend(bytes(at + 1 - len(self._bits)))
-        if self._bits[at] & bit:
-            return False
-        self._bits[at] |= bit
-        return True
-
-    def __contains__(self, number: int) -> bool:
-        at = number >> 3
-        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
-
-
 class _Reached:
     """The objects that roots reach."""
 
     def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:
-        self.ids = _Ids()
+        self.ids = IdSet()
         self.objects = self.size_bytes = 0
         for info in newest_first(engine, "survey", progress) if roots else ():
             if info.digest in roots or info.id in self.ids:
@@ -198,7 +178,7 @@ class _Meetings:
 
     def __init__(self, listed: int) -> None:
         self._listed = listed
-        self._seen = _Ids()
+        self._seen = IdSet()
         self._heap: list[tuple[int, bytes, int]] = []
         self._owners: dict[bytes, _Owners] = {}
         # By owner: the count of this pass, and the largest of the earlier passes. An owner with
@@ -219,11 +199,12 @@ class _Meetings:
         for name in owners.names:
             objects, size_bytes = self._by_name.get(name, (0, 0))
             self._by_name[name] = (objects + 1, size_bytes + info.size_bytes)
-        if not self._seen.add(info.id):
+        if info.id in self._seen:
             # Met in an earlier pass, through other roots.
             if info.digest in self._owners:
                 self._owners[info.digest] = _union(self._owners[info.digest], owners)
             return
+        self._seen.add(info.id)
         self.objects += 1
         self.size_bytes += info.size_bytes
         heapq.heappush(self._heap, (info.size_bytes, info.digest, info.kind))
