@@ -32,7 +32,7 @@ from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import systems
 from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.retention import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
 from casstore.session.scanning import scan
