@@ -37,11 +37,11 @@ from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
 from casstore.maintenance.gc import check_grace
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
-from casstore.maintenance.lapsed_rows import remove_pins
 from casstore.maintenance.objects_check import Malformed, links_of, prove_content
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.rows import remove_pins
 from casstore.maintenance.rows_check import Revision, RowsCheck
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader

@@ -8,10 +8,12 @@ attachment, leaves a row that names them. The host deletes the bytes and then ca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import ConditionFailedError, InvalidInputError
+from casstore.maintenance.rows import decoded
 from casstore.session import attachments, keys
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
@@ -47,12 +49,8 @@ def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Cond
 
 def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemned]:
     for row in scan(store.engine, "attachments", start, stop):
-        try:
-            found = attachments.decode("", row.value)
-        except CorruptionError as exc:
-            raise CorruptionError(
-                f"row {row.key.hex()} of table attachments cannot be read: {exc}"
-            ) from exc
+        place = RowKey("attachments", row.key)
+        found = decoded(place, row.value, partial(attachments.decode, ""))
         if found.state == attachments.CONDEMNED and found.uri is not None:
             yield Condemned(keys.owner_of(row.key), found.id, found.uri, found.owner, row.key)
 

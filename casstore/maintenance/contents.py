@@ -10,19 +10,18 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Engine, ObjectInfo, Row
+from casstore.engine.protocol import ObjectInfo
 from casstore.format import tree
 from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
-from casstore.maintenance.roots import live_roots
+from casstore.maintenance.roots import live_roots, scan_roots
 from casstore.maintenance.sharing import newest_first
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
-from casstore.session.scanning import scan
 from casstore.session.state import decode_head
 from casstore.store import Store, check_store
 
@@ -91,15 +90,6 @@ class Share(NamedTuple):
         return self.size_bytes - self.own_bytes
 
 
-def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
-    """Every digest that a row names: the table, the row, the digest."""
-    roots = live_roots(engine.now_ms())
-    for table in roots.tables:
-        for row in scan(engine, table, b"", None):
-            for digest in roots.named(table, row):
-                yield table, row, digest
-
-
 def measure_contents(store: Store, *, listed: int, progress: Progress | None = None) -> Contents:
     """Count what a store holds, and list its ``listed`` biggest objects.
 
@@ -110,7 +100,7 @@ def measure_contents(store: Store, *, listed: int, progress: Progress | None = N
     check_store(store)
     engine = store.engine
     counter = _Counter(store, listed)
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         committed_at_ms: int | None = None
         if table in _REVISIONS:
             head = decode_head(row.value)
@@ -252,10 +242,10 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     engine = store.engine
     owners: dict[bytes, bytes] = {}
     sizes: dict[bytes, int] = {}
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         owner = _SEVERAL
         if table in _OF_SESSIONS:
-            owner = _session_key(row)
+            owner = keys.session_part(row.key)
             sizes[owner] = 0
         owners[digest] = owner if owners.get(digest, owner) == owner else _SEVERAL
     # By id: the owner of each object that a scanned object links to and that is still to come.
@@ -274,18 +264,14 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     return sizes
 
 
-def _session_key(row: Row) -> bytes:
-    return row.key[: len(row.key) - len(keys.after_session(row.key))]
-
-
 def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) -> list[Share]:
     engine = store.engine
     bits = {keys.session_key(session): 1 << at for at, session in enumerate(sessions)}
     named: dict[bytes, int] = {}
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         bit = _OTHERS
         if table in _OF_SESSIONS:
-            bit = bits.get(_session_key(row), _OTHERS)
+            bit = bits.get(keys.session_part(row.key), _OTHERS)
         named[digest] = named.get(digest, 0) | bit
     reached: array[int] | None = None
     counts: dict[int, list[int]] = {}

@@ -17,22 +17,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from casstore.engine.protocol import RowIs, RowKey
-from casstore.errors import (
-    ConditionFailedError,
-    InvalidInputError,
-)
+from casstore.engine.protocol import Row, RowIs
+from casstore.errors import ConditionFailedError, InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
 from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.roots import digests_in, live_roots
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
-from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
+from casstore.maintenance.subject_pins import revisions_of, unpin
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
-from casstore.session.records import row_links, row_name
+from casstore.session.records import row_name
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
 from casstore.store import Store, check_store
@@ -349,41 +347,25 @@ def _others(
 ) -> Iterator[Root]:
     """Every digest named by a row that is not part of the erasure, and the owner of that row."""
 
-    def owner(key: bytes) -> str | None:
-        session_key = key[: len(key) - len(keys.after_session(key))]
-        if session_key in mine:
+    def owner(table: str, row: Row) -> str | None:
+        if table == "pins":
+            name = pins.name_of(row.value)
+            return None if name in my_pins else f"pin {name}"
+        if table == "records":
+            return None if row.key in my_rows else row_name(row.key, row.value)
+        key = keys.session_part(row.key)
+        if key in mine:
             return None
-        name = keys.session_of(session_key)
-        return f"session {name if name is not None else session_key.hex()}"
+        session = keys.session_of(key)
+        return f"session {session if session is not None else key.hex()}"
 
-    for table in ("heads", "history"):
+    roots = live_roots(now_ms)
+    for table in roots.tables:
         for row in scan(runtime.engine, table, b"", None):
-            if table == "history" and keys.is_label(row.key):
-                continue
-            whose = owner(row.key)
+            whose = owner(table, row)
             if whose is not None:
-                head = decode_revision(RowKey(table, row.key), row.value)
-                yield Root(whose, head.manifest)
-                if head.hidden is not None:
-                    yield Root(whose, head.hidden)
-    for row in scan(runtime.engine, "pins", b"", None):
-        digest = pins.kept_digest(row.value, now_ms)
-        name = pins.decode(row.value).name
-        if digest is not None and name not in my_pins:
-            yield Root(f"pin {name}", digest)
-    for row in scan(runtime.engine, "queue", b"", None):
-        digest, whose = queue.items_digest(row.key, row.value), owner(row.key)
-        if digest is not None and whose is not None:
-            yield Root(whose, digest)
-    for row in scan(runtime.engine, "attachments", b"", None):
-        whose = owner(row.key)
-        blob = attachments.decode("", row.value).digest
-        if blob is not None and whose is not None:
-            yield Root(whose, blob)
-    for row in scan(runtime.engine, "records", b"", None):
-        if row.key not in my_rows:
-            for digest in row_links(row.value):
-                yield Root(row_name(row.key, row.value), digest)
+                for digest in digests_in(table, row, roots):
+                    yield Root(whose, digest)
 
 
 # --- carrying it out ------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from casstore.engine.protocol import (
     RowKey,
     RowLapsed,
 )
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.maintenance import systems
-from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.rows import decoded, remove_pins, remove_rows
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
 from casstore.session.scanning import scan
@@ -185,17 +185,12 @@ class _Expiring:
 
     def _committed_at_ms(self, row: Row, revision: int) -> int | None:
         """When the revision of a receipt was committed; None if that is not known."""
-        key = row.key[: len(row.key) - len(keys.after_session(row.key))]
+        key = keys.session_part(row.key)
         places = [RowKey("history", keys.history(key, revision)), head_key(key)]
         for place, found in zip(places, self._runtime.engine.get_rows(places), strict=True):
             if found is None:
                 continue
-            try:
-                head = decode_head(found)
-            except CorruptionError as exc:
-                raise CorruptionError(
-                    f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-                ) from exc
+            head = decoded(place, found, decode_head)
             if head.revision == revision:
                 return head.committed_at_ms
         return None

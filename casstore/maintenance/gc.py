@@ -32,9 +32,9 @@ from casstore.errors import (
     ReadOnlyError,
 )
 from casstore.format.printing import count, size
-from casstore.maintenance.lapsed_rows import count_pins, remove_pins
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS, live_roots
+from casstore.maintenance.rows import count_pins, remove_pins
 from casstore.maintenance.systems import unregistered
 from casstore.session.arguments import check_callable, check_count, check_flag, check_ms
 from casstore.store import Store, check_store

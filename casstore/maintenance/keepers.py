@@ -60,8 +60,7 @@ def find_keepers(engine: Engine, digests: Collection[bytes]) -> tuple[Keeper, ..
     found: Counter[tuple[str, str]] = Counter()
     for table in ROOTS.tables:
         for row in scan(engine, table, b"", None):
-            named = ROOTS.named(table, row)
-            if any(digest in reaching for digest in named):
+            if not reaching.isdisjoint(ROOTS.named(table, row)):
                 found[_KINDS.get(table, table), _name(engine, table, row)] += 1
     return tuple([Keeper(*who, rows) for who, rows in sorted(found.items())])
 
@@ -99,7 +98,7 @@ def _name(engine: Engine, table: str, row: Row) -> str:
             return long_id
     if b"\0" not in row.key:
         return row.key.hex()
-    key = row.key[: len(row.key) - len(keys.after_session(row.key))]
+    key = keys.session_part(row.key)
     session = keys.session_of(key)
     if session is not None:
         return session

@@ -7,9 +7,9 @@ a new label, the mark has changed by the time of the execution, which then keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import (
@@ -21,6 +21,7 @@ from casstore.errors import (
 from casstore.maintenance.policy import Policy, RevisionKeeper, check_policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
+from casstore.maintenance.rows import decoded
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
 from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
@@ -33,9 +34,6 @@ from casstore.store import Store, check_store
 PART_REVISIONS: Final = 4096
 _PAGE: Final = 256
 _LABEL_AT: Final = 8
-
-Stored = TypeVar("Stored")
-Meaning = TypeVar("Meaning")
 
 
 def plan(
@@ -181,10 +179,10 @@ class _Planner:
         if head is None and meta is None:
             return None
         return _Rows(
-            _decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
-            self._decide(_decoded(policy_at, own, decode_policy), default),
-            _decoded(expiry_at, expires, expiry.decode),
-            _decoded(
+            decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
+            self._decide(decoded(policy_at, own, decode_policy), default),
+            decoded(expiry_at, expires, expiry.decode),
+            decoded(
                 lease_at,
                 lease,
                 lambda row: None if row is None else leases.decode_lease(session, row),
@@ -301,20 +299,10 @@ class _Planner:
 
 
 def _revision(key: bytes, row: Row) -> HeadRow:
-    head = _decoded(RowKey("history", row.key), row.value, decode_head)
+    head = decoded(RowKey("history", row.key), row.value, decode_head)
     if row.key != keys.history(key, head.revision):
         raise CorruptionError(f"row {row.key.hex()} of table history is of another revision")
     return head
-
-
-def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) -> Meaning:
-    """Decode a row; the error for a damaged row names it."""
-    try:
-        return decode(row)
-    except (CorruptionError, FormatError, ValueError) as exc:
-        raise CorruptionError(
-            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-        ) from exc
 
 
 def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
@@ -324,7 +312,7 @@ def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
         place = RowKey("history", row.key)
         if len(row.value) <= _LABEL_AT:
             raise CorruptionError(f"row {row.key.hex()} of table history cannot be read")
-        name = _decoded(place, row.value[_LABEL_AT:], bytes.decode)
+        name = decoded(place, row.value[_LABEL_AT:], bytes.decode)
         revision = int.from_bytes(row.value[:_LABEL_AT], "big")
         found[revision] = (*found.get(revision, ()), name)
     return found

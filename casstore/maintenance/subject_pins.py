@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from casstore.engine.protocol import Condition, DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, CorruptionError
+from casstore.errors import ConditionFailedError
+from casstore.maintenance.rows import decoded
 from casstore.session import keys, pins, subjects
 from casstore.session.attempts import Attempts
 from casstore.session.scanning import scan
@@ -22,19 +23,9 @@ def revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
     """All revisions of a session, the head first; CorruptionError names a damaged row."""
     [head] = runtime.engine.get_rows([head_key(key)])
     if head is not None:
-        yield decode_revision(head_key(key), head)
+        yield decoded(head_key(key), head, decode_head)
     for row in scan(runtime.engine, "history", keys.history(key, 0), keys.labels(key)):
-        yield decode_revision(RowKey("history", row.key), row.value)
-
-
-def decode_revision(place: RowKey, row: bytes) -> HeadRow:
-    """Decode a head or history row; the error for a damaged row names it."""
-    try:
-        return decode_head(row)
-    except CorruptionError as exc:
-        raise CorruptionError(
-            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-        ) from exc
+        yield decoded(RowKey("history", row.key), row.value, decode_head)
 
 
 def unpin(

@@ -8,12 +8,13 @@ no list of sessions has. These functions scan the rows of all attachments, so th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
-from casstore.maintenance.lapsed_rows import ConditionalChange, apply_changes
+from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
 from casstore.session import attachments, catalogue, keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.catalogue import KnownSession
@@ -76,12 +77,8 @@ def _is_uncommitted(found: Attachment, older_than_ms: int) -> bool:
 
 
 def _decode(row: Row) -> Attachment:
-    try:
-        return attachments.decode("", row.value)
-    except CorruptionError as exc:
-        raise CorruptionError(
-            f"row {row.key.hex()} of table attachments cannot be read: {exc}"
-        ) from exc
+    place = RowKey("attachments", row.key)
+    return decoded(place, row.value, partial(attachments.decode, ""))
 
 
 def _session(store: Store, key: bytes) -> str | None:

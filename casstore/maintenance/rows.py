@@ -1,14 +1,15 @@
-"""Removes expired rows, each on condition that it has expired by the engine's clock.
+"""Rows: decoding them with errors that name the row, and removing those that have expired.
 
-A row keeps the objects it names until it is removed; its time only says when it may be removed. So
-later steps need not check the time again, and setting the clock back cannot revive a row: objects
-that gc may collect have no row.
+A row is removed on condition that it is unchanged and, if it has a time, that it has expired by the
+engine's clock. It keeps the objects it names until it is removed; its time only says when it may be
+removed. So later steps need not check the time again, and setting the clock back cannot revive a
+row: objects that gc may collect have no row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import (
     Condition,
@@ -16,16 +17,34 @@ from casstore.engine.protocol import (
     Engine,
     Row,
     RowChange,
+    RowKey,
     RowLapsed,
     Write,
 )
-from casstore.errors import ConditionFailedError
+from casstore.errors import ConditionFailedError, CorruptionError, FormatError
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import pins
 from casstore.session.scanning import scan
 
 _REPORT_EVERY: Final = 1024
 _BATCH: Final = 1024
+
+Stored = TypeVar("Stored")
+Decoded = TypeVar("Decoded")
+
+
+def decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Decoded]) -> Decoded:
+    """Decode a row; the error for a damaged row names it."""
+    try:
+        return decode(row)
+    except FormatError as exc:
+        raise FormatError(_unreadable(place, exc)) from exc
+    except (CorruptionError, ValueError) as exc:
+        raise CorruptionError(_unreadable(place, exc)) from exc
+
+
+def _unreadable(place: RowKey, exc: Exception) -> str:
+    return f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
 
 
 class ConditionalChange(NamedTuple):
