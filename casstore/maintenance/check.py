@@ -38,7 +38,7 @@ from casstore.maintenance.findings import Affected, Finding, Findings, Where
 from casstore.maintenance.gc import check_grace
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
 from casstore.maintenance.objects_check import Malformed, links_of, prove_content
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.rows import remove_pins
@@ -271,13 +271,6 @@ class _Check:
         self._rows = RowsCheck(engine, checking, found)
         self._records = RecordsCheck(store, self._rows, found, whole=level == FULL)
 
-    def _progress_of(self, phase: str, unit: str) -> Callable[[int], None]:
-        def progress(done: int) -> None:
-            if self._progress is not None:
-                self._progress(Step(phase, done, None, unit))
-
-        return progress
-
     def run(self, *, since_last: bool) -> CheckReport:
         """Check everything that the level includes, as far as it can be read."""
         checking, found = self._checking, self._found
@@ -293,7 +286,7 @@ class _Check:
         affected: list[Affected] = []
         if self._level != QUICK:
             tables = [table for table in TABLES if table not in unsafe]
-            progress = self._progress_of("rows", "rows")
+            progress = Phase(self._progress, "rows", "rows")
             self._attempt(
                 lambda: self._take(checking.check_rows(tables, progress, whole=not unsafe))
             )
@@ -303,7 +296,7 @@ class _Check:
             if readable:
                 self._attempt(self._check_objects)
             if readable and not self._start:
-                names = self._progress_of("index", "names")
+                names = Phase(self._progress, "index", "names")
                 excused = self._tainted.__contains__
                 self._attempt(lambda: self._take(checking.check_index(excused, names)))
             if readable:
@@ -345,7 +338,7 @@ class _Check:
 
     def _check_objects(self) -> None:
         after: int | None = self._start
-        progress = self._progress_of("objects", "objects")
+        progress = Phase(self._progress, "objects", "objects")
         while after is not None:
             run = self._checking.examine(after=after, content=self._content)
             for fault in run.faults:
@@ -456,7 +449,7 @@ class _Check:
         """Compare the node index of each head, at level ``full`` each revision, with its nodes."""
         reader = PieceReader(self._engine)
         proof = GraphProof(reader)
-        progress = self._progress_of("graphs", "revisions")
+        progress = Phase(self._progress, "graphs", "revisions")
         revisions = self._rows.revisions("heads")
         if self._level == FULL:
             revisions = self._rows.revisions_by_session()
@@ -569,8 +562,7 @@ def rebuild(
     if not isinstance(engine, Rebuilding):
         raise InvalidInputError("the engine of this store has nothing to be rebuilt")
     check_grace(grace_ms)
-    if progress is not None:
-        progress(Step("index", 0, None, "objects"))
+    Phase(progress, "index", "objects")(0)
     # The rebuilt index names what rows reach, so remove expired pins first: none may keep its
     # object longer, or remain without it.
     remove_pins(engine, progress)

@@ -32,7 +32,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance import systems
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer import rows as session_rows
 from casstore.maintenance.transfer.objects import Sender, StoreTarget
@@ -149,7 +149,7 @@ class _Copying:
         self._mirror = mirror
         self._source: Engine = source.engine
         self._target: Engine = target.engine
-        self._progress = progress
+        self._report = Phase(progress, "sessions", "sessions")
         self._objects = StoreTarget(self._target)
         self._sender = Sender(
             self._runtime.reader(), self._objects.lacking, self._objects.take, progress
@@ -262,7 +262,7 @@ class _Copying:
         """Copy every session that has a head."""
         for row in scan(self._source, "heads", b"", None):
             self._copy_session(row.key)
-            self._tell_sessions()
+            self._report(self._sessions)
 
     def copy_chosen(self, sessions: Collection[str]) -> None:
         """Copy these sessions without leases and queued work."""
@@ -276,11 +276,7 @@ class _Copying:
             self._copy_session(key)
             for table in _OF_CHOSEN:
                 self.copy_table(table, key, keys.past(key))
-            self._tell_sessions()
-
-    def _tell_sessions(self) -> None:
-        if self._progress is not None:
-            self._progress(Step("sessions", self._sessions, None, "sessions"))
+            self._report(self._sessions)
 
     def _copy_session(self, key: bytes) -> None:
         publish.settle(

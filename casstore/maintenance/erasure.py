@@ -22,7 +22,7 @@ from casstore.errors import ConditionFailedError, InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import digests_in, live_roots
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.maintenance.subject_pins import revisions_of, unpin
@@ -267,10 +267,10 @@ def plan(
     manifests: set[bytes] = set()
     roots: set[bytes] = set()
     found: list[ErasedSession] = []
-    for done, name in enumerate(names):
+    report = Phase(progress, "find", "sessions")
+    for name in names:
         found.append(_session(runtime, subject, name, manifests, roots))
-        if progress is not None:
-            progress(Step("find", done + 1, len(names), "sessions"))
+        report(len(found), len(names))
     own_pins = [
         pin
         for pin in pins.list_pins(runtime, "", expired=True)
@@ -438,6 +438,7 @@ def execute(
     ]
     deleted = gone = 0
     kept: list[str] = []
+    report = Phase(progress, "erase", "sessions")
     for done, one in enumerate(plan.sessions):
         outcome = _erase(store, runtime, held, plan.subject, one.session)
         if outcome is None:
@@ -445,8 +446,7 @@ def execute(
         else:
             deleted += outcome
             gone += not outcome
-        if progress is not None:
-            progress(Step("erase", done + 1, len(plan.sessions), "sessions"))
+        report(done + 1, len(plan.sessions))
     stays = [
         staying
         for name, found in plan.records.items()

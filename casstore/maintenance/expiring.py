@@ -30,7 +30,7 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import InvalidInputError
 from casstore.maintenance import systems
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.rows import decoded, remove_pins, remove_rows
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
@@ -143,11 +143,11 @@ class _Expiring:
 
     def pulse(self, what: str) -> Callable[[int], None]:
         """A function that reports to ``progress``, now and then, how many records were read."""
-        progress = self._progress
+        report = Phase(self._progress, "expire", what)
 
         def tell(seen: int) -> None:
-            if progress is not None and not seen % _REPORT_EVERY:
-                progress(Step("expire", seen, None, what))
+            if not seen % _REPORT_EVERY:
+                report(seen)
 
         return tell
 

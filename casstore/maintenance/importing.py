@@ -17,7 +17,7 @@ from casstore.engine.protocol import RowIs
 from casstore.errors import InvalidInputError, SessionDivergedError, SessionExistsError
 from casstore.format import bundle as layout
 from casstore.maintenance.bundle import BundleReader
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import Arriving, Existing, Publication
@@ -211,6 +211,7 @@ class _Import(NamedTuple):
 
     def _store_objects(self) -> None:
         reader, proven = self.reader, self.reader.totals
+        report = Phase(self.progress, "store", "bytes")
         for block in reader.blocks():
             if block.type != layout.OBJECTS:
                 continue
@@ -219,8 +220,7 @@ class _Import(NamedTuple):
                 if not self.proof.has_proven(item):
                     raise reader.fail(block.offset, "the file changed while it was read")
                 self.target.take(item)
-            if self.progress is not None:
-                self.progress(Step("store", block.offset, reader.size_bytes, "bytes"))
+            report(block.offset, reader.size_bytes)
         if reader.totals != proven:
             raise reader.fail(reader.size_bytes, "the file changed while it was read")
         self.target.flush()

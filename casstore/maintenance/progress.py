@@ -21,3 +21,26 @@ class Step(NamedTuple):
 #: Called now and then, in the thread of the operation. An exception that it raises ends the
 #: operation at a point where that is safe, and is raised to the caller.
 Progress = Callable[[Step], None]
+
+
+class Phase:
+    """One phase of an operation: called with its counts, it reports a step.
+
+    >>> steps = []
+    >>> report = Phase(steps.append, "copy", "bytes")
+    >>> report(10, 20)
+    >>> steps
+    [Step(phase='copy', done=10, total=20, unit='bytes')]
+    """
+
+    __slots__ = ("_name", "_progress", "_unit")
+
+    def __init__(self, progress: Progress | None, name: str, unit: str) -> None:
+        self._progress = progress
+        self._name = name
+        self._unit = unit
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Report how much is done, and of how much."""
+        if self._progress is not None:
+            self._progress(Step(self._name, done, total, self._unit))

@@ -44,7 +44,7 @@ from casstore.maintenance.policy import (
     find_policy,
     set_policy,
 )
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.maintenance.retention_planning import labels_of, plan
 from casstore.maintenance.systems import Held, held_by
@@ -241,6 +241,7 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
             "the plan is from the future, so the clock was set back: plan again"
         )
     tally = Tally(LISTED)
+    report = Phase(progress, "retain", "sessions")
     held: Held | None = None
     for part in plan:
         tally.begin(part)
@@ -251,8 +252,7 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
             _delete(store, runtime, held, part, tally)
         else:
             _trim(runtime, part, tally)
-        if progress is not None:
-            progress(Step("retain", tally.sessions, None, "sessions"))
+        report(tally.sessions)
     return tally.report()
 
 

@@ -19,7 +19,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance.policy import Policy, RevisionKeeper, check_policy, decode_policy
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.maintenance.rows import decoded
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
@@ -75,12 +75,12 @@ def plan(
     decode_policy(runtime.engine.get_rows([keys.policy(None)])[0])
 
     def planned() -> Iterator[SessionPlan]:
+        report = Phase(progress, "plan", "sessions")
         planner = _Planner(runtime, now_ms, policy, override=override_policies)
         known = _all(runtime, prefix) if names is None else _named(runtime, names)
         for done, one in enumerate(known):
             yield from planner.parts(one)
-            if progress is not None:
-                progress(Step("plan", done + 1, None, "sessions"))
+            report(done + 1)
 
     return Plan(now_ms, planned)
 

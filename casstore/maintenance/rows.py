@@ -22,7 +22,7 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, CorruptionError, FormatError
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.session import pins
 from casstore.session.scanning import scan
 
@@ -89,11 +89,12 @@ def remove_rows(
     progress: Progress | None = None,
 ) -> int:
     """Remove rows for which ``condition_of`` returns a condition, if it holds; returns how many."""
+    report = Phase(progress, "expire", f"rows of {table}")
 
     def removals() -> Iterator[ConditionalChange]:
         for seen, row in enumerate(scan(engine, table, *bounds)):
-            if progress is not None and not (seen + 1) % _REPORT_EVERY:
-                progress(Step("expire", seen + 1, None, f"rows of {table}"))
+            if not (seen + 1) % _REPORT_EVERY:
+                report(seen + 1)
             condition = condition_of(row)
             if condition is not None:
                 yield ConditionalChange(condition, [DeleteRow(table, row.key)])

@@ -27,7 +27,7 @@ from casstore.format.graph import decode_manifest
 from casstore.maintenance.files import require_directory
 from casstore.maintenance.graph_proof import rebuild_node_index
 from casstore.maintenance.loss_naming import LostPiece, name_losses
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.salvaged_rows import (
     FoundRevision,
@@ -168,14 +168,8 @@ class _Salvage:
         self._incomplete = 0
         self._rows = RowTarget(target.engine, progress)
 
-    def _report(self, phase: str, done: int, total: int | None, unit: str) -> None:
-        if self._progress is not None:
-            self._progress(Step(phase, done, total, unit))
-
     def run(self) -> SalvageReport:
-        with PageScan(
-            self._source, lambda done, total: self._report("read", done, total, "pages")
-        ) as found:
+        with PageScan(self._source, Phase(self._progress, "read", "pages")) as found:
             marked = found.mark(self._roots(found))
             left = self._copy_objects(found, marked.ids)
             if left and self._rebuild_indexes(found, marked):
@@ -219,6 +213,7 @@ class _Salvage:
         an object that is lost may have been stored again, under a higher id than its parents have:
         the next pass stores these.
         """
+        report = Phase(self._progress, "copy", "objects")
         todo: Iterable[int] = ids
         total = len(ids)
         while True:
@@ -236,7 +231,7 @@ class _Salvage:
                 if len(batch) >= _BATCH_OBJECTS or size_bytes >= _BATCH_BYTES:
                     left += self._store(batch)
                     batch, size_bytes = [], 0
-                    self._report("copy", done, total, "objects")
+                    report(done, total)
             left += self._store(batch)
             self._incomplete = len(left)
             if not left or self._objects_saved == saved:

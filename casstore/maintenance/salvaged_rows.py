@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from casstore.engine.protocol import Engine, PutRow, Row, RowKey
 from casstore.errors import CasstoreError, CorruptionError
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.rows import label_revision
@@ -64,7 +64,7 @@ class RowTarget:
 
     def __init__(self, engine: Engine, progress: Progress | None) -> None:
         self.engine = engine
-        self._progress = progress
+        self._report = Phase(progress, "rows", "rows")
         self.saved = 0
         #: Rows that the target has with another value, and keeps.
         self.existing = 0
@@ -87,8 +87,8 @@ class RowTarget:
                 return False
             self.saved += done.written
             self.existing += done.kept
-            if done.written and self._progress is not None:
-                self._progress(Step("rows", self.saved, None, "rows"))
+            if done.written:
+                self._report(self.saved)
         return True
 
     def whole_rows(

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from casstore.engine.id_set import IdSet
 from casstore.engine.protocol import Engine, ObjectInfo
 from casstore.format.digest import Digest
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 
 #: How many other owners are recorded for an object; further owners are not counted.
 NAMES_KEPT: Final = 8
@@ -69,14 +69,14 @@ NOTHING: Final = Sharing(0, 0, 0, 0, (), ())
 
 def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
     """Every object, parents before children; ``progress`` is called for each page."""
+    report = Phase(progress, phase, "objects")
     before: int | None = None
     seen = 0
     while page := engine.scan_objects(before=before, limit=_PAGE):
         yield from page
         seen += len(page)
         before = page[-1].id
-        if progress is not None:
-            progress(Step(phase, seen, None, "objects"))
+        report(seen)
 
 
 def survey(

@@ -31,7 +31,7 @@ from casstore.format.graph import Manifest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
 from casstore.maintenance.bundle import BundleBlock, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import rows as session_rows
 from casstore.maintenance.transfer.rows import SessionRows
 from casstore.objects import graph, values
@@ -140,7 +140,7 @@ class Proof:
             check_count(limit, name)
         self._limits = limits
         self._outside = None if outside is None else PieceReader(outside)
-        self._progress = progress
+        self._report = Phase(progress, "verify", "bytes")
         self.objects = FileObjects(reader, self._outside)
         # The objects that nothing has linked to so far, each with the offset of its block.
         self._loose: dict[bytes, int] = {}
@@ -178,9 +178,7 @@ class Proof:
                 self._take_objects(block)
             else:
                 self._take_rows(block)
-            if self._progress is not None:
-                done = block.offset + layout.BLOCK_HEADER_BYTES
-                self._progress(Step("verify", done, reader.size_bytes, "bytes"))
+            self._report(block.offset + layout.BLOCK_HEADER_BYTES, reader.size_bytes)
         totals = reader.totals
         assert totals is not None
         counted = (len(self.objects.known), self._object_bytes, len(self._raw_rows))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, NewObject, Write
 from casstore.format.closure import links_of
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.objects.pieces import PieceReader
 
 _BATCH: Final = 64
@@ -45,7 +45,7 @@ class Sender:
         self._reader = reader
         self._lacking = lacking
         self._take = take
-        self._progress = progress
+        self._report = Phase(progress, "send", "objects")
         self.objects = 0
         self.object_bytes = 0
 
@@ -82,8 +82,7 @@ class Sender:
                     self._take(item)
                     self.objects += 1
                     self.object_bytes += len(item.data)
-            if self._progress is not None:
-                self._progress(Step("send", self.objects, None, "objects"))
+            self._report(self.objects)
 
     def _open(self, names: list[bytes]) -> _Frame:
         wanted = self._lacking(names)
