@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: The group of entry points that systems are registered in.
 GROUP: Final = "casstore.systems"
 _TABLE: Final = "records"
-# Rows of the core itself: ``removed_nodes``.
+# Rows of the core itself: ``keepers``.
 _OF_CORE: Final = frozenset(("vacuum",))
 _MAX_ENTRIES: Final = 10_000
 _PAGE: Final = 256

@@ -26,7 +26,7 @@ from casstore.errors import (
     StorageFullError,
 )
 from casstore.format.printing import count
-from casstore.maintenance import gc, keepers, removed_nodes
+from casstore.maintenance import gc, keepers
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.gc import GcReport
 from casstore.maintenance.keepers import Keeper
@@ -178,14 +178,14 @@ def vacuum(
         done.append(became)
         if digests:
             # Before gc runs: if this run is stopped, the next one still reports what is kept.
-            removed_nodes.remember(store, session, digests)
+            keepers.remember(store, session, digests)
     collected = gc.collect(store, grace_ms=grace_ms, dry_run=dry_run, progress=progress, stop=stop)
     report = report._replace(sessions=tuple(done), collected=collected)
     if dry_run:
         return report
     if collected.outcome in _COLLECTED:
         report = _pack(store, report, progress)
-    kept = removed_nodes.find_kept(store)
+    kept = keepers.find_kept(store)
     return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
 
 
