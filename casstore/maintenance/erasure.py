@@ -14,25 +14,32 @@ are and who their other owners are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from casstore.engine.protocol import Row, RowIs
+from casstore.engine.protocol import Condition, DeleteRow, Row, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, InvalidInputError
-from casstore.format.digest import Digest
 from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
+from casstore.maintenance.plan_fields import plain, read_plain
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import digests_in, live_roots
-from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
-from casstore.maintenance.subject_pins import revisions_of, unpin
+from casstore.maintenance.rows import decoded
+from casstore.maintenance.sharing import Root, Sharing
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.records import row_name
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    Runtime,
+    decode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
 from casstore.store import Store, check_store
 
 SCHEMA: Final = "casstore.erasure/1"
@@ -143,17 +150,7 @@ class ErasurePlan(NamedTuple):
         >>> ErasurePlan.from_json(text).sessions[0].session
         's'
         """
-        fields: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
-        fields["sessions"] = [one._asdict() for one in self.sessions]
-        fields["sharing"] = {
-            **self.sharing._asdict(),
-            "largest": [
-                {**one._asdict(), "digest": one.digest.hex()} for one in self.sharing.largest
-            ],
-            "sharers": [one._asdict() for one in self.sharing.sharers],
-        }
-        fields["stays"] = [one._asdict() for one in self.stays]
-        return ascii_json(fields)
+        return ascii_json({"schema": SCHEMA, **plain(self)})
 
     @staticmethod
     def from_json(text: str) -> ErasurePlan:
@@ -167,38 +164,7 @@ class ErasurePlan(NamedTuple):
             fields = json.loads(text)
             if fields.pop("schema") != SCHEMA:
                 raise ValueError(f"an erasure plan has the schema {SCHEMA}")
-            fields["sessions"] = tuple(
-                [
-                    ErasedSession(**{**one, "also_about": tuple(one["also_about"])})
-                    for one in fields["sessions"]
-                ]
-            )
-            fields["pins"] = tuple([(str(name), str(digest)) for name, digest in fields["pins"]])
-            fields["records"] = {
-                str(name): tuple([str(one) for one in found])
-                for name, found in fields["records"].items()
-            }
-            shared = fields["sharing"]
-            shared["largest"] = tuple(
-                [
-                    Shared(
-                        **{
-                            **one,
-                            "digest": Digest.from_hex(one["digest"]),
-                            "names": tuple(one["names"]),
-                        }
-                    )
-                    for one in shared["largest"]
-                ]
-            )
-            shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
-            fields["sharing"] = Sharing(**shared)
-            fields["stays"] = tuple([Staying(**one) for one in fields.get("stays", ())])
-            fields["recipients"] = tuple([str(one) for one in fields.get("recipients", ())])
-            fields["missing_systems"] = tuple(
-                [(str(name), str(why)) for name, why in fields.get("missing_systems", ())]
-            )
-            plan = ErasurePlan(**fields)
+            plan: ErasurePlan = read_plain(ErasurePlan, fields)
             for one in plan.sessions:
                 keys.session_key(one.session)
             keys.id_bytes(plan.subject, "a subject")
@@ -321,7 +287,7 @@ def _session(
     key = keys.session_key(name)
     [about] = runtime.engine.get_rows([keys.subjects(key)])
     revisions = labels = batches = bytes_here = elsewhere = 0
-    for row in revisions_of(runtime, key):
+    for row in _revisions_of(runtime, key):
         revisions += 1
         manifests.add(row.manifest)
         if row.hidden is not None:
@@ -340,6 +306,15 @@ def _session(
         elsewhere += attachment.uri is not None
     also = tuple([one for one in subjects.decode(about) if one != subject])
     return ErasedSession(name, revisions, labels, batches, bytes_here, elsewhere, also)
+
+
+def _revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
+    """All revisions of a session, the head first; CorruptionError names a damaged row."""
+    [head] = runtime.engine.get_rows([head_key(key)])
+    if head is not None:
+        yield decoded(head_key(key), head, decode_head)
+    for row in scan(runtime.engine, "history", keys.history(key, 0), keys.labels(key)):
+        yield decoded(RowKey("history", row.key), row.value, decode_head)
 
 
 def _others(
@@ -423,7 +398,7 @@ def execute(
             "providers, or install the package of that record system"
         )
     runtime = Runtime(store)
-    removed = unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
+    removed = _unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
     erased = sum(
         given[name].erase(store, plan.subject, found)
         for name, found in plan.records.items()
@@ -499,4 +474,64 @@ def _erase(
         # interrupted, the next plan must find the session.
         held.forget_session(store, session)
         catalogue.clear(runtime, session, key)
+        return True
+
+
+def _unpin(
+    runtime: Runtime, subject: str, sessions: Iterable[str], planned: Sequence[tuple[str, str]]
+) -> int:
+    """Remove the planned pins, and those on revisions of these sessions; returns how many.
+
+    Pins on files that a forced restore of a workspace saved are removed as well, and those created
+    after the plan: once the session is deleted, they can no longer be attributed to the subject.
+    """
+    owners: dict[str, list[bytes]] = {}
+    known = {session: keys.session_key(session) for session in sessions}
+    for key in known.values():
+        for manifest in {row.manifest.hex() for row in _revisions_of(runtime, key)}:
+            owners.setdefault(manifest, []).append(key)
+    now = [
+        (pin.name, pin.digest.hex())
+        for pin in pins.list_pins(runtime, "", expired=True)
+        if pin.digest.hex() in owners or pins.owner_of(pin.name) in known
+    ]
+
+    def owners_of(name: str, digest: str) -> list[bytes]:
+        owner = pins.owner_of(name)
+        saved = [known[owner]] if owner in known else []
+        return [*owners.get(digest, ()), *saved]
+
+    return sum(
+        _remove_pin(runtime, subject, name, digest, owners_of(name, digest))
+        for name, digest in dict.fromkeys((*planned, *now))
+    )
+
+
+def _remove_pin(
+    runtime: Runtime, subject: str, name: str, digest: str, owners: Sequence[bytes]
+) -> bool:
+    """Remove a pin if it still names the same object, unless only kept sessions have the object."""
+    place = RowKey("pins", keys.part(name, "a name"))
+    about = [keys.subjects(key) for key in owners]
+    deleted = [tombstone_key(key) for key in owners]
+    attempts = Attempts(f"the pin {name!r}")
+    while True:
+        attempts.begin()
+        row, *rows = runtime.engine.get_rows([place, *about, *deleted])
+        if row is None or pins.decode(row).digest.hex() != digest:
+            return False
+        named, gone = rows[: len(about)], rows[len(about) :]
+        if owners and not any(
+            tombstone is not None or subject in subjects.decode(one)
+            for one, tombstone in zip(named, gone, strict=True)
+        ):
+            return False
+        conditions: list[Condition] = [
+            RowIs(*place, row),
+            *[RowIs(*one, known) for one, known in zip(about, named, strict=True)],
+        ]
+        try:
+            runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+        except ConditionFailedError:
+            continue
         return True
