@@ -23,14 +23,13 @@ from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
 from casstore.maintenance.plan_fields import plain, read_plain
 from casstore.maintenance.progress import Phase, Progress
-from casstore.maintenance.roots import digests_in, live_roots
+from casstore.maintenance.roots import digests_in, kept_name, live_roots
 from casstore.maintenance.rows import decoded
 from casstore.maintenance.sharing import Root, Sharing
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
-from casstore.session.records import row_name
 from casstore.session.scanning import scan
 from casstore.session.state import (
     HeadRow,
@@ -324,10 +323,10 @@ def _others(
 
     def owner(table: str, row: Row) -> str | None:
         if table == "pins":
-            name = pins.name_of(row.value)
+            name = kept_name(table, row)
             return None if name in my_pins else f"pin {name}"
         if table == "records":
-            return None if row.key in my_rows else row_name(row.key, row.value)
+            return None if row.key in my_rows else kept_name(table, row)
         key = keys.session_part(row.key)
         if key in mine:
             return None

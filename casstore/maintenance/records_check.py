@@ -18,7 +18,7 @@ from casstore.maintenance import systems
 from casstore.maintenance.consistency import Facts
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.policy import decode_policy
-from casstore.maintenance.rows_check import RowsCheck
+from casstore.maintenance.rows_check import RowsCheck, name_of
 from casstore.session import expiry, keys, marks, protection, subjects
 from casstore.session.records import Record, Table, row_links
 from casstore.session.state import decode_head
@@ -151,7 +151,7 @@ class RetentionCheck:
             self._index(row, key)
 
     def _protection(self, row: Row, key: bytes) -> None:
-        name = self._rows.name_of(key)
+        name = name_of(key)
         protected = protection.decode(name, row.key, row.value)
         places = [
             RowKey(_RETENTION, row.key),
@@ -176,7 +176,7 @@ class RetentionCheck:
         self._facts.ask(codes.PROTECTION_DANGLING, where, places, judge)
 
     def _subjects(self, row: Row, key: bytes) -> None:
-        name = self._rows.name_of(key)
+        name = name_of(key)
         about = subjects.decode(row.value)
         places = [RowKey(_RETENTION, row.key), *[keys.subject_session(one, key) for one in about]]
 

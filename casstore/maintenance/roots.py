@@ -21,9 +21,11 @@ from typing import Final
 from casstore.engine.protocol import Engine, Roots, Row, RowKey
 from casstore.maintenance.rows import decoded
 from casstore.session import attachments, keys, pins, queue
-from casstore.session.records import row_links
+from casstore.session.records import row_links, row_name
 from casstore.session.scanning import scan
 from casstore.session.state import decode_head
+
+_SEQ_BYTES: Final = 8
 
 
 def _of_head(row: Row) -> Iterator[bytes]:
@@ -97,3 +99,14 @@ def scan_roots(engine: Engine, roots: Roots) -> Iterator[tuple[str, Row, bytes]]
         for row in scan(engine, table, b"", None):
             for digest in digests_in(table, row, roots):
                 yield table, row, digest
+
+
+def kept_name(table: str, row: Row) -> str:
+    """How reports name a row that keeps objects; a revision is named by its session instead."""
+    if table == "pins":
+        return pins.name_of(row.value)
+    if table == "queue":
+        return f"batch {int.from_bytes(row.key[-_SEQ_BYTES:], 'big')}"
+    if table == "attachments":
+        return f"attachment {attachments.decode('', row.value).id!r}"
+    return row_name(row.key, row.value)

@@ -10,12 +10,13 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.faults import Checking, Fault
+from casstore.engine.faults import Checking
 from casstore.engine.protocol import Engine, Row, RowKey
 from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
+from casstore.maintenance.roots import kept_name, live_roots
 from casstore.session import attachments, catalogue, keys, leases, pins, queue
 from casstore.session.state import HeadRow, decode_head
 from casstore.session.turns import decode_receipt
@@ -39,6 +40,22 @@ class Revision(NamedTuple):
     row: bytes
     head: HeadRow
     is_head: bool
+
+
+def name_of(session_key: bytes, long_id: str | None = None) -> str:
+    """A session's id; if no row has it whole, the part that its key has."""
+    try:
+        name = keys.session_of(session_key)
+    except (ValueError, CasstoreError):
+        name = None
+    return name or long_id or session_key.decode(errors="backslashreplace")
+
+
+def session_of(table: str | None, key: bytes | None) -> str | None:
+    """The id of the session that a row belongs to; None if it belongs to none."""
+    if table not in _SESSION_TABLES or not key:
+        return None
+    return name_of(keys.session_part(key))
 
 
 class RowsCheck:
@@ -98,7 +115,7 @@ class RowsCheck:
                     continue
                 is_head = table == "heads"
                 key = row.key if is_head else row.key[:-_REVISION_BYTES]
-                name = self.name_of(key, head.long_id)
+                name = name_of(key, head.long_id)
                 yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
 
     def revisions_by_session(self) -> Iterator[Revision]:
@@ -108,50 +125,17 @@ class RowsCheck:
 
     def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
         """Rows other than revisions that keep objects: the session, a name, and the digest."""
-        for table, keeper in (
-            ("queue", self._kept_batch),
-            ("attachments", self._kept_attachment),
-            ("pins", self._kept_pin),
-        ):
+        roots = live_roots(self._engine.now_ms())
+        for table in ("queue", "attachments", "pins"):
             if table in self.unsafe:
                 continue
             for row in self.readable(table):
                 try:
-                    name, digest = keeper(row)
+                    name, digests = kept_name(table, row), list(roots.named(table, row))
                 except (CasstoreError, ValueError):
                     continue
-                if digest is not None:
-                    owned = table in _SESSION_TABLES
-                    session = self.name_of(keys.session_part(row.key)) if owned else None
-                    yield session, name, digest
-
-    @staticmethod
-    def _kept_batch(row: Row) -> tuple[str, bytes | None]:
-        seq = int.from_bytes(row.key[-8:], "big")
-        return f"batch {seq}", queue.items_digest(row.key, row.value)
-
-    @staticmethod
-    def _kept_attachment(row: Row) -> tuple[str, bytes | None]:
-        one = attachments.decode("", row.value)
-        return f"attachment {one.id!r}", one.digest
-
-    def _kept_pin(self, row: Row) -> tuple[str, bytes | None]:
-        return pins.name_of(row.value), pins.kept_digest(row.value, self._engine.now_ms())
-
-    @staticmethod
-    def name_of(session_key: bytes, long_id: str | None = None) -> str:
-        """A session's id; if no row has it whole, the part that its key has."""
-        try:
-            name = keys.session_of(session_key)
-        except (ValueError, CasstoreError):
-            name = None
-        return name or long_id or session_key.decode(errors="backslashreplace")
-
-    def session_of(self, fault: Fault) -> str | None:
-        """The session that a fault in a row belongs to."""
-        if fault.table not in _SESSION_TABLES or not fault.key:
-            return None
-        return self.name_of(keys.session_part(fault.key))
+                for digest in digests:
+                    yield session_of(table, row.key), name, digest
 
     # --- checking -----------------------------------------------------------------------
 
@@ -191,10 +175,7 @@ class RowsCheck:
     def _malformed(self, table: str, row: Row, exc: Exception) -> None:
         if self.now([RowKey(table, row.key)]) != [row.value]:
             return
-        session = None
-        if table in _SESSION_TABLES:
-            session = self.name_of(keys.session_part(row.key))
-        where = Where(session, None, None, table, row.key)
+        where = Where(session_of(table, row.key), None, None, table, row.key)
         what = f"a row of table {table} cannot be decoded: {exc}"
         self._found.add(codes.ROW_MALFORMED, what, where)
 
@@ -206,10 +187,7 @@ class RowsCheck:
             return
         if self.now([RowKey(table, row.key)]) != [row.value]:
             return
-        session = None
-        if table in _SESSION_TABLES:
-            session = self.name_of(keys.session_part(row.key))
-        where = Where(session, revision, Digest(digest), table, row.key)
+        where = Where(session_of(table, row.key), revision, Digest(digest), table, row.key)
         what = f"a row of table {table} names object {digest.hex()}, which is not stored"
         self._found.add(codes.ROOT_MISSING, what, where)
 
@@ -236,7 +214,7 @@ class RowsCheck:
         if current is not None:
             wrong = wrong or head.revision >= current
         if wrong:
-            name = self.name_of(key, head.long_id)
+            name = name_of(key, head.long_id)
             where = Where(name, head.revision, None, "history", row.key)
             what = (
                 f"the history of session {name!r} has revision {head.revision} under number "
@@ -261,7 +239,7 @@ class RowsCheck:
             return
         current = self._revision_of(rows[0])
         if current is not None and current != revision:
-            name = self.name_of(key)
+            name = name_of(key)
             where = Where(name, revision, None, "history", row.key)
             what = f"label {label!r} of session {name!r} names revision {revision}"
             self._found.add(codes.LABEL_DANGLING, what + ", which is not there", where)
@@ -297,7 +275,7 @@ class RowsCheck:
             rows = self.now(places)
             wrong = rows[1:] == [None]
         if wrong and rows[:1] == [row.value]:
-            name = self.name_of(key)
+            name = name_of(key)
             what = f"a batch in the queue of session {name!r} and the rows that find it differ"
             self._found.add(codes.QUEUE_WRONG, what, Where(name, None, None, "queue", row.key))
 
@@ -309,7 +287,7 @@ class RowsCheck:
         rows = self.now(places)
         if not rows or rows[2] is None or rows[0] is not None:
             return
-        name = self.name_of(key)
+        name = name_of(key)
         where = Where(name, None, None, table, row.key)
         if rows[1] is not None:
             what = f"session {name!r} was deleted, but still has rows in table {table}"
@@ -341,6 +319,6 @@ class RowsCheck:
         except CorruptionError:
             # There is a row, and its damage is reported already.
             return
-        name = self.name_of(key)
+        name = name_of(key)
         what = f"session {name!r} has no revisions between {last} and {revision}"
         self._found.add(codes.HISTORY_GAP, what, Where(name, revision, None, "history", None))
