@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, InvalidInputError
-from casstore.maintenance.rows import decoded
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey
+from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
 from casstore.session import attachments, keys
+from casstore.session.arguments import check_kind
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
@@ -65,8 +65,7 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     True
     """
     check_store(store)
-    if not isinstance(condemned, Condemned):
-        raise InvalidInputError(f"condemned must be a Condemned, got {type(condemned).__name__}")
+    check_kind(condemned, "condemned", Condemned)
     place = RowKey("attachments", condemned.key)
     row = store.engine.get_rows([place])[0]
     if row is None:
@@ -74,8 +73,5 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     found = attachments.decode("", row)
     if (found.state, found.uri) != (attachments.CONDEMNED, condemned.uri):
         return False
-    try:
-        store.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
-    except ConditionFailedError:
-        return False
-    return True
+    change = ConditionalChange(RowIs(*place, row), [DeleteRow(*place)])
+    return bool(list(apply_changes(store.engine, [change])))

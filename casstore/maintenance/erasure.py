@@ -27,7 +27,7 @@ from casstore.maintenance.roots import digests_in, kept_name, live_roots
 from casstore.maintenance.rows import decoded
 from casstore.maintenance.sharing import Root, Sharing
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
-from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.arguments import check_count, check_flag, check_kind, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
@@ -386,8 +386,7 @@ def execute(
     (1, [])
     """
     check_store(store)
-    if not isinstance(plan, ErasurePlan):
-        raise InvalidInputError(f"plan must be an ErasurePlan, got {type(plan).__name__}")
+    check_kind(plan, "plan", ErasurePlan)
     held = systems.held_by(store)
     given = _all_providers(held, providers)
     missing = [name for name, found in plan.records.items() if found and name not in given]

@@ -285,11 +285,4 @@ def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
 
 
 def _report(outcome: Outcome, found: MarkReport) -> GcReport:
-    return GcReport(
-        outcome,
-        roots=found.roots,
-        objects_kept=found.objects_kept,
-        objects_unreached=found.objects_unreached,
-        bytes_kept=found.bytes_kept,
-        bytes_unreached=found.bytes_unreached,
-    )
+    return GcReport(outcome, **found._asdict())

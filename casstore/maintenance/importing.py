@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.files import path_text
 from casstore.engine.protocol import RowIs
-from casstore.errors import InvalidInputError, SessionDivergedError, SessionExistsError
+from casstore.errors import SessionDivergedError, SessionExistsError
 from casstore.format import bundle as layout
 from casstore.maintenance.bundle import BundleReader
 from casstore.maintenance.progress import Phase, Progress
@@ -30,7 +30,7 @@ from casstore.maintenance.verification import (
 )
 from casstore.session import keys
 from casstore.session import subjects as whom
-from casstore.session.arguments import check_flag
+from casstore.session.arguments import check_choice, check_flag
 from casstore.session.state import HeadRow, Runtime, meta_key
 from casstore.store import Store, check_store
 
@@ -38,7 +38,6 @@ _PAGE: Final = 2048
 
 REFUSE: Final = "refuse"
 FAST_FORWARD: Final = "fast-forward"
-_ON_CONFLICT: Final = (REFUSE, FAST_FORWARD)
 
 
 class ImportOutcome(Enum):
@@ -104,10 +103,7 @@ def import_session(
     'left'
     """
     check_store(store)
-    if on_conflict not in _ON_CONFLICT:
-        raise InvalidInputError(
-            f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, got {on_conflict!r}"
-        )
+    check_choice(on_conflict, "on_conflict", (REFUSE, FAST_FORWARD))
     if name is not None:
         keys.session_key(name)
     check_flag(dry_run, "dry_run")

@@ -46,9 +46,11 @@ from casstore.maintenance.policy import (
 )
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
-from casstore.maintenance.retention_planning import labels_of, plan
+from casstore.maintenance.retention_planning import hex_of, labels_of, plan
 from casstore.maintenance.systems import Held, held_by
+from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import catalogue, expiry, keys, leases, protection
+from casstore.session.arguments import check_kind
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Protection
@@ -229,8 +231,7 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     [2]
     """
     check_store(store)
-    if not isinstance(plan, Plan):
-        raise InvalidInputError(f"plan must be a Plan, got {plan!r:.60}")
+    check_kind(plan, "plan", Plan)
     runtime = Runtime(store)
     age_ms = runtime.engine.now_ms() - plan.planned_at_ms
     if age_ms > MAX_PLAN_AGE_MS:
@@ -327,7 +328,7 @@ def _doomed(
     planned = (part.head_revision, part.head_manifest)
     if planned != ((0, None) if found is None else (found.revision, found.manifest.hex())):
         raise _ChangedError("something was committed")
-    if _hex(mark) != part.mark:
+    if hex_of(mark) != part.mark:
         raise _ChangedError("it was protected or labelled, or its attachments changed")
     conditions: list[Condition] = [RowIs(*keys.mark(key, 0), mark)]
     expires_at_ms = expiry.decode(expires)
@@ -458,9 +459,9 @@ def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes
         planned.committed_at_ms,
     ):
         raise _ChangedError("it is another one than was planned")
-    if _hex(mark) != planned.mark:
+    if hex_of(mark) != planned.mark:
         raise _ChangedError("it was labelled, protected or forked")
-    if _hex(pin_mark) != planned.pin_mark:
+    if hex_of(pin_mark) != planned.pin_mark:
         raise _ChangedError("it was pinned")
     return found
 
@@ -474,7 +475,7 @@ def _with_it(
     places = [RowKey("history", keys.label(key, name)) for name in planned.labels]
     for place, row in zip(places, runtime.engine.get_rows(places), strict=True):
         # A label that names another revision by now stays with that one.
-        if row is not None and int.from_bytes(row[:8], "big") == head.revision:
+        if row is not None and label_revision(row) == head.revision:
             conditions.append(RowIs(*place, row))
             changes.append(DeleteRow(*place))
     removed = len(changes)
@@ -489,7 +490,3 @@ def _with_it(
             conditions.append(RowIs(*receipt, row))
             changes.append(PutRow(*receipt, settled))
     return conditions, changes, removed
-
-
-def _hex(row: bytes | None) -> str | None:
-    return None if row is None else row.hex()

@@ -22,6 +22,7 @@ from casstore.maintenance.policy import Policy, RevisionKeeper, check_policy, de
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.maintenance.rows import decoded
+from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
 from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
@@ -154,7 +155,7 @@ class _Planner:
                 blank = blank._replace(
                     head_revision=rows.head.revision, head_manifest=rows.head.manifest.hex()
                 )
-            blank = blank._replace(**rows.decision._asdict(), mark=_hex(rows.marks.get(0)))
+            blank = blank._replace(**rows.decision._asdict(), mark=hex_of(rows.marks.get(0)))
             reasons, spared = self._ending(rows)
             if reasons and not spared:
                 yield blank._replace(deleted=reasons)
@@ -266,8 +267,8 @@ class _Planner:
                             head.manifest.hex(),
                             head.committed_at_ms,
                             labels,
-                            _hex(rows.marks.get(head.revision)),
-                            _hex(pin_marks.get(head.manifest)),
+                            hex_of(rows.marks.get(head.revision)),
+                            hex_of(pin_marks.get(head.manifest)),
                         )
                     )
             if len(kept) + len(removed) >= PART_REVISIONS:
@@ -313,7 +314,7 @@ def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
         if len(row.value) <= _LABEL_AT:
             raise CorruptionError(f"row {row.key.hex()} of table history cannot be read")
         name = decoded(place, row.value[_LABEL_AT:], bytes.decode)
-        revision = int.from_bytes(row.value[:_LABEL_AT], "big")
+        revision = label_revision(row.value)
         found[revision] = (*found.get(revision, ()), name)
     return found
 
@@ -322,7 +323,8 @@ def _flat(labels: dict[int, tuple[str, ...]]) -> list[str]:
     return sorted(name for names in labels.values() for name in names)
 
 
-def _hex(row: bytes | None) -> str | None:
+def hex_of(row: bytes | None) -> str | None:
+    """A mark as plans have it."""
     return None if row is None else row.hex()
 
 

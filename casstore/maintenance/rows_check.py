@@ -17,6 +17,7 @@ from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.roots import kept_name, live_roots
+from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import attachments, catalogue, keys, leases, pins, queue
 from casstore.session.state import HeadRow, decode_head
 from casstore.session.turns import decode_receipt
@@ -231,7 +232,7 @@ class RowsCheck:
 
     def _label(self, row: Row) -> None:
         key = keys.session_part(row.key)
-        revision = int.from_bytes(row.value[:_REVISION_BYTES], "big")
+        revision = label_revision(row.value)
         label = row.value[_REVISION_BYTES:].decode()
         places = [RowKey("heads", key), RowKey("history", keys.history(key, revision))]
         rows = self.now([*places, RowKey("history", row.key)])

@@ -197,14 +197,9 @@ def sessions_with_hidden(store: Store) -> Iterator[str]:
     ['s']
     """
     check_store(store)
-    return _with_hidden(store)
-
-
-def _with_hidden(store: Store) -> Iterator[str]:
-    for row in scan(store.engine, "heads", b"", None):
-        head = decode_head(row.value)
-        if head.hidden is not None:
-            yield keys.name_of(row.key, head.long_id)
+    rows = scan(store.engine, "heads", b"", None)
+    heads = ((row.key, decode_head(row.value)) for row in rows)
+    return (keys.name_of(key, head.long_id) for key, head in heads if head.hidden is not None)
 
 
 def rewrite_hidden(

@@ -38,7 +38,7 @@ from casstore.objects import graph, values
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 from casstore.session import checkpoint
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_kind
 from casstore.session.state import HeadRow
 
 _READ_BYTES: Final = 1 << 20
@@ -134,8 +134,7 @@ class Proof:
         progress: Progress | None,
     ) -> None:
         self._reader = reader
-        if not isinstance(limits, BundleLimits):
-            raise InvalidInputError(f"limits must be BundleLimits, got {type(limits).__name__}")
+        check_kind(limits, "limits", BundleLimits)
         for name, limit in limits._asdict().items():
             check_count(limit, name)
         self._limits = limits
