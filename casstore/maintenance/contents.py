@@ -11,6 +11,7 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from operator import or_
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import ObjectInfo
@@ -18,7 +19,7 @@ from casstore.format import tree
 from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import live_roots, scan_roots
-from casstore.maintenance.sharing import newest_first
+from casstore.maintenance.sharing import newest_first, reached_from
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
@@ -273,18 +274,12 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
         if table in _OF_SESSIONS:
             bit = bits.get(keys.session_part(row.key), _OTHERS)
         named[digest] = named.get(digest, 0) | bit
-    reached: array[int] | None = None
     counts: dict[int, list[int]] = {}
-    for info in newest_first(engine, "sessions", progress):
-        if reached is None:
-            reached = array("Q", bytes(8 * (info.id + 1)))
-        mask = reached[info.id] | named.get(info.digest, 0)
-        if mask:
-            for child in info.children:
-                reached[child] |= mask
-            found = counts.setdefault(mask, [0, 0])
-            found[0] += 1
-            found[1] += info.size_bytes
+    newest = newest_first(engine, "sessions", progress)
+    for info, mask in reached_from(newest, named, or_, "Q"):
+        found = counts.setdefault(mask, [0, 0])
+        found[0] += 1
+        found[1] += info.size_bytes
     shares: list[Share] = []
     for at, session in enumerate(sessions):
         bit = 1 << at

@@ -17,7 +17,7 @@ records for good that its id was used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -41,7 +41,6 @@ from casstore.session.turns import SettledReceipt, decode_receipt
 from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
-_REPORT_EVERY: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
@@ -92,23 +91,24 @@ def expire_rows(
     _check_age(receipts_older_than_ms, "receipts_older_than_ms")
     _check_age(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
-    expiring = _Expiring(runtime, progress)
+    expiring = _Expiring(runtime)
     finished = _finish_deletions(runtime)
     removed_pins = remove_pins(runtime.engine, progress)
-    removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
-    removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
+    remove = partial(remove_rows, runtime.engine, progress=progress)
+    removed_protections = remove("retention", keys.all_protections(), expiring.protection)
+    removed_marks = remove("retention", keys.all_marks(), expiring.mark)
     receipts = 0
     if receipts_older_than_ms is not None:
         oldest_ms = expiring.now_ms - receipts_older_than_ms
-        receipts = expiring.remove(
-            "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
-        )
+        receipts = remove("receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms))
     given_up = GivenUp(0, 0)
     if attachments_older_than_ms is not None:
         announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
         given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
     held = systems.held_by(store)
-    records = sum([one.expire(store, expiring.pulse(one.title)) for one in held.systems])
+    records = 0
+    for one in held.systems:
+        records += one.expire(store, Phase(progress, "expire", one.title).now_and_then)
     return ExpiredRows(
         removed_pins,
         removed_protections,
@@ -134,31 +134,11 @@ def _finish_deletions(runtime: Runtime) -> int:
 
 
 class _Expiring:
-    """Finds expired rows, and removes each under the condition that it has not changed."""
+    """Finds expired rows, with the conditions under which they are removed."""
 
-    def __init__(self, runtime: Runtime, progress: Progress | None) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._progress = progress
         self.now_ms = runtime.engine.now_ms()
-
-    def pulse(self, what: str) -> Callable[[int], None]:
-        """A function that reports to ``progress``, now and then, how many records were read."""
-        report = Phase(self._progress, "expire", what)
-
-        def tell(seen: int) -> None:
-            if not seen % _REPORT_EVERY:
-                report(seen)
-
-        return tell
-
-    def remove(
-        self,
-        table: str,
-        bounds: tuple[bytes, bytes | None],
-        condition_of: Callable[[Row], Condition | None],
-    ) -> int:
-        """Remove the rows for which ``condition_of`` returns a condition, if it still holds."""
-        return remove_rows(self._runtime.engine, table, bounds, condition_of, self._progress)
 
     def protection(self, row: Row) -> Condition | None:
         """The condition for removing a protection; None if it has not expired."""

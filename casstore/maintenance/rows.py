@@ -26,7 +26,6 @@ from casstore.maintenance.progress import Phase, Progress
 from casstore.session import pins
 from casstore.session.scanning import scan
 
-_REPORT_EVERY: Final = 1024
 _BATCH: Final = 1024
 
 Stored = TypeVar("Stored")
@@ -93,8 +92,7 @@ def remove_rows(
 
     def removals() -> Iterator[ConditionalChange]:
         for seen, row in enumerate(scan(engine, table, *bounds)):
-            if not (seen + 1) % _REPORT_EVERY:
-                report(seen + 1)
+            report.now_and_then(seen + 1)
             condition = condition_of(row)
             if condition is not None:
                 yield ConditionalChange(condition, [DeleteRow(table, row.key)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -77,6 +77,29 @@ def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Itera
         seen += len(page)
         before = page[-1].id
         report(seen)
+
+
+def reached_from(
+    newest: Iterable[ObjectInfo],
+    named: Mapping[bytes, int],
+    joined: Callable[[int, int], int],
+    width: str,
+) -> Iterator[tuple[ObjectInfo, int]]:
+    """Those of ``newest``, objects newest first, that the named digests reach, each with a number.
+
+    It is joined from the numbers of all digests that reach the object; 0 is of none. ``width`` is
+    the type code of an array with a number for each id.
+    """
+    reached: array[int] | None = None
+    for info in newest:
+        if reached is None:
+            # The first object has the highest id of all, so it sets the length of the array.
+            reached = array(width, [0]) * (info.id + 1)
+        found = joined(reached[info.id], named.get(info.digest, 0))
+        if found:
+            for child in info.children:
+                reached[child] = joined(reached[child], found)
+            yield info, found
 
 
 def survey(
@@ -161,16 +184,8 @@ def _owned(
         if number == len(groups):
             groups.append(owners)
         named[root.digest] = joined(named.get(root.digest, 0), number)
-    reached: array[int] | None = None
-    for info in newest_first(engine, "survey", progress):
-        if reached is None:
-            # The first object has the highest id of all, so it sets the length of the array.
-            reached = array("I", bytes(4 * (info.id + 1)))
-        found = joined(reached[info.id], named.get(info.digest, 0))
-        if found:
-            for child in info.children:
-                reached[child] = joined(reached[child], found)
-            yield info, groups[found]
+    for info, number in reached_from(newest_first(engine, "survey", progress), named, joined, "I"):
+        yield info, groups[number]
 
 
 class _Meetings:
