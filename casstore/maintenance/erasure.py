@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.engine.protocol import Condition, DeleteRow, Row, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
 from casstore.maintenance.plan_fields import plain, read_plain
@@ -28,7 +28,7 @@ from casstore.maintenance.rows import decoded
 from casstore.maintenance.sharing import Root, Sharing
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, check_kind, list_of
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
 from casstore.session.state import (
@@ -451,28 +451,21 @@ def _erase(
 ) -> bool | None:
     """Delete a session if it is about the subject; False: it was gone; None: it stays."""
     key = keys.session_key(session)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
+
+    def bury() -> bool | None:
         places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
-            held.forget_session(store, session)
-            catalogue.finish(runtime, session)
             return False
         if subject not in subjects.decode(about):
             return None
-        try:
-            catalogue.bury(
-                runtime, KnownSession(key, head, meta), [RowIs(*keys.subjects(key), about)]
-            )
-        except ConditionFailedError:
-            continue
-        # Before ``clear``, which removes the session from the index of subjects: if this is
-        # interrupted, the next plan must find the session.
-        held.forget_session(store, session)
-        catalogue.clear(runtime, session, key)
+        catalogue.bury(runtime, KnownSession(key, head, meta), [RowIs(*keys.subjects(key), about)])
         return True
+
+    outcome = transact(f"session {session!r}", bury)
+    if outcome is not None:
+        held.finish_deletion(store, runtime, session)
+    return outcome
 
 
 def _unpin(
@@ -512,9 +505,8 @@ def _remove_pin(
     place = RowKey("pins", keys.part(name, "a name"))
     about = [keys.subjects(key) for key in owners]
     deleted = [tombstone_key(key) for key in owners]
-    attempts = Attempts(f"the pin {name!r}")
-    while True:
-        attempts.begin()
+
+    def remove() -> bool:
         row, *rows = runtime.engine.get_rows([place, *about, *deleted])
         if row is None or pins.decode(row).digest.hex() != digest:
             return False
@@ -528,8 +520,7 @@ def _remove_pin(
             RowIs(*place, row),
             *[RowIs(*one, known) for one, known in zip(about, named, strict=True)],
         ]
-        try:
-            runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
-        except ConditionFailedError:
-            continue
+        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
         return True
+
+    return transact(f"the pin {name!r}", remove)

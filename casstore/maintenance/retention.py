@@ -15,6 +15,7 @@ run skips what is already removed and continues.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -30,7 +31,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    ConditionFailedError,
     ContendedError,
     CorruptionError,
     FormatError,
@@ -51,7 +51,7 @@ from casstore.maintenance.systems import Held, held_by
 from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import catalogue, expiry, keys, leases, protection
 from casstore.session.arguments import check_kind
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Protection
 from casstore.session.scanning import scan
@@ -283,27 +283,22 @@ def _policy_conditions(
 
 def _delete(store: Store, runtime: Runtime, held: Held, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
-    attempts = Attempts(f"session {part.session!r}")
-    while True:
-        try:
-            attempts.begin()
-            known, conditions = _doomed(runtime, part, key)
-            if known is None:
-                # Also completes the deletion if an earlier run was interrupted.
-                held.forget_session(store, part.session)
-                catalogue.finish(runtime, part.session)
-                tally.gone += 1
-                return
+
+    def bury() -> bool:
+        known, conditions = _doomed(runtime, part, key)
+        if known is not None:
             catalogue.bury(runtime, known, conditions)
-        except ConditionFailedError:
-            continue
-        except (_ChangedError, ContendedError, CorruptionError, FormatError) as exc:
-            tally.skip(part.session, None, str(exc))
-            return
-        held.forget_session(store, part.session)
-        catalogue.clear(runtime, part.session, key)
-        tally.deleted += 1
+        return known is not None
+
+    try:
+        is_buried = transact(f"session {part.session!r}", bury)
+    except (_ChangedError, ContendedError, CorruptionError, FormatError) as exc:
+        tally.skip(part.session, None, str(exc))
         return
+    # Also completes the deletion if an earlier run was interrupted.
+    held.finish_deletion(store, runtime, part.session)
+    tally.deleted += is_buried
+    tally.gone += not is_buried
 
 
 def _doomed(
@@ -357,14 +352,8 @@ def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     for start in range(0, len(part.removed), _BATCH):
         left = part.removed[start : start + _BATCH]
         try:
-            attempts = Attempts(f"session {part.session!r}")
-            while True:
-                attempts.begin()
-                try:
-                    _remove(runtime, part, key, left, tally)
-                except ConditionFailedError:
-                    continue
-                break
+            what = f"session {part.session!r}"
+            transact(what, partial(_remove, runtime, part, key, left, tally))
         except (_ChangedError, ContendedError, FormatError, CorruptionError) as exc:
             for one in left:
                 tally.skip(part.session, one.revision, str(exc))
