@@ -1,8 +1,9 @@
 """The checks of ``records`` and ``retention``, the tables whose rows must agree with other rows.
 
-What a record links to must be stored, and the system of the record must find it in order. The check
-meets rows in the order of their keys, so one system after the other. With the first row of a system
-it loads the system, which gives a function for each of its tables (``systems``).
+``RowsCheck`` requires what a record links to; here the system of the record says whether it is in
+order. The check meets rows in the order of their keys, so one system after the other. With the
+first row of a system it loads the system, which gives a function for each of its tables
+(``systems``).
 """
 
 from __future__ import annotations
@@ -59,10 +60,6 @@ class RecordsCheck:
         rows.judge_with(_TABLE, self._judge)
 
     def _judge(self, row: Row) -> None:
-        links = row_links(row.value)
-        if links and self._store.engine.missing(links):
-            for digest in links:
-                self._rows.require_object(_TABLE, row, digest)
         name = systems.name_of(row.key)
         if name is None:
             return
@@ -71,7 +68,7 @@ class RecordsCheck:
         start = row.key.partition(b"\0")[0] + b"\0"
         known = self._system.judges.get(start)
         if known is not None:
-            self._judge_record(known[0].record_of(row), known[1], links)
+            self._judge_record(known[0].record_of(row), known[1], row_links(row.value))
         elif start not in self._system.known:
             table = start[:-1].decode(errors="backslashreplace")
             self._unchecked[table, self._system.why] += 1

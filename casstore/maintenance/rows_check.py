@@ -18,7 +18,7 @@ from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.roots import kept_name, live_roots
 from casstore.maintenance.transfer.rows import label_revision
-from casstore.session import attachments, catalogue, keys, leases, pins, queue
+from casstore.session import catalogue, keys, leases, queue
 from casstore.session.state import HeadRow, decode_head
 from casstore.session.turns import decode_receipt
 
@@ -67,11 +67,8 @@ class RowsCheck:
         self._checking = checking
         self._found = found
         self._judges: dict[str, Callable[[Row], None]] = {
-            "attachments": self._attachment,
-            "heads": self._head,
             "history": self._history_row,
             "leases": self._lease,
-            "pins": self._pin,
             "queue": self._queue_row,
             "receipts": self._receipt,
             "sessions": self._meta,
@@ -146,6 +143,7 @@ class RowsCheck:
 
     def run(self, tables: Sequence[str], progress: Callable[[int], None]) -> None:
         """Check these tables."""
+        roots = live_roots(self._engine.now_ms())
         for table in tables:
             judge = self._judges.get(table)
             session = b""
@@ -154,10 +152,11 @@ class RowsCheck:
                 self.rows += 1
                 if not self.rows % _PAGE:
                     progress(self.rows)
-                if judge is None:
-                    continue
                 try:
-                    judge(row)
+                    if table in roots.tables:
+                        self._require_objects(table, row, list(roots.named(table, row)))
+                    if judge is not None:
+                        judge(row)
                 except (CasstoreError, ValueError, IndexError, TypeError) as exc:
                     self._malformed(table, row, exc)
                     continue
@@ -180,32 +179,24 @@ class RowsCheck:
         what = f"a row of table {table} cannot be decoded: {exc}"
         self._found.add(codes.ROW_MALFORMED, what, where)
 
-    def require_object(
-        self, table: str, row: Row, digest: bytes | None, revision: int | None = None
-    ) -> None:
-        """Report a row that names a missing object, if it still does when read again."""
-        if digest is None or not self._engine.missing([Digest(digest)]):
+    def _require_objects(self, table: str, row: Row, digests: list[bytes]) -> None:
+        """Report missing objects that a row names, if it still does when read again."""
+        missing = self._engine.missing(digests) if digests else []
+        if not missing or self.now([RowKey(table, row.key)]) != [row.value]:
             return
-        if self.now([RowKey(table, row.key)]) != [row.value]:
-            return
-        where = Where(session_of(table, row.key), revision, Digest(digest), table, row.key)
-        what = f"a row of table {table} names object {digest.hex()}, which is not stored"
-        self._found.add(codes.ROOT_MISSING, what, where)
+        revision = decode_head(row.value).revision if table in ("heads", "history") else None
+        for digest in missing:
+            where = Where(session_of(table, row.key), revision, Digest(digest), table, row.key)
+            what = f"a row of table {table} names object {digest.hex()}, which is not stored"
+            self._found.add(codes.ROOT_MISSING, what, where)
 
     # --- single rows --------------------------------------------------------------------
-
-    def _head(self, row: Row) -> None:
-        head = decode_head(row.value)
-        self.require_object("heads", row, head.manifest, head.revision)
-        self.require_object("heads", row, head.hidden, head.revision)
 
     def _history_row(self, row: Row) -> None:
         if keys.is_label(row.key):
             self._label(row)
             return
         head = decode_head(row.value)
-        self.require_object("history", row, head.manifest, head.revision)
-        self.require_object("history", row, head.hidden, head.revision)
         key, number = row.key[:-_REVISION_BYTES], row.key[-_REVISION_BYTES:]
         rows = self.now([RowKey("heads", key), RowKey("history", row.key)])
         if rows[1:] != [row.value]:
@@ -254,16 +245,9 @@ class RowsCheck:
     def _receipt(self, row: Row) -> None:
         decode_receipt(row.value)
 
-    def _pin(self, row: Row) -> None:
-        self.require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))
-
-    def _attachment(self, row: Row) -> None:
-        self.require_object("attachments", row, attachments.decode("", row.value).digest)
-
     def _queue_row(self, row: Row) -> None:
         key = keys.session_part(row.key)
         if keys.is_queue_batch(row.key):
-            self.require_object("queue", row, queue.items_digest(row.key, row.value))
             names = queue.put_names(key, row.key, row.value)
             places = [RowKey("queue", row.key), *[RowKey("queue", name.key) for name in names]]
             rows = self.now(places)
