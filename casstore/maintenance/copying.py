@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -428,33 +429,20 @@ class _Copying:
         self._remove(table, self._strange(table))
 
     def _strange(self, table: str) -> Iterator[Row]:
-        start = b""
-        while True:
-            page = self._target.scan_rows(table, start=start, limit=_PAGE)
+        rows = scan(self._target, table, b"", None)
+        while page := list(islice(rows, _PAGE)):
             places = [RowKey(table, row.key) for row in page]
-            there = self._source.get_rows(places) if places else []
+            there = self._source.get_rows(places)
             yield from [
                 row
                 for place, row, known in zip(places, page, there, strict=True)
                 if known is None and place != keys.sign()
             ]
-            if len(page) < _PAGE:
-                return
-            start = page[-1].key + b"\0"
 
     def _remove(self, table: str, rows: Iterator[Row]) -> None:
-        batch: list[RowChange] = []
-        for row in rows:
-            batch.append(DeleteRow(table, row.key))
-            if len(batch) == _PAGE:
-                self._delete(batch)
-                batch = []
-        if batch:
-            self._delete(batch)
-
-    def _delete(self, batch: Sequence[RowChange]) -> None:
-        self._target.write(Write(rows=batch))
-        self._removed += len(batch)
+        while batch := list(islice(rows, _PAGE)):
+            self._target.write(Write(rows=[DeleteRow(table, row.key) for row in batch]))
+            self._removed += len(batch)
 
 
 def _nodes(runtime: Runtime, row: HeadRow) -> list[bytes]:

@@ -9,6 +9,7 @@ row: objects that gc may collect have no row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import (
@@ -57,13 +58,9 @@ def apply_changes(
     engine: Engine, changes: Iterable[ConditionalChange]
 ) -> Iterator[ConditionalChange]:
     """Write changes, many in one transaction; yields those whose conditions held."""
-    waiting: list[ConditionalChange] = []
-    for change in changes:
-        waiting.append(change)
-        if len(waiting) >= _BATCH:
-            yield from _apply(engine, waiting)
-            waiting = []
-    yield from _apply(engine, waiting)
+    ahead = iter(changes)
+    while waiting := list(islice(ahead, _BATCH)):
+        yield from _apply(engine, waiting)
 
 
 def _apply(engine: Engine, waiting: list[ConditionalChange]) -> list[ConditionalChange]:

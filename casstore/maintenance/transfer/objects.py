@@ -8,6 +8,7 @@ one batch of siblings on each level.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, NewObject, Write
@@ -55,13 +56,8 @@ class Sender:
         Walks are shortest if an object comes after those that it links to.
         ObjectNotFoundError if the source lacks one of them, for example because gc removed it.
         """
-        batch: list[bytes] = []
-        for name in names:
-            batch.append(name)
-            if len(batch) == _BATCH:
-                self._send(batch)
-                batch = []
-        if batch:
+        ahead = iter(names)
+        while batch := list(islice(ahead, _BATCH)):
             self._send(batch)
 
     def _send(self, names: list[bytes]) -> None:
