@@ -42,7 +42,7 @@ from casstore.maintenance.rows import remove_pins
 from casstore.maintenance.rows_check import Revision, RowsCheck, session_of
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
-from casstore.session.arguments import check_choice, check_count, check_kind
+from casstore.session.arguments import check_choice, check_count, check_flag, check_kind
 from casstore.store import Store, check_store
 
 QUICK: Final = "quick"
@@ -129,6 +129,7 @@ def check(
     check_store(store)
     engine = store.engine
     check_choice(level, "level", LEVELS)
+    check_flag(since_last, "since_last")
     if not isinstance(engine, Checking):
         raise InvalidInputError("the engine of this store cannot be checked")
     if type(share) not in (int, float) or not 0 < share <= 1:

@@ -41,6 +41,7 @@ from casstore.maintenance.transfer.publish import Arriving, Existing
 from casstore.maintenance.transfer.rows import CARRIED, label_revision, owner
 from casstore.objects import graph
 from casstore.session import catalogue, keys, pins
+from casstore.session.arguments import check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
@@ -113,15 +114,17 @@ def copy(
     """
     check_store(source)
     check_store(target)
-    if mirror and sessions is not None:
+    check_flag(mirror, "mirror")
+    chosen = None if sessions is None else list_of(sessions, "sessions")
+    if mirror and chosen is not None:
         raise InvalidInputError("mirror copies everything; choose sessions or mirror")
     if is_same_store(source.engine, target.engine):
         # A mirror looks up in the source each row that it lists in the target. A row deleted and
         # created again in between would be removed.
         raise InvalidInputError("a store cannot be copied onto itself")
     work = _Copying(source, target, progress, mirror=mirror)
-    if sessions is not None:
-        work.copy_chosen(sessions)
+    if chosen is not None:
+        work.copy_chosen(chosen)
         return work.report()
     held = systems.names(target.engine)
     for table in _BEFORE_HEADS:
