@@ -32,7 +32,6 @@ from casstore.format.digest import Digest
 from casstore.format.printing import count
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
-from casstore.maintenance.gc import check_grace
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
 from casstore.maintenance.objects_check import ObjectsCheck
 from casstore.maintenance.progress import Phase, Progress
@@ -42,7 +41,7 @@ from casstore.maintenance.rows import remove_pins
 from casstore.maintenance.rows_check import Revision, RowsCheck, session_of
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
-from casstore.session.arguments import check_choice, check_count, check_flag, check_kind
+from casstore.session.arguments import check_choice, check_count, check_flag, check_kind, check_ms
 from casstore.store import Store, check_store
 
 QUICK: Final = "quick"
@@ -438,7 +437,7 @@ def rebuild(
     engine = store.engine
     if not isinstance(engine, Rebuilding):
         raise InvalidInputError("the engine of this store has nothing to be rebuilt")
-    check_grace(grace_ms)
+    check_ms(grace_ms, "grace_ms")
     Phase(progress, "index", "objects")(0)
     # The rebuilt index names what rows reach, so remove expired pins first: none may keep its
     # object longer, or remain without it.

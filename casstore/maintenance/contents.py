@@ -19,7 +19,7 @@ from casstore.format import tree
 from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import live_roots, scan_roots
-from casstore.maintenance.sharing import newest_first, reached_from
+from casstore.maintenance.sharing import follow_links, newest_first
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
@@ -276,7 +276,7 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
         named[digest] = named.get(digest, 0) | bit
     counts: dict[int, list[int]] = {}
     newest = newest_first(engine, "sessions", progress)
-    for info, mask in reached_from(newest, named, or_, "Q"):
+    for info, mask in follow_links(newest, named, or_, "Q"):
         found = counts.setdefault(mask, [0, 0])
         found[0] += 1
         found[1] += info.size_bytes

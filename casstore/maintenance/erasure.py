@@ -26,7 +26,7 @@ from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import digests_in, kept_name, live_roots
 from casstore.maintenance.rows import decoded
 from casstore.maintenance.sharing import Root, Sharing
-from casstore.session import attachments, catalogue, keys, pins, queue, subjects
+from casstore.session import attachments, catalogue, keys, pins, subjects
 from casstore.session.arguments import check_count, check_flag, check_kind, list_of
 from casstore.session.attempts import transact
 from casstore.session.catalogue import KnownSession
@@ -293,10 +293,9 @@ def _session(
             roots.add(row.hidden)
     labels = sum(1 for _ in scan(runtime.engine, "history", keys.labels(key), keys.past(key)))
     for item in scan(runtime.engine, "queue", key, keys.past(key)):
-        digest = queue.items_digest(item.key, item.value)
-        if digest is not None:
-            batches += 1
-            roots.add(digest)
+        items = digests_in("queue", item)
+        batches += len(items)
+        roots.update(items)
     for item in scan(runtime.engine, "attachments", key, keys.past(key)):
         attachment = attachments.decode(name, item.value)
         bytes_here += 1

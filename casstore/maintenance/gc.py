@@ -192,11 +192,6 @@ def collect(
     return _run(store, grace_ms, None, batch, progress, stop)
 
 
-def check_grace(grace_ms: int) -> None:
-    """Raise InvalidInputError unless this is a valid grace period."""
-    check_ms(grace_ms, "grace_ms")
-
-
 def check_batch(batch: int) -> None:
     """Raise InvalidInputError unless this is a valid number of objects for one transaction."""
     check_count(batch, "batch", least=1, most=MAX_BATCH)
@@ -279,7 +274,7 @@ def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     engine = store.engine
     if not isinstance(engine, Collecting):
         raise InvalidInputError("the engine of this store does not support gc")
-    check_grace(grace_ms)
+    check_ms(grace_ms, "grace_ms")
     roots = live_roots(engine.now_ms()) if dry_run else ROOTS
     return engine.collection(roots, grace_ms=grace_ms, dry_run=dry_run)
 

@@ -68,7 +68,7 @@ class RecordsCheck:
         start = row.key.partition(b"\0")[0] + b"\0"
         known = self._system.judges.get(start)
         if known is not None:
-            self._judge_record(known[0].record_of(row), known[1], row_links(row.value))
+            self._judge_record(row, *known)
         elif start not in self._system.known:
             table = start[:-1].decode(errors="backslashreplace")
             self._unchecked[table, self._system.why] += 1
@@ -87,14 +87,15 @@ class RecordsCheck:
         )
 
     @staticmethod
-    def _judge_record(record: Record, judge: Callable[[Record], None], links: list[bytes]) -> None:
+    def _judge_record(row: Row, table: Table, judge: Callable[[Record], None]) -> None:
+        record = table.record_of(row)
         try:
             judge(record)
         except ObjectNotFoundError:
             # Reported already, as a missing object that the row, or an object below it, names.
             return
         except CorruptionError:
-            if not links or _is_readable(record):
+            if not row_links(row.value) or _is_readable(record):
                 raise
 
     def settle(self) -> None:

@@ -79,7 +79,7 @@ def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Itera
         report(seen)
 
 
-def reached_from(
+def follow_links(
     newest: Iterable[ObjectInfo],
     named: Mapping[bytes, int],
     joined: Callable[[int, int], int],
@@ -184,7 +184,7 @@ def _owned(
         if number == len(groups):
             groups.append(owners)
         named[root.digest] = joined(named.get(root.digest, 0), number)
-    for info, number in reached_from(newest_first(engine, "survey", progress), named, joined, "I"):
+    for info, number in follow_links(newest_first(engine, "survey", progress), named, joined, "I"):
         yield info, groups[number]
 
 

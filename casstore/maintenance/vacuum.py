@@ -33,7 +33,7 @@ from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.pack import pack
 from casstore.maintenance.progress import Phase, Progress
 from casstore.session import keys, rewriting
-from casstore.session.arguments import check_callable, check_flag, list_of
+from casstore.session.arguments import check_callable, check_flag, check_ms, list_of
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, decode_head
 from casstore.store import Store, check_store
@@ -155,7 +155,7 @@ def vacuum(
     (<VacuumOutcome.DONE: 'done'>, [1])
     """
     check_store(store)
-    gc.check_grace(grace_ms)
+    check_ms(grace_ms, "grace_ms")
     if stop is not None:
         check_callable(stop, "stop")
     named = None if sessions is None else list_of(sessions, "sessions")

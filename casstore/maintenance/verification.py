@@ -211,6 +211,13 @@ class Proof:
     def _failed(self, offset: int, exc: Exception) -> BundleError:
         return exc if isinstance(exc, BundleError) else self._reader.fail(offset, exc)
 
+    def _require_within(self, limit: str, number: int, what: str) -> None:
+        allowed = getattr(self._limits, limit)
+        if number > allowed:
+            raise BundleLimitError(
+                f"{self._reader.path} {what.format(allowed)}; raise {limit} to read it"
+            )
+
     # --- objects ------------------------------------------------------------------------------
 
     def has_proven(self, item: NewObject) -> bool:
@@ -220,19 +227,13 @@ class Proof:
         return item.digest in self.objects.known
 
     def _take_objects(self, block: BundleBlock) -> None:
-        limits, known = self._limits, self.objects.known
+        known = self.objects.known
         for packed in self._reader.objects(block):
-            if len(known) + len(self._left_out) >= limits.max_objects:
-                raise BundleLimitError(
-                    f"{self._reader.path} has more than {limits.max_objects} objects; "
-                    "raise max_objects to read it"
-                )
+            count = len(known) + len(self._left_out) + 1
+            self._require_within("max_objects", count, "has more than {} objects")
             self._object_bytes += len(packed.data)
-            if self._object_bytes > limits.max_object_bytes:
-                raise BundleLimitError(
-                    f"{self._reader.path} inflates to more than {limits.max_object_bytes} bytes; "
-                    "raise max_object_bytes to read it"
-                )
+            more_bytes = "inflates to more than {} bytes"
+            self._require_within("max_object_bytes", self._object_bytes, more_bytes)
             try:
                 self._take_object(block.offset, packed)
             except BundleLimitError:
@@ -333,11 +334,7 @@ class Proof:
         if not self._raw_rows:
             self._rows_at = block.offset
         self._raw_rows += self._reader.rows(block)
-        if len(self._raw_rows) > self._limits.max_rows:
-            raise BundleLimitError(
-                f"{self._reader.path} has more than {self._limits.max_rows} rows; "
-                "raise max_rows to read it"
-            )
+        self._require_within("max_rows", len(self._raw_rows), "has more than {} rows")
 
     def _check_rows(self) -> None:
         """Check that rows name objects of the right kind, and that a row reaches every object."""
