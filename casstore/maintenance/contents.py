@@ -20,6 +20,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import live_roots, scan_roots
 from casstore.maintenance.sharing import follow_links, newest_first
+from casstore.maintenance.transfer.rows import OF_SESSIONS
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
@@ -29,8 +30,6 @@ from casstore.store import Store, check_store
 #: How many sessions one pass can measure: a bit for each, and one for all other rows.
 AT_ONCE: Final = 62
 _OTHERS: Final = 1 << 63
-# Tables whose rows belong to a session, by the prefix of their keys.
-_OF_SESSIONS: Final = frozenset(("heads", "history", "queue", "attachments"))
 _REVISIONS: Final = frozenset(("heads", "history"))
 _NEVER: Final = (1 << 32) - 1
 # In place of a session's key: several sessions, or other rows, reach an object.
@@ -245,7 +244,7 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     sizes: dict[bytes, int] = {}
     for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         owner = _SEVERAL
-        if table in _OF_SESSIONS:
+        if table in OF_SESSIONS:
             owner = keys.session_part(row.key)
             sizes[owner] = 0
         owners[digest] = owner if owners.get(digest, owner) == owner else _SEVERAL
@@ -271,7 +270,7 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
     named: dict[bytes, int] = {}
     for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         bit = _OTHERS
-        if table in _OF_SESSIONS:
+        if table in OF_SESSIONS:
             bit = bits.get(keys.session_part(row.key), _OTHERS)
         named[digest] = named.get(digest, 0) | bit
     counts: dict[int, list[int]] = {}

@@ -21,20 +21,19 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
     Condition,
     Row,
     RowIs,
     RowKey,
     RowLapsed,
 )
-from casstore.errors import InvalidInputError
 from casstore.maintenance import systems
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.rows import decoded, remove_pins, remove_rows
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
+from casstore.session.arguments import check_ms
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, decode_head, head_key
 from casstore.session.turns import SettledReceipt, decode_receipt
@@ -88,8 +87,10 @@ def expire_rows(
     1
     """
     check_store(store)
-    _check_age(receipts_older_than_ms, "receipts_older_than_ms")
-    _check_age(attachments_older_than_ms, "attachments_older_than_ms")
+    if receipts_older_than_ms is not None:
+        check_ms(receipts_older_than_ms, "receipts_older_than_ms")
+    if attachments_older_than_ms is not None:
+        check_ms(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
     expiring = _Expiring(runtime)
     finished = _finish_deletions(runtime)
@@ -119,11 +120,6 @@ def expire_rows(
         *given_up,
         tuple(held.missing.items()),
     )
-
-
-def _check_age(age_ms: int | None, name: str) -> None:
-    if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"{name} must be None or at least 0 (ms), got {age_ms!r}")
 
 
 def _finish_deletions(runtime: Runtime) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, DeleteRow, PutRow, RowChange, RowIs, Write
+from casstore.engine.protocol import DeleteRow, PutRow, RowChange, RowIs, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -23,7 +23,7 @@ from casstore.errors import (
 )
 from casstore.format import canonical
 from casstore.session import keys
-from casstore.session.arguments import check_count, check_flag, check_kind
+from casstore.session.arguments import check_count, check_flag, check_kind, check_ms
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
@@ -75,8 +75,8 @@ def check_policy(policy: Policy) -> None:
         check_count(getattr(policy, name), name, most=_MOST_KEPT)
     for name in ("within_ms", "idle_ms"):
         time = getattr(policy, name)
-        if time is not None and (type(time) is not int or not 0 < time <= MAX_STAMP_MS):
-            raise InvalidInputError(f"{name} must be None or at least 1 (ms), got {time!r}")
+        if time is not None:
+            check_ms(time, name, least=1)
     for name in ("labelled", "everything"):
         check_flag(getattr(policy, name), name)
     if not (

@@ -17,16 +17,12 @@ from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.roots import kept_name, live_roots
-from casstore.maintenance.transfer.rows import label_revision
+from casstore.maintenance.transfer.rows import OF_SESSIONS, label_revision
 from casstore.session import catalogue, keys, leases, queue
 from casstore.session.state import HeadRow, decode_head
 from casstore.session.turns import decode_receipt
 
 _PAGE: Final = 256
-# Tables whose keys start with a session's.
-_SESSION_TABLES: Final = frozenset(
-    ("attachments", "heads", "history", "leases", "queue", "receipts", "sessions", "tombstones")
-)
 # The tables from which deleting a session removes rows.
 _REMOVED_WITH_SESSION: Final = ("history", "queue", "receipts")
 _REVISION_BYTES: Final = 8
@@ -54,7 +50,7 @@ def name_of(session_key: bytes, long_id: str | None = None) -> str:
 
 def session_of(table: str | None, key: bytes | None) -> str | None:
     """The id of the session that a row belongs to; None if it belongs to none."""
-    if table not in _SESSION_TABLES or not key:
+    if table not in OF_SESSIONS or not key:
         return None
     return name_of(keys.session_part(key))
 
