@@ -136,24 +136,18 @@ def check(
     check_count(max_findings, "max_findings", least=1)
     if seed is not None:
         check_kind(seed, "seed", int)
-    wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
+    chance = random.Random(seed)
+    is_read: dict[str, Callable[[int], bool]] = {
+        SAMPLE: lambda object_id: chance.random() < share,
+        FULL: lambda object_id: True,
+    }
+    wanted = is_read.get(level)
     checking = _Check(store, engine, level, wanted, Findings(max_findings), progress)
     report = checking.run(since_last=since_last)
     with suppress(ReadOnlyError):
         # Without the result, the next check with ``since_last`` looks at more than it has to.
         record(store, report)
     return report
-
-
-def _every(object_id: int) -> bool:
-    return True
-
-
-def _some(share: float, chance: random.Random) -> Callable[[int], bool]:
-    def is_drawn(object_id: int) -> bool:
-        return chance.random() < share
-
-    return is_drawn
 
 
 # --- the result of the last check -------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import (
     Condition,
@@ -81,6 +81,8 @@ MAX_CLOCK_BACK_MS: Final = DAY_MS
 #: How many single cases a report lists; it counts all.
 LISTED: Final = 1000
 _BATCH: Final = 256
+
+Case = TypeVar("Case")
 
 
 class Skipped(NamedTuple):
@@ -181,23 +183,21 @@ class Tally:
         self.own += part.own
         if part.overridden is not None:
             self.overridden_count += 1
-            if self._has_room(self.overridden):
-                self.overridden.append(Overridden(part.session, part.overridden))
+            self._list(self.overridden, Overridden(part.session, part.overridden))
 
-    def _has_room(self, cases: Sequence[object]) -> bool:
-        return self._listed is None or len(cases) < self._listed
+    def _list(self, cases: list[Case], case: Case) -> None:
+        if self._listed is None or len(cases) < self._listed:
+            cases.append(case)
 
     def skip(self, session: str, revision: int | None, why: str) -> None:
         """Record a planned removal that is not carried out."""
         self.skipped_count += 1
-        if self._has_room(self.skipped):
-            self.skipped.append(Skipped(session, revision, why))
+        self._list(self.skipped, Skipped(session, revision, why))
 
     def refuse(self, session: str, why: str) -> None:
         """Record a session that the plan could not decide about."""
         self.refused_count += 1
-        if self._has_room(self.refused):
-            self.refused.append(Skipped(session, None, why))
+        self._list(self.refused, Skipped(session, None, why))
 
     def report(self) -> RetentionReport:
         """The counts and cases so far."""

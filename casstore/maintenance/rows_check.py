@@ -62,12 +62,12 @@ class RowsCheck:
         self._engine = engine
         self._checking = checking
         self._found = found
-        self._judges: dict[str, Callable[[Row], None]] = {
+        self._judges: dict[str, Callable[[Row], object]] = {
             "history": self._history_row,
-            "leases": self._lease,
+            "leases": lambda row: leases.decode_lease("", row.value),
             "queue": self._queue_row,
-            "receipts": self._receipt,
-            "sessions": self._meta,
+            "receipts": lambda row: decode_receipt(row.value),
+            "sessions": lambda row: catalogue.decode_meta(row.key, row.value),
         }
         #: Tables that must not be read, because their pages are damaged.
         self.unsafe: frozenset[str] = frozenset()
@@ -231,15 +231,6 @@ class RowsCheck:
             where = Where(name, revision, None, "history", row.key)
             what = f"label {label!r} of session {name!r} names revision {revision}"
             self._found.add(codes.LABEL_DANGLING, what + ", which is not there", where)
-
-    def _lease(self, row: Row) -> None:
-        leases.decode_lease("", row.value)
-
-    def _meta(self, row: Row) -> None:
-        catalogue.decode_meta(row.key, row.value)
-
-    def _receipt(self, row: Row) -> None:
-        decode_receipt(row.value)
 
     def _queue_row(self, row: Row) -> None:
         key = keys.session_part(row.key)

@@ -95,7 +95,8 @@ class FileObjects(PieceReader):
 
     def __init__(self, reader: BundleReader, outside: PieceReader | None) -> None:
         # ``PieceReader`` uses its engine only in ``find_many``, which this class overrides.
-        super().__init__(outside.engine if outside is not None else _NO_ENGINE)
+        no_engine: Any = None
+        super().__init__(no_engine if outside is None else outside.engine)
         self._reader = reader
         self._outside = outside
         self.known: dict[bytes, _Known] = {}
@@ -114,13 +115,6 @@ class FileObjects(PieceReader):
                 found.append(None)
         self.pieces_read += len(found)
         return found
-
-
-class _NoEngine:
-    """The placeholder for the engine of a reader without a store."""
-
-
-_NO_ENGINE: Final[Any] = _NoEngine()
 
 
 class Proof:
