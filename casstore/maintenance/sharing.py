@@ -85,10 +85,11 @@ def follow_links(
     joined: Callable[[int, int], int],
     width: str,
 ) -> Iterator[tuple[ObjectInfo, int]]:
-    """Those of ``newest``, objects newest first, that the named digests reach, each with a number.
+    """The objects that named digests reach, each with a number that says which of them do.
 
-    It is joined from the numbers of all digests that reach the object; 0 is of none. ``width`` is
-    the type code of an array with a number for each id.
+    ``named`` has a number above 0 for each digest, and ``joined`` combines the numbers of all that
+    reach an object. ``newest`` are all objects, newest first. In memory is an array of the type
+    ``width`` with a number for each id.
     """
     reached: array[int] | None = None
     for info in newest:
