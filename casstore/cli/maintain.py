@@ -57,8 +57,7 @@ from casstore.maintenance.contents import AT_ONCE, measure_sessions, moved_at
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields, policy_from
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention import RetentionReport
-from casstore.maintenance.retention_execution import Tally
+from casstore.maintenance.retention import RetentionReport, Tally
 from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 

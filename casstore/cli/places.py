@@ -13,7 +13,7 @@ from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import cut_components, link_target
-from casstore.maintenance.removed_nodes import remembered
+from casstore.maintenance.keepers import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored, stored_field

@@ -22,8 +22,7 @@ from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import expiring, retention
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields
-from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
-from casstore.maintenance.retention_execution import Tally
+from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan, Tally
 from casstore.store import Store
 
 _SECTION: Final = "Space"

@@ -1,5 +1,14 @@
 """Maintenance of a store: collection, retention, checks and repair, copies, bundles, erasure.
 
+    collection   gc, vacuum, pack, compact, space, automatic; roots, rows, keepers
+    retention    retention: policy, retention_plan, retention_planning; expiring, uncommitted,
+                 condemned
+    checks       check: objects_check, rows_check, records_check, graph_proof; findings, consistency
+    repair       check.rebuild, recover, salvage: salvaged_rows, loss_naming
+    copies       backup, copying; exporting, importing: bundle, verification; transfer for all
+    erasure      erasure; sharing, contents: what sessions share
+    systems      what record systems register, for all of these
+
 Each module has one job, and is loaded when it is first used. ``store.gc()``, ``store.vacuum()``,
 ``store.prune()`` and ``store.check()`` call the four that every program needs.
 

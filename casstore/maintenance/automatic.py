@@ -14,7 +14,7 @@ from typing import Final, Self
 from casstore.engine.protocol import DEFAULT_BATCH, DEFAULT_GRACE_MS, Collecting
 from casstore.errors import CasstoreError, ClosedError, ForkedError, InvalidInputError
 from casstore.maintenance import gc
-from casstore.session.arguments import check_callable, check_count, check_positive
+from casstore.session.arguments import check_callable, check_count, check_ms, check_positive
 from casstore.store import Store, check_store
 
 DEFAULT_EVERY_COMMITS: Final = 10_000
@@ -53,7 +53,7 @@ class AutoCollector:
             raise InvalidInputError("the engine of this store does not support gc")
         check_count(every_commits, "every_commits", least=1)
         check_positive(interval_s, "interval_s", most=threading.TIMEOUT_MAX)
-        gc.check_grace(grace_ms)
+        check_ms(grace_ms, "grace_ms")
         gc.check_batch(batch)
         if on_report is not None:
             check_callable(on_report, "on_report")

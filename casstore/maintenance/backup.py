@@ -14,7 +14,7 @@ from casstore.engine.protocol import HotCopying
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.maintenance.copying import CopyReport, copy
 from casstore.maintenance.files import require_directory
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.session.arguments import check_flag
 from casstore.store import Store, check_store
 from casstore.store import open as open_store
@@ -69,14 +69,8 @@ def backup(
         return _update(store, target, progress)
     engine = store.engine
     if isinstance(engine, HotCopying):
-        done = engine.copy_to(
-            target,
-            compact=compact,
-            replace=replace,
-            pulse=None
-            if progress is None
-            else lambda copied, total: progress(Step("copy", copied, total, "bytes")),
-        )
+        report = Phase(progress, "copy", "bytes")
+        done = engine.copy_to(target, compact=compact, replace=replace, pulse=report)
         return BackupReport(False, done.objects, done.size_bytes)
     if replace:
         raise InvalidInputError(

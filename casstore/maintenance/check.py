@@ -24,28 +24,24 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from casstore.engine import faults
-from casstore.engine.faults import Checking, Examined, Fault
-from casstore.engine.id_set import IdSet
+from casstore.engine.faults import Checking, Fault
 from casstore.engine.protocol import DEFAULT_GRACE_MS, TABLES, Rebuilding
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
-from casstore.format import expansion
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
-from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.format.printing import count
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
-from casstore.maintenance.gc import check_grace
 from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
-from casstore.maintenance.lapsed_rows import remove_pins
-from casstore.maintenance.objects_check import Malformed, links_of, prove_content
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.objects_check import ObjectsCheck
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.roots import ROOTS
-from casstore.maintenance.rows_check import Revision, RowsCheck
+from casstore.maintenance.rows import remove_pins
+from casstore.maintenance.rows_check import Revision, RowsCheck, session_of
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
-from casstore.session.arguments import check_choice, check_count, check_kind
+from casstore.session.arguments import check_choice, check_count, check_flag, check_kind, check_ms
 from casstore.store import Store, check_store
 
 QUICK: Final = "quick"
@@ -58,8 +54,6 @@ LEVELS: Final = (QUICK, CONNECTIVITY, SAMPLE, FULL)
 _NAMED_SESSIONS: Final = 1000
 _NAMED_REVISIONS: Final = 20
 _MARK_VERSION: Final = 1
-# The assumed cost of a part that has no parts itself: the computed cost is not kept.
-_COST_WITHOUT_PARTS: Final = 1024
 _TOLD_EVERY: Final = 64
 # If one of these tables is damaged, no object is read.
 _OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
@@ -134,6 +128,7 @@ def check(
     check_store(store)
     engine = store.engine
     check_choice(level, "level", LEVELS)
+    check_flag(since_last, "since_last")
     if not isinstance(engine, Checking):
         raise InvalidInputError("the engine of this store cannot be checked")
     if type(share) not in (int, float) or not 0 < share <= 1:
@@ -141,24 +136,18 @@ def check(
     check_count(max_findings, "max_findings", least=1)
     if seed is not None:
         check_kind(seed, "seed", int)
-    wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
+    chance = random.Random(seed)
+    is_read: dict[str, Callable[[int], bool]] = {
+        SAMPLE: lambda object_id: chance.random() < share,
+        FULL: lambda object_id: True,
+    }
+    wanted = is_read.get(level)
     checking = _Check(store, engine, level, wanted, Findings(max_findings), progress)
     report = checking.run(since_last=since_last)
     with suppress(ReadOnlyError):
         # Without the result, the next check with ``since_last`` looks at more than it has to.
         record(store, report)
     return report
-
-
-def _every(object_id: int) -> bool:
-    return True
-
-
-def _some(share: float, chance: random.Random) -> Callable[[int], bool]:
-    def is_drawn(object_id: int) -> bool:
-        return chance.random() < share
-
-    return is_drawn
 
 
 # --- the result of the last check -------------------------------------------------------------
@@ -253,30 +242,13 @@ class _Check:
         self._engine = engine = store.engine
         self._checking = checking
         self._level = level
-        self._content = content
         self._found = found
         self._progress = progress
-        self._named = IdSet()
-        # The ids of objects that are damaged or missing, or link to one that is.
-        self._tainted = IdSet()
-        self._any_tainted = False
-        self._objects = self._contents = 0
-        # The memory that a reader needs to build an object, by id, for objects that have parts;
-        # and the sum over all objects, each built once.
-        self._costs: dict[int, int] = {}
-        self._cost_once = 0
-        self._highest = 0
         self._start = 0
         self._pins: list[str] = []
+        self._objects = ObjectsCheck(engine, checking, found, content, whole=level == FULL)
         self._rows = RowsCheck(engine, checking, found)
         self._records = RecordsCheck(store, self._rows, found, whole=level == FULL)
-
-    def _progress_of(self, phase: str, unit: str) -> Callable[[int], None]:
-        def progress(done: int) -> None:
-            if self._progress is not None:
-                self._progress(Step(phase, done, None, unit))
-
-        return progress
 
     def run(self, *, since_last: bool) -> CheckReport:
         """Check everything that the level includes, as far as it can be read."""
@@ -293,18 +265,18 @@ class _Check:
         affected: list[Affected] = []
         if self._level != QUICK:
             tables = [table for table in TABLES if table not in unsafe]
-            progress = self._progress_of("rows", "rows")
+            progress = Phase(self._progress, "rows", "rows")
             self._attempt(
                 lambda: self._take(checking.check_rows(tables, progress, whole=not unsafe))
             )
             if since_last and readable:
                 mark = _read_mark(checking)
-                self._start = mark.full if self._content is not None else mark.connectivity
+                self._start = mark.full if self._level in (FULL, SAMPLE) else mark.connectivity
             if readable:
-                self._attempt(self._check_objects)
+                self._attempt(lambda: self._objects.run(self._start, self._progress))
             if readable and not self._start:
-                names = self._progress_of("index", "names")
-                excused = self._tainted.__contains__
+                names = Phase(self._progress, "index", "names")
+                excused = self._objects.is_tainted
                 self._attempt(lambda: self._take(checking.check_index(excused, names)))
             if readable:
                 self._attempt(lambda: self._rows.run(tables, progress))
@@ -324,10 +296,10 @@ class _Check:
             affected_omitted=max(0, len(affected) - _NAMED_SESSIONS),
             affected_pins=tuple(self._pins),
             rows_checked=self._rows.rows,
-            objects_checked=self._objects,
-            contents_checked=self._contents,
+            objects_checked=self._objects.objects,
+            contents_checked=self._objects.contents,
             checked_at_ms=self._engine.now_ms(),
-            last_id=max(self._highest, self._start),
+            last_id=max(self._objects.highest, self._start),
         )
 
     def _attempt(self, work: Callable[[], object]) -> None:
@@ -339,116 +311,7 @@ class _Check:
 
     def _take(self, faulty: list[Fault]) -> None:
         for fault in faulty:
-            self._found.add_fault(fault, self._rows.session_of)
-
-    # --- objects --------------------------------------------------------------------------
-
-    def _check_objects(self) -> None:
-        after: int | None = self._start
-        progress = self._progress_of("objects", "objects")
-        while after is not None:
-            run = self._checking.examine(after=after, content=self._content)
-            for fault in run.faults:
-                self._found.add_fault(fault, self._rows.session_of)
-                if fault.first_id:
-                    self._taint(range(fault.first_id, fault.last_id + 1))
-            for one in run.objects:
-                if one.named:
-                    self._check_object(one)
-            after = run.after
-            progress(self._objects)
-
-    def _taint(self, ids: range) -> None:
-        # A damaged key may claim any number of ids: take only the last, to bound time and memory.
-        for object_id in ids[-(1 << 16) :]:
-            self._tainted.add(object_id)
-        self._any_tainted = True
-
-    def _check_object(self, one: Examined) -> None:
-        self._objects += 1
-        self._named.add(one.id)
-        self._highest = max(self._highest, one.id)
-        where = Where(digest=Digest(one.digest))
-        sound = True
-        for child in one.children:
-            if not 0 < child < one.id:
-                sound = False
-                what = (
-                    f"object {one.digest.hex()} links to id {child}, which is not below its own id "
-                    f"{one.id}"
-                )
-                self._found.add(codes.LINK_ORDER, what, where)
-            elif child <= self._start:
-                # An earlier check found the child undamaged; only look whether it is still stored.
-                sound = self._child_is_there(one, child) and sound
-            elif child in self._tainted:
-                sound = False
-            elif child not in self._named:
-                sound = self._child_is_there(one, child) and sound
-        if one.fault is not None and self._is_still_there(one):
-            sound = False
-            self._found.add_fault(one.fault, self._rows.session_of)
-        elif one.item is not None:
-            self._contents += 1
-            sound = self._check_content(one, where) and sound
-        if not sound:
-            self._tainted.add(one.id)
-            self._any_tainted = True
-
-    def _is_still_there(self, one: Examined) -> bool:
-        return self._checking.find_ids([one.digest])[0] == one.id
-
-    def _child_is_there(self, one: Examined, child: int) -> bool:
-        """False, with a finding, if a child is missing while its parent is stored.
-
-        Reads both in one fresh snapshot: gc may have removed both since the parent was read.
-        """
-        own, below = self._checking.find_names([one.id, child])
-        if below is not None or own != one.digest:
-            return True
-        what = f"object {one.digest.hex()} links to id {child}, which is not in the index"
-        self._found.add(codes.OBJECT_MISSING, what, Where(digest=Digest(one.digest)))
-        self._tainted.add(child)
-        return False
-
-    def _check_content(self, one: Examined, where: Where) -> bool:
-        assert one.item is not None
-        try:
-            prove_content(self._engine, one.digest, one.item)
-            links = links_of(one.digest, one.item)
-        except CorruptionError as exc:
-            if not self._is_still_there(one):
-                return True
-            self._found.add(faults.OBJECT_DAMAGED, str(exc), where)
-            return False
-        except (Malformed, CasstoreError) as exc:
-            self._found.add(codes.OBJECT_MALFORMED, str(exc), where)
-            return False
-        if tuple(links) != one.links:
-            what = f"object {one.digest.hex()} has {len(links)} links, its slab lists others"
-            self._found.add(codes.LINKS_DIFFER, what, where)
-            return False
-        if self._level == FULL:
-            self._check_expansion(one, where)
-        return True
-
-    def _check_expansion(self, one: Examined, where: Where) -> None:
-        """Report a value that no reader builds, unless a part of it was reported."""
-        assert one.item is not None
-        own, parts = expansion.own_cost(one.item.kind, one.item.data)
-        self._cost_once += own
-        if not parts:
-            return
-        ids = dict(zip(one.links, one.children, strict=True))
-        below = [self._costs.get(ids[part], _COST_WITHOUT_PARTS) for part in parts]
-        cost = self._costs[one.id] = own + sum(below)
-        limit = self._cost_once + MAX_REPEATED_BYTES
-        if cost > limit and max(below) <= limit:
-            what = (
-                f"object {one.digest.hex()} expands to about {cost:,} bytes of memory, because "
-                "parts of it repeat"
-            )
-            self._found.add(codes.VALUE_EXPANDS, what, where)
+            self._found.add_fault(fault, session_of(fault.table, fault.key))
 
     # --- graphs ----------------------------------------------------------------------------
 
@@ -456,14 +319,14 @@ class _Check:
         """Compare the node index of each head, at level ``full`` each revision, with its nodes."""
         reader = PieceReader(self._engine)
         proof = GraphProof(reader)
-        progress = self._progress_of("graphs", "revisions")
+        progress = Phase(self._progress, "graphs", "revisions")
         revisions = self._rows.revisions("heads")
         if self._level == FULL:
             revisions = self._rows.revisions_by_session()
         for done, revision in enumerate(revisions):
             digest = revision.head.manifest
             [known] = self._checking.find_ids([digest])
-            if known is None or known in self._tainted or 0 < known <= self._start:
+            if known is None or self._objects.is_tainted(known) or 0 < known <= self._start:
                 # Missing or damaged, which is reported already; or proven by an earlier check.
                 continue
             try:
@@ -487,7 +350,7 @@ class _Check:
 
     def _find_affected(self) -> list[Affected]:
         """The sessions and revisions that need something damaged or missing."""
-        if not (self._any_tainted or self._found.counts.get(codes.ROOT_MISSING)):
+        if not (self._objects.any_tainted or self._found.counts.get(codes.ROOT_MISSING)):
             return []
         hit: dict[str, list[int]] = {}
         heads: set[str] = set()
@@ -524,7 +387,7 @@ class _Check:
 
     def _are_whole(self, digests: list[bytes]) -> bool:
         ids = self._checking.find_ids(digests)
-        return all(each is not None and each not in self._tainted for each in ids)
+        return all(each is not None and not self._objects.is_tainted(each) for each in ids)
 
 
 # --- rebuilding -------------------------------------------------------------------------------
@@ -568,9 +431,8 @@ def rebuild(
     engine = store.engine
     if not isinstance(engine, Rebuilding):
         raise InvalidInputError("the engine of this store has nothing to be rebuilt")
-    check_grace(grace_ms)
-    if progress is not None:
-        progress(Step("index", 0, None, "objects"))
+    check_ms(grace_ms, "grace_ms")
+    Phase(progress, "index", "objects")(0)
     # The rebuilt index names what rows reach, so remove expired pins first: none may keep its
     # object longer, or remain without it.
     remove_pins(engine, progress)

@@ -13,7 +13,7 @@ from casstore.engine.lmdb import compaction
 from casstore.errors import InvalidInputError
 from casstore.format.printing import count, size
 from casstore.maintenance.files import require_directory
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 
 _UNITS = {"copy": "ids", "compare": "tables", "verify": "objects"}
 
@@ -54,8 +54,7 @@ def compact(
         raise InvalidInputError(f"wait_s must be a number of at least 0, got {wait_s!r:.60}")
 
     def tell(phase: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(Step(phase, done, total, _UNITS.get(phase, "rows")))
+        Phase(progress, phase, _UNITS.get(phase, "rows"))(done, total)
 
     place = require_directory(
         path, "compact", "run VACUUM FULL on the server (docs/guides/postgres.md)"

@@ -8,11 +8,13 @@ attachment, leaves a row that names them. The host deletes the bytes and then ca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
-from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey
+from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
 from casstore.session import attachments, keys
+from casstore.session.arguments import check_kind
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
@@ -47,12 +49,8 @@ def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Cond
 
 def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemned]:
     for row in scan(store.engine, "attachments", start, stop):
-        try:
-            found = attachments.decode("", row.value)
-        except CorruptionError as exc:
-            raise CorruptionError(
-                f"row {row.key.hex()} of table attachments cannot be read: {exc}"
-            ) from exc
+        place = RowKey("attachments", row.key)
+        found = decoded(place, row.value, partial(attachments.decode, ""))
         if found.state == attachments.CONDEMNED and found.uri is not None:
             yield Condemned(keys.owner_of(row.key), found.id, found.uri, found.owner, row.key)
 
@@ -67,8 +65,7 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     True
     """
     check_store(store)
-    if not isinstance(condemned, Condemned):
-        raise InvalidInputError(f"condemned must be a Condemned, got {type(condemned).__name__}")
+    check_kind(condemned, "condemned", Condemned)
     place = RowKey("attachments", condemned.key)
     row = store.engine.get_rows([place])[0]
     if row is None:
@@ -76,8 +73,5 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     found = attachments.decode("", row)
     if (found.state, found.uri) != (attachments.CONDEMNED, condemned.uri):
         return False
-    try:
-        store.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
-    except ConditionFailedError:
-        return False
-    return True
+    change = ConditionalChange(RowIs(*place, row), [DeleteRow(*place)])
+    return bool(list(apply_changes(store.engine, [change])))

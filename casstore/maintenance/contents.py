@@ -10,27 +10,26 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import or_
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Engine, ObjectInfo, Row
+from casstore.engine.protocol import ObjectInfo
 from casstore.format import tree
 from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress
-from casstore.maintenance.roots import live_roots
-from casstore.maintenance.sharing import newest_first
+from casstore.maintenance.roots import live_roots, scan_roots
+from casstore.maintenance.sharing import follow_links, newest_first
+from casstore.maintenance.transfer.rows import OF_SESSIONS
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import SessionInfo
-from casstore.session.scanning import scan
 from casstore.session.state import decode_head
 from casstore.store import Store, check_store
 
 #: How many sessions one pass can measure: a bit for each, and one for all other rows.
 AT_ONCE: Final = 62
 _OTHERS: Final = 1 << 63
-# Tables whose rows belong to a session, by the prefix of their keys.
-_OF_SESSIONS: Final = frozenset(("heads", "history", "queue", "attachments"))
 _REVISIONS: Final = frozenset(("heads", "history"))
 _NEVER: Final = (1 << 32) - 1
 # In place of a session's key: several sessions, or other rows, reach an object.
@@ -91,15 +90,6 @@ class Share(NamedTuple):
         return self.size_bytes - self.own_bytes
 
 
-def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
-    """Every digest that a row names: the table, the row, the digest."""
-    roots = live_roots(engine.now_ms())
-    for table in roots.tables:
-        for row in scan(engine, table, b"", None):
-            for digest in roots.named(table, row):
-                yield table, row, digest
-
-
 def measure_contents(store: Store, *, listed: int, progress: Progress | None = None) -> Contents:
     """Count what a store holds, and list its ``listed`` biggest objects.
 
@@ -110,7 +100,7 @@ def measure_contents(store: Store, *, listed: int, progress: Progress | None = N
     check_store(store)
     engine = store.engine
     counter = _Counter(store, listed)
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         committed_at_ms: int | None = None
         if table in _REVISIONS:
             head = decode_head(row.value)
@@ -252,10 +242,10 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     engine = store.engine
     owners: dict[bytes, bytes] = {}
     sizes: dict[bytes, int] = {}
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         owner = _SEVERAL
-        if table in _OF_SESSIONS:
-            owner = _session_key(row)
+        if table in OF_SESSIONS:
+            owner = keys.session_part(row.key)
             sizes[owner] = 0
         owners[digest] = owner if owners.get(digest, owner) == owner else _SEVERAL
     # By id: the owner of each object that a scanned object links to and that is still to come.
@@ -274,31 +264,21 @@ def measure_own(store: Store, *, max_objects: int | None = None) -> dict[bytes, 
     return sizes
 
 
-def _session_key(row: Row) -> bytes:
-    return row.key[: len(row.key) - len(keys.after_session(row.key))]
-
-
 def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) -> list[Share]:
     engine = store.engine
     bits = {keys.session_key(session): 1 << at for at, session in enumerate(sessions)}
     named: dict[bytes, int] = {}
-    for table, row, digest in _roots(engine):
+    for table, row, digest in scan_roots(engine, live_roots(engine.now_ms())):
         bit = _OTHERS
-        if table in _OF_SESSIONS:
-            bit = bits.get(_session_key(row), _OTHERS)
+        if table in OF_SESSIONS:
+            bit = bits.get(keys.session_part(row.key), _OTHERS)
         named[digest] = named.get(digest, 0) | bit
-    reached: array[int] | None = None
     counts: dict[int, list[int]] = {}
-    for info in newest_first(engine, "sessions", progress):
-        if reached is None:
-            reached = array("Q", bytes(8 * (info.id + 1)))
-        mask = reached[info.id] | named.get(info.digest, 0)
-        if mask:
-            for child in info.children:
-                reached[child] |= mask
-            found = counts.setdefault(mask, [0, 0])
-            found[0] += 1
-            found[1] += info.size_bytes
+    newest = newest_first(engine, "sessions", progress)
+    for info, mask in follow_links(newest, named, or_, "Q"):
+        found = counts.setdefault(mask, [0, 0])
+        found[0] += 1
+        found[1] += info.size_bytes
     shares: list[Share] = []
     for at, session in enumerate(sessions):
         bit = 1 << at

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -32,7 +33,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance import systems
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer import rows as session_rows
 from casstore.maintenance.transfer.objects import Sender, StoreTarget
@@ -40,6 +41,7 @@ from casstore.maintenance.transfer.publish import Arriving, Existing
 from casstore.maintenance.transfer.rows import CARRIED, label_revision, owner
 from casstore.objects import graph
 from casstore.session import catalogue, keys, pins
+from casstore.session.arguments import check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
@@ -112,15 +114,17 @@ def copy(
     """
     check_store(source)
     check_store(target)
-    if mirror and sessions is not None:
+    check_flag(mirror, "mirror")
+    chosen = None if sessions is None else list_of(sessions, "sessions")
+    if mirror and chosen is not None:
         raise InvalidInputError("mirror copies everything; choose sessions or mirror")
     if is_same_store(source.engine, target.engine):
         # A mirror looks up in the source each row that it lists in the target. A row deleted and
         # created again in between would be removed.
         raise InvalidInputError("a store cannot be copied onto itself")
     work = _Copying(source, target, progress, mirror=mirror)
-    if sessions is not None:
-        work.copy_chosen(sessions)
+    if chosen is not None:
+        work.copy_chosen(chosen)
         return work.report()
     held = systems.names(target.engine)
     for table in _BEFORE_HEADS:
@@ -149,7 +153,7 @@ class _Copying:
         self._mirror = mirror
         self._source: Engine = source.engine
         self._target: Engine = target.engine
-        self._progress = progress
+        self._report = Phase(progress, "sessions", "sessions")
         self._objects = StoreTarget(self._target)
         self._sender = Sender(
             self._runtime.reader(), self._objects.lacking, self._objects.take, progress
@@ -262,7 +266,7 @@ class _Copying:
         """Copy every session that has a head."""
         for row in scan(self._source, "heads", b"", None):
             self._copy_session(row.key)
-            self._tell_sessions()
+            self._report(self._sessions)
 
     def copy_chosen(self, sessions: Collection[str]) -> None:
         """Copy these sessions without leases and queued work."""
@@ -276,11 +280,7 @@ class _Copying:
             self._copy_session(key)
             for table in _OF_CHOSEN:
                 self.copy_table(table, key, keys.past(key))
-            self._tell_sessions()
-
-    def _tell_sessions(self) -> None:
-        if self._progress is not None:
-            self._progress(Step("sessions", self._sessions, None, "sessions"))
+            self._report(self._sessions)
 
     def _copy_session(self, key: bytes) -> None:
         publish.settle(
@@ -432,33 +432,20 @@ class _Copying:
         self._remove(table, self._strange(table))
 
     def _strange(self, table: str) -> Iterator[Row]:
-        start = b""
-        while True:
-            page = self._target.scan_rows(table, start=start, limit=_PAGE)
+        rows = scan(self._target, table, b"", None)
+        while page := list(islice(rows, _PAGE)):
             places = [RowKey(table, row.key) for row in page]
-            there = self._source.get_rows(places) if places else []
+            there = self._source.get_rows(places)
             yield from [
                 row
                 for place, row, known in zip(places, page, there, strict=True)
                 if known is None and place != keys.sign()
             ]
-            if len(page) < _PAGE:
-                return
-            start = page[-1].key + b"\0"
 
     def _remove(self, table: str, rows: Iterator[Row]) -> None:
-        batch: list[RowChange] = []
-        for row in rows:
-            batch.append(DeleteRow(table, row.key))
-            if len(batch) == _PAGE:
-                self._delete(batch)
-                batch = []
-        if batch:
-            self._delete(batch)
-
-    def _delete(self, batch: Sequence[RowChange]) -> None:
-        self._target.write(Write(rows=batch))
-        self._removed += len(batch)
+        while batch := list(islice(rows, _PAGE)):
+            self._target.write(Write(rows=[DeleteRow(table, row.key) for row in batch]))
+            self._removed += len(batch)
 
 
 def _nodes(runtime: Runtime, row: HeadRow) -> list[bytes]:

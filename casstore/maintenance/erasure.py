@@ -14,27 +14,31 @@ are and who their other owners are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from casstore.engine.protocol import RowIs, RowKey
-from casstore.errors import (
-    ConditionFailedError,
-    InvalidInputError,
-)
-from casstore.format.digest import Digest
+from casstore.engine.protocol import Condition, DeleteRow, Row, RowIs, RowKey, Write
+from casstore.errors import InvalidInputError
 from casstore.format.printing import ascii_json
 from casstore.maintenance import sharing, systems
-from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
-from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
-from casstore.session import attachments, catalogue, keys, pins, queue, subjects
-from casstore.session.arguments import check_count, check_flag, list_of
-from casstore.session.attempts import Attempts
+from casstore.maintenance.plan_fields import plain, read_plain
+from casstore.maintenance.progress import Phase, Progress
+from casstore.maintenance.roots import digests_in, kept_name, live_roots
+from casstore.maintenance.rows import decoded
+from casstore.maintenance.sharing import Root, Sharing
+from casstore.session import attachments, catalogue, keys, pins, subjects
+from casstore.session.arguments import check_count, check_flag, check_kind, list_of
+from casstore.session.attempts import transact
 from casstore.session.catalogue import KnownSession
-from casstore.session.records import row_links, row_name
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    Runtime,
+    decode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
 from casstore.store import Store, check_store
 
 SCHEMA: Final = "casstore.erasure/1"
@@ -145,17 +149,7 @@ class ErasurePlan(NamedTuple):
         >>> ErasurePlan.from_json(text).sessions[0].session
         's'
         """
-        fields: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
-        fields["sessions"] = [one._asdict() for one in self.sessions]
-        fields["sharing"] = {
-            **self.sharing._asdict(),
-            "largest": [
-                {**one._asdict(), "digest": one.digest.hex()} for one in self.sharing.largest
-            ],
-            "sharers": [one._asdict() for one in self.sharing.sharers],
-        }
-        fields["stays"] = [one._asdict() for one in self.stays]
-        return ascii_json(fields)
+        return ascii_json({"schema": SCHEMA, **plain(self)})
 
     @staticmethod
     def from_json(text: str) -> ErasurePlan:
@@ -169,38 +163,7 @@ class ErasurePlan(NamedTuple):
             fields = json.loads(text)
             if fields.pop("schema") != SCHEMA:
                 raise ValueError(f"an erasure plan has the schema {SCHEMA}")
-            fields["sessions"] = tuple(
-                [
-                    ErasedSession(**{**one, "also_about": tuple(one["also_about"])})
-                    for one in fields["sessions"]
-                ]
-            )
-            fields["pins"] = tuple([(str(name), str(digest)) for name, digest in fields["pins"]])
-            fields["records"] = {
-                str(name): tuple([str(one) for one in found])
-                for name, found in fields["records"].items()
-            }
-            shared = fields["sharing"]
-            shared["largest"] = tuple(
-                [
-                    Shared(
-                        **{
-                            **one,
-                            "digest": Digest.from_hex(one["digest"]),
-                            "names": tuple(one["names"]),
-                        }
-                    )
-                    for one in shared["largest"]
-                ]
-            )
-            shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
-            fields["sharing"] = Sharing(**shared)
-            fields["stays"] = tuple([Staying(**one) for one in fields.get("stays", ())])
-            fields["recipients"] = tuple([str(one) for one in fields.get("recipients", ())])
-            fields["missing_systems"] = tuple(
-                [(str(name), str(why)) for name, why in fields.get("missing_systems", ())]
-            )
-            plan = ErasurePlan(**fields)
+            plan: ErasurePlan = read_plain(ErasurePlan, fields)
             for one in plan.sessions:
                 keys.session_key(one.session)
             keys.id_bytes(plan.subject, "a subject")
@@ -269,10 +232,10 @@ def plan(
     manifests: set[bytes] = set()
     roots: set[bytes] = set()
     found: list[ErasedSession] = []
-    for done, name in enumerate(names):
+    report = Phase(progress, "find", "sessions")
+    for name in names:
         found.append(_session(runtime, subject, name, manifests, roots))
-        if progress is not None:
-            progress(Step("find", done + 1, len(names), "sessions"))
+        report(len(found), len(names))
     own_pins = [
         pin
         for pin in pins.list_pins(runtime, "", expired=True)
@@ -323,17 +286,16 @@ def _session(
     key = keys.session_key(name)
     [about] = runtime.engine.get_rows([keys.subjects(key)])
     revisions = labels = batches = bytes_here = elsewhere = 0
-    for row in revisions_of(runtime, key):
+    for row in _revisions_of(runtime, key):
         revisions += 1
         manifests.add(row.manifest)
         if row.hidden is not None:
             roots.add(row.hidden)
     labels = sum(1 for _ in scan(runtime.engine, "history", keys.labels(key), keys.past(key)))
     for item in scan(runtime.engine, "queue", key, keys.past(key)):
-        digest = queue.items_digest(item.key, item.value)
-        if digest is not None:
-            batches += 1
-            roots.add(digest)
+        items = digests_in("queue", item)
+        batches += len(items)
+        roots.update(items)
     for item in scan(runtime.engine, "attachments", key, keys.past(key)):
         attachment = attachments.decode(name, item.value)
         bytes_here += 1
@@ -344,46 +306,39 @@ def _session(
     return ErasedSession(name, revisions, labels, batches, bytes_here, elsewhere, also)
 
 
+def _revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
+    """All revisions of a session, the head first; CorruptionError names a damaged row."""
+    [head] = runtime.engine.get_rows([head_key(key)])
+    if head is not None:
+        yield decoded(head_key(key), head, decode_head)
+    for row in scan(runtime.engine, "history", keys.history(key, 0), keys.labels(key)):
+        yield decoded(RowKey("history", row.key), row.value, decode_head)
+
+
 def _others(
     runtime: Runtime, mine: set[bytes], my_pins: set[str], my_rows: set[bytes], now_ms: int
 ) -> Iterator[Root]:
     """Every digest named by a row that is not part of the erasure, and the owner of that row."""
 
-    def owner(key: bytes) -> str | None:
-        session_key = key[: len(key) - len(keys.after_session(key))]
-        if session_key in mine:
+    def owner(table: str, row: Row) -> str | None:
+        if table == "pins":
+            name = kept_name(table, row)
+            return None if name in my_pins else f"pin {name}"
+        if table == "records":
+            return None if row.key in my_rows else kept_name(table, row)
+        key = keys.session_part(row.key)
+        if key in mine:
             return None
-        name = keys.session_of(session_key)
-        return f"session {name if name is not None else session_key.hex()}"
+        session = keys.session_of(key)
+        return f"session {session if session is not None else key.hex()}"
 
-    for table in ("heads", "history"):
+    roots = live_roots(now_ms)
+    for table in roots.tables:
         for row in scan(runtime.engine, table, b"", None):
-            if table == "history" and keys.is_label(row.key):
-                continue
-            whose = owner(row.key)
+            whose = owner(table, row)
             if whose is not None:
-                head = decode_revision(RowKey(table, row.key), row.value)
-                yield Root(whose, head.manifest)
-                if head.hidden is not None:
-                    yield Root(whose, head.hidden)
-    for row in scan(runtime.engine, "pins", b"", None):
-        digest = pins.kept_digest(row.value, now_ms)
-        name = pins.decode(row.value).name
-        if digest is not None and name not in my_pins:
-            yield Root(f"pin {name}", digest)
-    for row in scan(runtime.engine, "queue", b"", None):
-        digest, whose = queue.items_digest(row.key, row.value), owner(row.key)
-        if digest is not None and whose is not None:
-            yield Root(whose, digest)
-    for row in scan(runtime.engine, "attachments", b"", None):
-        whose = owner(row.key)
-        blob = attachments.decode("", row.value).digest
-        if blob is not None and whose is not None:
-            yield Root(whose, blob)
-    for row in scan(runtime.engine, "records", b"", None):
-        if row.key not in my_rows:
-            for digest in row_links(row.value):
-                yield Root(row_name(row.key, row.value), digest)
+                for digest in digests_in(table, row, roots):
+                    yield Root(whose, digest)
 
 
 # --- carrying it out ------------------------------------------------------------------------
@@ -430,8 +385,7 @@ def execute(
     (1, [])
     """
     check_store(store)
-    if not isinstance(plan, ErasurePlan):
-        raise InvalidInputError(f"plan must be an ErasurePlan, got {type(plan).__name__}")
+    check_kind(plan, "plan", ErasurePlan)
     held = systems.held_by(store)
     given = _all_providers(held, providers)
     missing = [name for name, found in plan.records.items() if found and name not in given]
@@ -441,7 +395,7 @@ def execute(
             "providers, or install the package of that record system"
         )
     runtime = Runtime(store)
-    removed = unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
+    removed = _unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
     erased = sum(
         given[name].erase(store, plan.subject, found)
         for name, found in plan.records.items()
@@ -456,6 +410,7 @@ def execute(
     ]
     deleted = gone = 0
     kept: list[str] = []
+    report = Phase(progress, "erase", "sessions")
     for done, one in enumerate(plan.sessions):
         outcome = _erase(store, runtime, held, plan.subject, one.session)
         if outcome is None:
@@ -463,8 +418,7 @@ def execute(
         else:
             deleted += outcome
             gone += not outcome
-        if progress is not None:
-            progress(Step("erase", done + 1, len(plan.sessions), "sessions"))
+        report(done + 1, len(plan.sessions))
     stays = [
         staying
         for name, found in plan.records.items()
@@ -496,25 +450,76 @@ def _erase(
 ) -> bool | None:
     """Delete a session if it is about the subject; False: it was gone; None: it stays."""
     key = keys.session_key(session)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
+
+    def bury() -> bool | None:
         places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
-            held.forget_session(store, session)
-            catalogue.finish(runtime, session)
             return False
         if subject not in subjects.decode(about):
             return None
-        try:
-            catalogue.bury(
-                runtime, KnownSession(key, head, meta), [RowIs(*keys.subjects(key), about)]
-            )
-        except ConditionFailedError:
-            continue
-        # Before ``clear``, which removes the session from the index of subjects: if this is
-        # interrupted, the next plan must find the session.
-        held.forget_session(store, session)
-        catalogue.clear(runtime, session, key)
+        catalogue.bury(runtime, KnownSession(key, head, meta), [RowIs(*keys.subjects(key), about)])
         return True
+
+    outcome = transact(f"session {session!r}", bury)
+    if outcome is not None:
+        held.finish_deletion(store, runtime, session)
+    return outcome
+
+
+def _unpin(
+    runtime: Runtime, subject: str, sessions: Iterable[str], planned: Sequence[tuple[str, str]]
+) -> int:
+    """Remove the planned pins, and those on revisions of these sessions; returns how many.
+
+    Pins on files that a forced restore of a workspace saved are removed as well, and those created
+    after the plan: once the session is deleted, they can no longer be attributed to the subject.
+    """
+    owners: dict[str, list[bytes]] = {}
+    known = {session: keys.session_key(session) for session in sessions}
+    for key in known.values():
+        for manifest in {row.manifest.hex() for row in _revisions_of(runtime, key)}:
+            owners.setdefault(manifest, []).append(key)
+    now = [
+        (pin.name, pin.digest.hex())
+        for pin in pins.list_pins(runtime, "", expired=True)
+        if pin.digest.hex() in owners or pins.owner_of(pin.name) in known
+    ]
+
+    def owners_of(name: str, digest: str) -> list[bytes]:
+        owner = pins.owner_of(name)
+        saved = [known[owner]] if owner in known else []
+        return [*owners.get(digest, ()), *saved]
+
+    return sum(
+        _remove_pin(runtime, subject, name, digest, owners_of(name, digest))
+        for name, digest in dict.fromkeys((*planned, *now))
+    )
+
+
+def _remove_pin(
+    runtime: Runtime, subject: str, name: str, digest: str, owners: Sequence[bytes]
+) -> bool:
+    """Remove a pin if it still names the same object, unless only kept sessions have the object."""
+    place = RowKey("pins", keys.part(name, "a name"))
+    about = [keys.subjects(key) for key in owners]
+    deleted = [tombstone_key(key) for key in owners]
+
+    def remove() -> bool:
+        row, *rows = runtime.engine.get_rows([place, *about, *deleted])
+        if row is None or pins.decode(row).digest.hex() != digest:
+            return False
+        named, gone = rows[: len(about)], rows[len(about) :]
+        if owners and not any(
+            tombstone is not None or subject in subjects.decode(one)
+            for one, tombstone in zip(named, gone, strict=True)
+        ):
+            return False
+        conditions: list[Condition] = [
+            RowIs(*place, row),
+            *[RowIs(*one, known) for one, known in zip(about, named, strict=True)],
+        ]
+        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+        return True
+
+    return transact(f"the pin {name!r}", remove)

@@ -17,31 +17,29 @@ records for good that its id was used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
     Condition,
     Row,
     RowIs,
     RowKey,
     RowLapsed,
 )
-from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import systems
-from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
-from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.progress import Phase, Progress
+from casstore.maintenance.retention import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.rows import decoded, remove_pins, remove_rows
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
+from casstore.session.arguments import check_ms
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, decode_head, head_key
 from casstore.session.turns import SettledReceipt, decode_receipt
 from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
-_REPORT_EVERY: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
@@ -89,26 +87,29 @@ def expire_rows(
     1
     """
     check_store(store)
-    _check_age(receipts_older_than_ms, "receipts_older_than_ms")
-    _check_age(attachments_older_than_ms, "attachments_older_than_ms")
+    if receipts_older_than_ms is not None:
+        check_ms(receipts_older_than_ms, "receipts_older_than_ms")
+    if attachments_older_than_ms is not None:
+        check_ms(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
-    expiring = _Expiring(runtime, progress)
+    expiring = _Expiring(runtime)
     finished = _finish_deletions(runtime)
     removed_pins = remove_pins(runtime.engine, progress)
-    removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
-    removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
+    remove = partial(remove_rows, runtime.engine, progress=progress)
+    removed_protections = remove("retention", keys.all_protections(), expiring.protection)
+    removed_marks = remove("retention", keys.all_marks(), expiring.mark)
     receipts = 0
     if receipts_older_than_ms is not None:
         oldest_ms = expiring.now_ms - receipts_older_than_ms
-        receipts = expiring.remove(
-            "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
-        )
+        receipts = remove("receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms))
     given_up = GivenUp(0, 0)
     if attachments_older_than_ms is not None:
         announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
         given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
     held = systems.held_by(store)
-    records = sum([one.expire(store, expiring.pulse(one.title)) for one in held.systems])
+    records = 0
+    for one in held.systems:
+        records += one.expire(store, Phase(progress, "expire", one.title).now_and_then)
     return ExpiredRows(
         removed_pins,
         removed_protections,
@@ -121,11 +122,6 @@ def expire_rows(
     )
 
 
-def _check_age(age_ms: int | None, name: str) -> None:
-    if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(f"{name} must be None or at least 0 (ms), got {age_ms!r}")
-
-
 def _finish_deletions(runtime: Runtime) -> int:
     finished = 0
     for row in scan(runtime.engine, "retention", *keys.all_unfinished()):
@@ -134,31 +130,11 @@ def _finish_deletions(runtime: Runtime) -> int:
 
 
 class _Expiring:
-    """Finds expired rows, and removes each under the condition that it has not changed."""
+    """Finds expired rows, with the conditions under which they are removed."""
 
-    def __init__(self, runtime: Runtime, progress: Progress | None) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._progress = progress
         self.now_ms = runtime.engine.now_ms()
-
-    def pulse(self, what: str) -> Callable[[int], None]:
-        """A function that reports to ``progress``, now and then, how many records were read."""
-        progress = self._progress
-
-        def tell(seen: int) -> None:
-            if progress is not None and not seen % _REPORT_EVERY:
-                progress(Step("expire", seen, None, what))
-
-        return tell
-
-    def remove(
-        self,
-        table: str,
-        bounds: tuple[bytes, bytes | None],
-        condition_of: Callable[[Row], Condition | None],
-    ) -> int:
-        """Remove the rows for which ``condition_of`` returns a condition, if it still holds."""
-        return remove_rows(self._runtime.engine, table, bounds, condition_of, self._progress)
 
     def protection(self, row: Row) -> Condition | None:
         """The condition for removing a protection; None if it has not expired."""
@@ -185,17 +161,12 @@ class _Expiring:
 
     def _committed_at_ms(self, row: Row, revision: int) -> int | None:
         """When the revision of a receipt was committed; None if that is not known."""
-        key = row.key[: len(row.key) - len(keys.after_session(row.key))]
+        key = keys.session_part(row.key)
         places = [RowKey("history", keys.history(key, revision)), head_key(key)]
         for place, found in zip(places, self._runtime.engine.get_rows(places), strict=True):
             if found is None:
                 continue
-            try:
-                head = decode_head(found)
-            except CorruptionError as exc:
-                raise CorruptionError(
-                    f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-                ) from exc
+            head = decoded(place, found, decode_head)
             if head.revision == revision:
                 return head.committed_at_ms
         return None

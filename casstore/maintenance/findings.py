@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from casstore.engine import faults
@@ -256,11 +256,11 @@ class Findings:
         self._mild += mild
         self._kept.append(Finding(code, meaning.severity, where, what, *meaning[1:]))
 
-    def add_fault(self, fault: Fault, session_of: Callable[[Fault], str | None]) -> None:
-        """Record a fault that an engine has found."""
+    def add_fault(self, fault: Fault, session: str | None) -> None:
+        """Record a fault that an engine has found, in an object or in a row of a session."""
         known = fault.digest is not None and len(fault.digest) == DIGEST_BYTES
         digest = Digest(fault.digest or b"") if known else None
-        where = Where(session_of(fault), None, digest, fault.table, fault.key)
+        where = Where(session, None, digest, fault.table, fault.key)
         self.add(fault.code, fault.what, where)
 
     def found(self) -> tuple[Finding, ...]:

@@ -32,9 +32,9 @@ from casstore.errors import (
     ReadOnlyError,
 )
 from casstore.format.printing import count, size
-from casstore.maintenance.lapsed_rows import count_pins, remove_pins
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import ROOTS, live_roots
+from casstore.maintenance.rows import count_pins, remove_pins
 from casstore.maintenance.systems import unregistered
 from casstore.session.arguments import check_callable, check_count, check_flag, check_ms
 from casstore.store import Store, check_store
@@ -130,7 +130,7 @@ def plan(
     try:
         with _collection(store, grace_ms, dry_run=True) as collection:
             expired = count_pins(store.engine)
-            found = collection.mark(pulse=_pulse(progress))
+            found = collection.mark(pulse=Phase(progress, "mark", "objects"))
             unreached = collection.unreached()
             missing = unregistered(store.engine)
     except CorruptionError as exc:
@@ -192,11 +192,6 @@ def collect(
     return _run(store, grace_ms, None, batch, progress, stop)
 
 
-def check_grace(grace_ms: int) -> None:
-    """Raise InvalidInputError unless this is a valid grace period."""
-    check_ms(grace_ms, "grace_ms")
-
-
 def check_batch(batch: int) -> None:
     """Raise InvalidInputError unless this is a valid number of objects for one transaction."""
     check_count(batch, "batch", least=1, most=MAX_BATCH)
@@ -231,12 +226,13 @@ def _sweep_objects(
         with _collection(store, grace_ms, dry_run=False) as collection:
             # Before marking, which starts from the remaining rows.
             expired = _remove_pins(store, progress)
-            found = collection.mark(only=only, pulse=_pulse(progress))
+            found = collection.mark(only=only, pulse=Phase(progress, "mark", "objects"))
             report = _report(Outcome.INCOMPLETE, found)._replace(
                 pins_expired=expired, missing_systems=unregistered(store.engine)
             )
             if not found.objects_unreached:
                 return report._replace(outcome=Outcome.SWEPT if expired else Outcome.NOTHING)
+            sweeping = Phase(progress, "sweep", "objects")
             done = False
             while not done:
                 if stop is not None and stop():
@@ -249,10 +245,7 @@ def _sweep_objects(
                     bytes_freed=report.bytes_freed + swept.freed_bytes,
                     longest_pause_ms=max(report.longest_pause_ms, swept.held_s * 1000),
                 )
-                if progress is not None:
-                    progress(
-                        Step("sweep", report.objects_swept, found.objects_unreached, "objects")
-                    )
+                sweeping(report.objects_swept, found.objects_unreached)
                 if not done:
                     # The lock is not fair: without a pause, this thread would get it again.
                     time.sleep(min(swept.held_s, _MAX_REST_S))
@@ -281,28 +274,10 @@ def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     engine = store.engine
     if not isinstance(engine, Collecting):
         raise InvalidInputError("the engine of this store does not support gc")
-    check_grace(grace_ms)
+    check_ms(grace_ms, "grace_ms")
     roots = live_roots(engine.now_ms()) if dry_run else ROOTS
     return engine.collection(roots, grace_ms=grace_ms, dry_run=dry_run)
 
 
-def _pulse(progress: Progress | None) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    tell = progress
-
-    def pulse(done: int) -> None:
-        tell(Step("mark", done, None, "objects"))
-
-    return pulse
-
-
 def _report(outcome: Outcome, found: MarkReport) -> GcReport:
-    return GcReport(
-        outcome,
-        roots=found.roots,
-        objects_kept=found.objects_kept,
-        objects_unreached=found.objects_unreached,
-        bytes_kept=found.bytes_kept,
-        bytes_unreached=found.bytes_unreached,
-    )
+    return GcReport(outcome, **found._asdict())

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 from casstore.engine.files import path_text
 from casstore.engine.protocol import RowIs
-from casstore.errors import InvalidInputError, SessionDivergedError, SessionExistsError
+from casstore.errors import SessionDivergedError, SessionExistsError
 from casstore.format import bundle as layout
 from casstore.maintenance.bundle import BundleReader
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import Arriving, Existing, Publication
@@ -30,7 +30,7 @@ from casstore.maintenance.verification import (
 )
 from casstore.session import keys
 from casstore.session import subjects as whom
-from casstore.session.arguments import check_flag
+from casstore.session.arguments import check_choice, check_flag
 from casstore.session.state import HeadRow, Runtime, meta_key
 from casstore.store import Store, check_store
 
@@ -38,7 +38,6 @@ _PAGE: Final = 2048
 
 REFUSE: Final = "refuse"
 FAST_FORWARD: Final = "fast-forward"
-_ON_CONFLICT: Final = (REFUSE, FAST_FORWARD)
 
 
 class ImportOutcome(Enum):
@@ -104,10 +103,7 @@ def import_session(
     'left'
     """
     check_store(store)
-    if on_conflict not in _ON_CONFLICT:
-        raise InvalidInputError(
-            f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, got {on_conflict!r}"
-        )
+    check_choice(on_conflict, "on_conflict", (REFUSE, FAST_FORWARD))
     if name is not None:
         keys.session_key(name)
     check_flag(dry_run, "dry_run")
@@ -211,6 +207,7 @@ class _Import(NamedTuple):
 
     def _store_objects(self) -> None:
         reader, proven = self.reader, self.reader.totals
+        report = Phase(self.progress, "store", "bytes")
         for block in reader.blocks():
             if block.type != layout.OBJECTS:
                 continue
@@ -219,8 +216,7 @@ class _Import(NamedTuple):
                 if not self.proof.has_proven(item):
                     raise reader.fail(block.offset, "the file changed while it was read")
                 self.target.take(item)
-            if self.progress is not None:
-                self.progress(Step("store", block.offset, reader.size_bytes, "bytes"))
+            report(block.offset, reader.size_bytes)
         if reader.totals != proven:
             raise reader.fail(reader.size_bytes, "the file changed while it was read")
         self.target.flush()

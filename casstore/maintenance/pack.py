@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from casstore.engine.protocol import COLD_AGE_MS, Packing, PackReport
 from casstore.errors import InvalidInputError
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.session.arguments import check_ms
 from casstore.store import Store, check_store
 
@@ -32,10 +32,5 @@ def pack(
         name = type(engine).__name__
         raise InvalidInputError(f"{name} does not pack: only a store on LMDB has slabs")
     check_ms(min_age_ms, "min_age_ms")
-    if progress is None:
-        return engine.pack(min_age_ms=min_age_ms)
-
-    def tell(report: PackReport) -> None:
-        progress(Step("pack", report.slabs_before, None, "slabs"))
-
-    return engine.pack(tell, min_age_ms=min_age_ms)
+    rewritten = Phase(progress, "pack", "slabs")
+    return engine.pack(lambda done: rewritten(done.slabs_before), min_age_ms=min_age_ms)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, DeleteRow, PutRow, RowChange, RowIs, Write
+from casstore.engine.protocol import DeleteRow, PutRow, RowChange, RowIs, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -23,6 +23,7 @@ from casstore.errors import (
 )
 from casstore.format import canonical
 from casstore.session import keys
+from casstore.session.arguments import check_count, check_flag, check_kind, check_ms
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
@@ -33,6 +34,7 @@ _VERSION: Final = 1
 _EPOCH_ORDINAL: Final = 719_163
 _EPOCH_WEEKDAY: Final = 3
 _DAYS_A_WEEK: Final = 7
+_MOST_KEPT: Final = (1 << 32) - 1
 
 
 class Policy(NamedTuple):
@@ -68,19 +70,15 @@ _COUNTS: Final = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
 
 def check_policy(policy: Policy) -> None:
     """Raise InvalidInputError unless this is a valid Policy that keeps something."""
-    if not isinstance(policy, Policy):
-        raise InvalidInputError(f"policy must be a Policy, got {type(policy).__name__}")
+    check_kind(policy, "policy", Policy)
     for name in _COUNTS:
-        number = getattr(policy, name)
-        if type(number) is not int or not 0 <= number < 1 << 32:
-            raise InvalidInputError(f"{name} must be a whole number of at least 0, got {number!r}")
+        check_count(getattr(policy, name), name, most=_MOST_KEPT)
     for name in ("within_ms", "idle_ms"):
         time = getattr(policy, name)
-        if time is not None and (type(time) is not int or not 0 < time <= MAX_STAMP_MS):
-            raise InvalidInputError(f"{name} must be None or at least 1 (ms), got {time!r}")
+        if time is not None:
+            check_ms(time, name, least=1)
     for name in ("labelled", "everything"):
-        if type(getattr(policy, name)) is not bool:
-            raise InvalidInputError(f"{name} must be a bool, got {getattr(policy, name)!r}")
+        check_flag(getattr(policy, name), name)
     if not (
         policy.everything
         or policy.within_ms is not None
@@ -175,18 +173,6 @@ def decode_policy(row: bytes | None) -> Policy | None:
 # --- what a policy keeps --------------------------------------------------------------------
 
 
-def _hour(time_ms: int) -> object:
-    return time_ms // HOUR_MS
-
-
-def _day(time_ms: int) -> object:
-    return time_ms // DAY_MS
-
-
-def _week(time_ms: int) -> object:
-    return (time_ms // DAY_MS + _EPOCH_WEEKDAY) // _DAYS_A_WEEK
-
-
 def _date(time_ms: int) -> date:
     try:
         return date.fromordinal(_EPOCH_ORDINAL + time_ms // DAY_MS)
@@ -194,21 +180,13 @@ def _date(time_ms: int) -> date:
         raise CorruptionError(f"a revision has the time {time_ms} ms, which is no date") from exc
 
 
-def _month(time_ms: int) -> object:
-    day = _date(time_ms)
-    return day.year, day.month
-
-
-def _year(time_ms: int) -> object:
-    return _date(time_ms).year
-
-
-_BUCKETS: Final[dict[str, Callable[[int], object]]] = {
-    "hourly": _hour,
-    "daily": _day,
-    "weekly": _week,
-    "monthly": _month,
-    "yearly": _year,
+#: The period that a time lies in, as a value that no other period of its kind has.
+_PERIODS: Final[dict[str, Callable[[int], object]]] = {
+    "hourly": lambda time_ms: time_ms // HOUR_MS,
+    "daily": lambda time_ms: time_ms // DAY_MS,
+    "weekly": lambda time_ms: (time_ms // DAY_MS + _EPOCH_WEEKDAY) // _DAYS_A_WEEK,
+    "monthly": lambda time_ms: _date(time_ms).replace(day=1),
+    "yearly": lambda time_ms: _date(time_ms).year,
 }
 
 
@@ -219,7 +197,7 @@ class RevisionKeeper:
         self._policy = policy
         self._now_ms = now_ms
         self._count = 0
-        self._seen: dict[str, set[object]] = {name: set() for name in _BUCKETS}
+        self._seen: dict[str, set[object]] = {name: set() for name in _PERIODS}
 
     def reasons(self, committed_at_ms: int, labels: tuple[str, ...]) -> list[str]:
         """Why the next revision stays; empty if the policy does not keep it."""
@@ -232,13 +210,13 @@ class RevisionKeeper:
         if self._count < policy.last:
             found.append("last")
         self._count += 1
-        for name, bucket_of in _BUCKETS.items():
+        for name, period_of in _PERIODS.items():
             wanted = getattr(policy, name)
             seen = self._seen[name]
             if len(seen) < wanted:
-                bucket = bucket_of(committed_at_ms)
-                if bucket not in seen:
-                    seen.add(bucket)
+                period = period_of(committed_at_ms)
+                if period not in seen:
+                    seen.add(period)
                     found.append(name)
         if policy.within_ms is not None and committed_at_ms > self._now_ms - policy.within_ms:
             found.append("within")

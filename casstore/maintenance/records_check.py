@@ -1,27 +1,32 @@
-"""The check of the table ``records``: what each row links to is stored, and its system agrees.
+"""The checks of ``records`` and ``retention``, the tables whose rows must agree with other rows.
 
-The check meets rows in the order of their keys, so one system after the other. With the first row
-of a system it loads the system, which gives a function for each of its tables (``systems``).
+``RowsCheck`` requires what a record links to; here the system of the record says whether it is in
+order. The check meets rows in the order of their keys, so one system after the other. With the
+first row of a system it loads the system, which gives a function for each of its tables
+(``systems``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Row
+from casstore.engine.protocol import Row, RowKey
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import systems
 from casstore.maintenance.consistency import Facts
 from casstore.maintenance.findings import Findings, Where
-from casstore.maintenance.retention_check import RetentionCheck
-from casstore.maintenance.rows_check import RowsCheck
+from casstore.maintenance.policy import decode_policy
+from casstore.maintenance.rows_check import RowsCheck, name_of
+from casstore.session import expiry, keys, marks, protection, subjects
 from casstore.session.records import Record, Table, row_links
+from casstore.session.state import decode_head
 from casstore.store import Store
 
 _TABLE: Final = "records"
+_RETENTION: Final = "retention"
 
 
 class _Checked(NamedTuple):
@@ -51,14 +56,10 @@ class RecordsCheck:
         self._system = _Checked("", {}, frozenset(), "")
         #: How many rows were not checked, by table and reason.
         self._unchecked: Counter[tuple[str, str]] = Counter()
-        rows.judge_with("retention", RetentionCheck(rows, self._facts).judge)
+        rows.judge_with(_RETENTION, RetentionCheck(rows, self._facts).judge)
         rows.judge_with(_TABLE, self._judge)
 
     def _judge(self, row: Row) -> None:
-        links = row_links(row.value)
-        if links and self._store.engine.missing(links):
-            for digest in links:
-                self._rows.require_object(_TABLE, row, digest)
         name = systems.name_of(row.key)
         if name is None:
             return
@@ -67,7 +68,7 @@ class RecordsCheck:
         start = row.key.partition(b"\0")[0] + b"\0"
         known = self._system.judges.get(start)
         if known is not None:
-            self._judge_record(known[0].record_of(row), known[1], links)
+            self._judge_record(row, *known)
         elif start not in self._system.known:
             table = start[:-1].decode(errors="backslashreplace")
             self._unchecked[table, self._system.why] += 1
@@ -86,14 +87,15 @@ class RecordsCheck:
         )
 
     @staticmethod
-    def _judge_record(record: Record, judge: Callable[[Record], None], links: list[bytes]) -> None:
+    def _judge_record(row: Row, table: Table, judge: Callable[[Record], None]) -> None:
+        record = table.record_of(row)
         try:
             judge(record)
         except ObjectNotFoundError:
             # Reported already, as a missing object that the row, or an object below it, names.
             return
         except CorruptionError:
-            if not links or _is_readable(record):
+            if not row_links(row.value) or _is_readable(record):
                 raise
 
     def settle(self) -> None:
@@ -111,3 +113,91 @@ def _is_readable(record: Record) -> bool:
     except CasstoreError:
         return False
     return True
+
+
+# --- the table retention --------------------------------------------------------------------------
+
+
+class RetentionCheck:
+    """Checks the rows of the table ``retention``."""
+
+    def __init__(self, rows: RowsCheck, facts: Facts) -> None:
+        self._rows = rows
+        self._facts = facts
+
+    def judge(self, row: Row) -> None:
+        """Check one row; CasstoreError or ValueError if it is not valid."""
+        key = keys.retention_session(row.key)
+        if key is None:
+            if row.key == keys.policy(None).key:
+                decode_policy(row.value)
+            elif row.key != keys.sign().key:
+                marks.marked_at_ms(row.value)
+        elif row.key == keys.policy(key).key:
+            decode_policy(row.value)
+        elif row.key == keys.expiry(key).key:
+            expiry.decode(row.value)
+        elif row.key == keys.subjects(key).key:
+            self._subjects(row, key)
+        elif row.key.startswith(keys.protections(key)):
+            self._protection(row, key)
+        elif row.key.startswith(keys.marks(key)):
+            marks.marked_at_ms(row.value)
+        elif row.key == keys.unfinished(key).key:
+            row.value.decode()
+        else:
+            self._index(row, key)
+
+    def _protection(self, row: Row, key: bytes) -> None:
+        name = name_of(key)
+        protected = protection.decode(name, row.key, row.value)
+        places = [
+            RowKey(_RETENTION, row.key),
+            RowKey("heads", key),
+            RowKey("history", keys.history(key, protected.revision)),
+            RowKey("tombstones", key),
+        ]
+
+        def judge(values: Sequence[bytes | None]) -> str | None:
+            own, head, revision, deleted = values
+            # If the session was deleted, the deletion removes this row, too.
+            if own != row.value or revision is not None or deleted is not None:
+                return None
+            if head is not None and decode_head(head).revision == protected.revision:
+                return None
+            return (
+                f"{protected.by!r} protects revision {protected.revision} of session {name!r}, "
+                "which is not there"
+            )
+
+        where = Where(name, protected.revision, None, _RETENTION, row.key)
+        self._facts.ask(codes.PROTECTION_DANGLING, where, places, judge)
+
+    def _subjects(self, row: Row, key: bytes) -> None:
+        name = name_of(key)
+        about = subjects.decode(row.value)
+        places = [RowKey(_RETENTION, row.key), *[keys.subject_session(one, key) for one in about]]
+
+        def judge(values: Sequence[bytes | None]) -> str | None:
+            if values[0] != row.value or None not in values:
+                return None
+            lost = about[values.index(None) - 1]
+            return f"session {name!r} is about {lost!r}, but the index of subjects lacks it there"
+
+        where = Where(name, table=_RETENTION, key=row.key)
+        self._facts.ask(codes.SUBJECTS_WRONG, where, places, judge)
+
+    def _index(self, row: Row, key: bytes) -> None:
+        name = row.value.decode()
+        places = [RowKey(_RETENTION, row.key), keys.subjects(key)]
+
+        def judge(values: Sequence[bytes | None]) -> str | None:
+            if values[0] != row.value:
+                return None
+            about = subjects.decode(values[1])
+            if any(keys.subject_session(one, key).key == row.key for one in about):
+                return None
+            return f"the index of subjects has session {name!r} under a subject that it lacks"
+
+        where = Where(name, table=_RETENTION, key=row.key)
+        self._facts.ask(codes.SUBJECTS_WRONG, where, places, judge)

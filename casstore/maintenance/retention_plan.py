@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
 from casstore.format.printing import ascii_json
-from casstore.maintenance.policy import Policy, policy_fields, policy_from
+from casstore.maintenance.plan_fields import plain, read_plain
+from casstore.maintenance.policy import Policy
 from casstore.session import keys
 
 SCHEMA: Final = "casstore.retention/1"
@@ -117,7 +118,7 @@ class Plan:
         """
         yield ascii_json({"schema": SCHEMA, "planned_at_ms": self.planned_at_ms})
         for session in self:
-            yield ascii_json(_plain(session))
+            yield ascii_json(_fields(session))
 
     @staticmethod
     def from_json(lines: Iterable[str]) -> Plan:
@@ -167,17 +168,12 @@ def _loaded(line: str) -> dict[str, Any]:
     return found
 
 
-def _plain(session: SessionPlan) -> dict[str, Any]:
-    given = session._asdict()
-    for name in ("policy", "overridden"):
-        policy = getattr(session, name)
-        given[name] = None if policy is None else policy_fields(policy)
-    given["kept"] = [one._asdict() for one in session.kept]
-    given["removed"] = [
-        {name: value for name, value in one._asdict().items() if value is not None}
-        for one in session.removed
-    ]
-    return given
+def _fields(session: SessionPlan) -> dict[str, Any]:
+    fields: dict[str, Any] = plain(session)
+    for one in fields["removed"]:
+        for name in [name for name, value in one.items() if value is None]:
+            del one[name]
+    return fields
 
 
 def _sessions(lines: Iterator[str]) -> Iterator[SessionPlan]:
@@ -186,71 +182,17 @@ def _sessions(lines: Iterator[str]) -> Iterator[SessionPlan]:
             yield _session(_loaded(line), line)
 
 
-_TEXT: Final = (str,)
-_NUMBER: Final = (int,)
-_TEXT_OR_NONE: Final = (str, type(None))
-_LIST: Final = (list,)
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "session": _TEXT,
-    "policy": (dict, type(None)),
-    "given": (bool,),
-    "head_revision": _NUMBER,
-    "head_manifest": _TEXT_OR_NONE,
-    "deleted": _LIST,
-    "spared": _LIST,
-    "kept": _LIST,
-    "removed": _LIST,
-    "refused": _TEXT_OR_NONE,
-    "part": _NUMBER,
-    "mark": _TEXT_OR_NONE,
-    "own": (bool,),
-    "overridden": (dict, type(None)),
-}
-_ROW_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "revision": _NUMBER,
-    "reasons": _LIST,
-    "manifest": _TEXT,
-    "committed_at_ms": _NUMBER,
-    "labels": _LIST,
-    "mark": _TEXT_OR_NONE,
-    "pin_mark": _TEXT_OR_NONE,
-}
-
-
 def _session(given: dict[str, Any], line: str) -> SessionPlan:
     try:
-        for name, value in given.items():
-            _require(type(value) in _TYPES[name], name)
-        keys.session_key(given["session"])
-        fields = dict(given)
-        for name in ("policy", "overridden"):
-            policy = given.get(name)
-            fields[name] = None if policy is None else policy_from(policy)
-        fields["kept"] = tuple([Kept(**_row(one)) for one in given["kept"]])
-        fields["removed"] = tuple([Removed(**_row(one)) for one in given["removed"]])
-        for name in ("deleted", "spared"):
-            fields[name] = _texts(given[name])
-        return SessionPlan(**fields)
+        found: SessionPlan = read_plain(SessionPlan, given)
+        keys.session_key(found.session)
+        revisions = [one.revision for one in found.kept] + [one.revision for one in found.removed]
+        for revision in revisions:
+            if not 0 < revision < 1 << 63:
+                raise ValueError(f"there is no revision {revision}")
+        for one in found.removed:
+            for text in (one.manifest, one.mark, one.pin_mark):
+                bytes.fromhex(text or "")
+        return found
     except (KeyError, TypeError, ValueError) as exc:
         raise InvalidInputError(f"not a line of a retention plan: {line[:60]!r}: {exc}") from exc
-
-
-def _row(given: Any) -> dict[str, Any]:
-    _require(type(given) is dict, "a revision")
-    for name, value in given.items():
-        _require(type(value) in _ROW_TYPES[name], name)
-    _require(0 < given["revision"] < 1 << 63, "a revision")
-    for name in ("manifest", "mark", "pin_mark"):
-        bytes.fromhex(given.get(name) or "")
-    return {name: _texts(value) if type(value) is list else value for name, value in given.items()}
-
-
-def _texts(given: list[Any]) -> tuple[str, ...]:
-    for text in given:
-        _require(type(text) is str, "a list of texts")
-    return tuple(given)
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{what} is invalid")

@@ -7,9 +7,9 @@ a new label, the mark has changed by the time of the execution, which then keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import (
@@ -19,8 +19,10 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance.policy import Policy, RevisionKeeper, check_policy, decode_policy
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
+from casstore.maintenance.rows import decoded
+from casstore.maintenance.transfer.rows import label_revision
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
 from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
@@ -33,9 +35,6 @@ from casstore.store import Store, check_store
 PART_REVISIONS: Final = 4096
 _PAGE: Final = 256
 _LABEL_AT: Final = 8
-
-Stored = TypeVar("Stored")
-Meaning = TypeVar("Meaning")
 
 
 def plan(
@@ -77,12 +76,12 @@ def plan(
     decode_policy(runtime.engine.get_rows([keys.policy(None)])[0])
 
     def planned() -> Iterator[SessionPlan]:
+        report = Phase(progress, "plan", "sessions")
         planner = _Planner(runtime, now_ms, policy, override=override_policies)
         known = _all(runtime, prefix) if names is None else _named(runtime, names)
         for done, one in enumerate(known):
             yield from planner.parts(one)
-            if progress is not None:
-                progress(Step("plan", done + 1, None, "sessions"))
+            report(done + 1)
 
     return Plan(now_ms, planned)
 
@@ -156,7 +155,7 @@ class _Planner:
                 blank = blank._replace(
                     head_revision=rows.head.revision, head_manifest=rows.head.manifest.hex()
                 )
-            blank = blank._replace(**rows.decision._asdict(), mark=_hex(rows.marks.get(0)))
+            blank = blank._replace(**rows.decision._asdict(), mark=hex_of(rows.marks.get(0)))
             reasons, spared = self._ending(rows)
             if reasons and not spared:
                 yield blank._replace(deleted=reasons)
@@ -181,10 +180,10 @@ class _Planner:
         if head is None and meta is None:
             return None
         return _Rows(
-            _decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
-            self._decide(_decoded(policy_at, own, decode_policy), default),
-            _decoded(expiry_at, expires, expiry.decode),
-            _decoded(
+            decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
+            self._decide(decoded(policy_at, own, decode_policy), default),
+            decoded(expiry_at, expires, expiry.decode),
+            decoded(
                 lease_at,
                 lease,
                 lambda row: None if row is None else leases.decode_lease(session, row),
@@ -268,8 +267,8 @@ class _Planner:
                             head.manifest.hex(),
                             head.committed_at_ms,
                             labels,
-                            _hex(rows.marks.get(head.revision)),
-                            _hex(pin_marks.get(head.manifest)),
+                            hex_of(rows.marks.get(head.revision)),
+                            hex_of(pin_marks.get(head.manifest)),
                         )
                     )
             if len(kept) + len(removed) >= PART_REVISIONS:
@@ -301,20 +300,10 @@ class _Planner:
 
 
 def _revision(key: bytes, row: Row) -> HeadRow:
-    head = _decoded(RowKey("history", row.key), row.value, decode_head)
+    head = decoded(RowKey("history", row.key), row.value, decode_head)
     if row.key != keys.history(key, head.revision):
         raise CorruptionError(f"row {row.key.hex()} of table history is of another revision")
     return head
-
-
-def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) -> Meaning:
-    """Decode a row; the error for a damaged row names it."""
-    try:
-        return decode(row)
-    except (CorruptionError, FormatError, ValueError) as exc:
-        raise CorruptionError(
-            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-        ) from exc
 
 
 def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
@@ -324,8 +313,8 @@ def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
         place = RowKey("history", row.key)
         if len(row.value) <= _LABEL_AT:
             raise CorruptionError(f"row {row.key.hex()} of table history cannot be read")
-        name = _decoded(place, row.value[_LABEL_AT:], bytes.decode)
-        revision = int.from_bytes(row.value[:_LABEL_AT], "big")
+        name = decoded(place, row.value[_LABEL_AT:], bytes.decode)
+        revision = label_revision(row.value)
         found[revision] = (*found.get(revision, ()), name)
     return found
 
@@ -334,7 +323,8 @@ def _flat(labels: dict[int, tuple[str, ...]]) -> list[str]:
     return sorted(name for names in labels.values() for name in names)
 
 
-def _hex(row: bytes | None) -> str | None:
+def hex_of(row: bytes | None) -> str | None:
+    """A mark as plans have it."""
     return None if row is None else row.hex()
 
 

@@ -7,7 +7,7 @@
     records           what other systems' rows link to
 
 The root set does not depend on the clock. An expired pin keeps its object until its row is removed,
-by a write with the condition that the pin has expired (``lapsed_rows``). So the row is always
+by a write with the condition that the pin has expired (``rows``). So the row is always
 removed before the object, and a clock that is set back leaves no row that names a missing object.
 
 A row that cannot be read raises CorruptionError: gc must not run with a part of the roots (P6).
@@ -18,10 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from casstore.engine.protocol import Roots, Row
+from casstore.engine.protocol import Engine, Roots, Row, RowKey
+from casstore.maintenance.rows import decoded
 from casstore.session import attachments, keys, pins, queue
-from casstore.session.records import row_links
+from casstore.session.records import row_links, row_name
+from casstore.session.scanning import scan
 from casstore.session.state import decode_head
+
+_SEQ_BYTES: Final = 8
 
 
 def _of_head(row: Row) -> Iterator[bytes]:
@@ -82,3 +86,27 @@ def live_roots(now_ms: int) -> Roots:
             yield from _named(table, row)
 
     return Roots(ROOTS.tables, named)
+
+
+def digests_in(table: str, row: Row, roots: Roots = ROOTS) -> list[bytes]:
+    """The digests that a row names; the error for a damaged row names it."""
+    return decoded(RowKey(table, row.key), row, lambda row: list(roots.named(table, row)))
+
+
+def scan_roots(engine: Engine, roots: Roots) -> Iterator[tuple[str, Row, bytes]]:
+    """Every digest that a row names: the table, the row, the digest."""
+    for table in roots.tables:
+        for row in scan(engine, table, b"", None):
+            for digest in digests_in(table, row, roots):
+                yield table, row, digest
+
+
+def kept_name(table: str, row: Row) -> str:
+    """How reports name a row that keeps objects; a revision is named by its session instead."""
+    if table == "pins":
+        return pins.name_of(row.value)
+    if table == "queue":
+        return f"batch {int.from_bytes(row.key[-_SEQ_BYTES:], 'big')}"
+    if table == "attachments":
+        return f"attachment {attachments.decode('', row.value).id!r}"
+    return row_name(row.key, row.value)

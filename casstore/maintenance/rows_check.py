@@ -10,21 +10,19 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.faults import Checking, Fault
+from casstore.engine.faults import Checking
 from casstore.engine.protocol import Engine, Row, RowKey
 from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
-from casstore.session import attachments, catalogue, keys, leases, pins, queue
+from casstore.maintenance.roots import kept_name, live_roots
+from casstore.maintenance.transfer.rows import OF_SESSIONS, label_revision
+from casstore.session import catalogue, keys, leases, queue
 from casstore.session.state import HeadRow, decode_head
 from casstore.session.turns import decode_receipt
 
 _PAGE: Final = 256
-# Tables whose keys start with a session's.
-_SESSION_TABLES: Final = frozenset(
-    ("attachments", "heads", "history", "leases", "queue", "receipts", "sessions", "tombstones")
-)
 # The tables from which deleting a session removes rows.
 _REMOVED_WITH_SESSION: Final = ("history", "queue", "receipts")
 _REVISION_BYTES: Final = 8
@@ -41,6 +39,22 @@ class Revision(NamedTuple):
     is_head: bool
 
 
+def name_of(session_key: bytes, long_id: str | None = None) -> str:
+    """A session's id; if no row has it whole, the part that its key has."""
+    try:
+        name = keys.session_of(session_key)
+    except (ValueError, CasstoreError):
+        name = None
+    return name or long_id or session_key.decode(errors="backslashreplace")
+
+
+def session_of(table: str | None, key: bytes | None) -> str | None:
+    """The id of the session that a row belongs to; None if it belongs to none."""
+    if table not in OF_SESSIONS or not key:
+        return None
+    return name_of(keys.session_part(key))
+
+
 class RowsCheck:
     """Checks the readable rows and reports findings."""
 
@@ -48,15 +62,12 @@ class RowsCheck:
         self._engine = engine
         self._checking = checking
         self._found = found
-        self._judges: dict[str, Callable[[Row], None]] = {
-            "attachments": self._attachment,
-            "heads": self._head,
+        self._judges: dict[str, Callable[[Row], object]] = {
             "history": self._history_row,
-            "leases": self._lease,
-            "pins": self._pin,
+            "leases": lambda row: leases.decode_lease("", row.value),
             "queue": self._queue_row,
-            "receipts": self._receipt,
-            "sessions": self._meta,
+            "receipts": lambda row: decode_receipt(row.value),
+            "sessions": lambda row: catalogue.decode_meta(row.key, row.value),
         }
         #: Tables that must not be read, because their pages are damaged.
         self.unsafe: frozenset[str] = frozenset()
@@ -98,7 +109,7 @@ class RowsCheck:
                     continue
                 is_head = table == "heads"
                 key = row.key if is_head else row.key[:-_REVISION_BYTES]
-                name = self.name_of(key, head.long_id)
+                name = name_of(key, head.long_id)
                 yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
 
     def revisions_by_session(self) -> Iterator[Revision]:
@@ -108,50 +119,17 @@ class RowsCheck:
 
     def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
         """Rows other than revisions that keep objects: the session, a name, and the digest."""
-        for table, keeper in (
-            ("queue", self._kept_batch),
-            ("attachments", self._kept_attachment),
-            ("pins", self._kept_pin),
-        ):
+        roots = live_roots(self._engine.now_ms())
+        for table in ("queue", "attachments", "pins"):
             if table in self.unsafe:
                 continue
             for row in self.readable(table):
                 try:
-                    name, digest = keeper(row)
+                    name, digests = kept_name(table, row), list(roots.named(table, row))
                 except (CasstoreError, ValueError):
                     continue
-                if digest is not None:
-                    owned = table in _SESSION_TABLES
-                    session = self.name_of(keys.session_part(row.key)) if owned else None
-                    yield session, name, digest
-
-    @staticmethod
-    def _kept_batch(row: Row) -> tuple[str, bytes | None]:
-        seq = int.from_bytes(row.key[-8:], "big")
-        return f"batch {seq}", queue.items_digest(row.key, row.value)
-
-    @staticmethod
-    def _kept_attachment(row: Row) -> tuple[str, bytes | None]:
-        one = attachments.decode("", row.value)
-        return f"attachment {one.id!r}", one.digest
-
-    def _kept_pin(self, row: Row) -> tuple[str, bytes | None]:
-        return pins.name_of(row.value), pins.kept_digest(row.value, self._engine.now_ms())
-
-    @staticmethod
-    def name_of(session_key: bytes, long_id: str | None = None) -> str:
-        """A session's id; if no row has it whole, the part that its key has."""
-        try:
-            name = keys.session_of(session_key)
-        except (ValueError, CasstoreError):
-            name = None
-        return name or long_id or session_key.decode(errors="backslashreplace")
-
-    def session_of(self, fault: Fault) -> str | None:
-        """The session that a fault in a row belongs to."""
-        if fault.table not in _SESSION_TABLES or not fault.key:
-            return None
-        return self.name_of(keys.session_part(fault.key))
+                for digest in digests:
+                    yield session_of(table, row.key), name, digest
 
     # --- checking -----------------------------------------------------------------------
 
@@ -161,6 +139,7 @@ class RowsCheck:
 
     def run(self, tables: Sequence[str], progress: Callable[[int], None]) -> None:
         """Check these tables."""
+        roots = live_roots(self._engine.now_ms())
         for table in tables:
             judge = self._judges.get(table)
             session = b""
@@ -169,10 +148,11 @@ class RowsCheck:
                 self.rows += 1
                 if not self.rows % _PAGE:
                     progress(self.rows)
-                if judge is None:
-                    continue
                 try:
-                    judge(row)
+                    if table in roots.tables:
+                        self._require_objects(table, row, list(roots.named(table, row)))
+                    if judge is not None:
+                        judge(row)
                 except (CasstoreError, ValueError, IndexError, TypeError) as exc:
                     self._malformed(table, row, exc)
                     continue
@@ -191,42 +171,28 @@ class RowsCheck:
     def _malformed(self, table: str, row: Row, exc: Exception) -> None:
         if self.now([RowKey(table, row.key)]) != [row.value]:
             return
-        session = None
-        if table in _SESSION_TABLES:
-            session = self.name_of(keys.session_part(row.key))
-        where = Where(session, None, None, table, row.key)
+        where = Where(session_of(table, row.key), None, None, table, row.key)
         what = f"a row of table {table} cannot be decoded: {exc}"
         self._found.add(codes.ROW_MALFORMED, what, where)
 
-    def require_object(
-        self, table: str, row: Row, digest: bytes | None, revision: int | None = None
-    ) -> None:
-        """Report a row that names a missing object, if it still does when read again."""
-        if digest is None or not self._engine.missing([Digest(digest)]):
+    def _require_objects(self, table: str, row: Row, digests: list[bytes]) -> None:
+        """Report missing objects that a row names, if it still does when read again."""
+        missing = self._engine.missing(digests) if digests else []
+        if not missing or self.now([RowKey(table, row.key)]) != [row.value]:
             return
-        if self.now([RowKey(table, row.key)]) != [row.value]:
-            return
-        session = None
-        if table in _SESSION_TABLES:
-            session = self.name_of(keys.session_part(row.key))
-        where = Where(session, revision, Digest(digest), table, row.key)
-        what = f"a row of table {table} names object {digest.hex()}, which is not stored"
-        self._found.add(codes.ROOT_MISSING, what, where)
+        revision = decode_head(row.value).revision if table in ("heads", "history") else None
+        for digest in missing:
+            where = Where(session_of(table, row.key), revision, Digest(digest), table, row.key)
+            what = f"a row of table {table} names object {digest.hex()}, which is not stored"
+            self._found.add(codes.ROOT_MISSING, what, where)
 
     # --- single rows --------------------------------------------------------------------
-
-    def _head(self, row: Row) -> None:
-        head = decode_head(row.value)
-        self.require_object("heads", row, head.manifest, head.revision)
-        self.require_object("heads", row, head.hidden, head.revision)
 
     def _history_row(self, row: Row) -> None:
         if keys.is_label(row.key):
             self._label(row)
             return
         head = decode_head(row.value)
-        self.require_object("history", row, head.manifest, head.revision)
-        self.require_object("history", row, head.hidden, head.revision)
         key, number = row.key[:-_REVISION_BYTES], row.key[-_REVISION_BYTES:]
         rows = self.now([RowKey("heads", key), RowKey("history", row.key)])
         if rows[1:] != [row.value]:
@@ -236,7 +202,7 @@ class RowsCheck:
         if current is not None:
             wrong = wrong or head.revision >= current
         if wrong:
-            name = self.name_of(key, head.long_id)
+            name = name_of(key, head.long_id)
             where = Where(name, head.revision, None, "history", row.key)
             what = (
                 f"the history of session {name!r} has revision {head.revision} under number "
@@ -253,7 +219,7 @@ class RowsCheck:
 
     def _label(self, row: Row) -> None:
         key = keys.session_part(row.key)
-        revision = int.from_bytes(row.value[:_REVISION_BYTES], "big")
+        revision = label_revision(row.value)
         label = row.value[_REVISION_BYTES:].decode()
         places = [RowKey("heads", key), RowKey("history", keys.history(key, revision))]
         rows = self.now([*places, RowKey("history", row.key)])
@@ -261,30 +227,14 @@ class RowsCheck:
             return
         current = self._revision_of(rows[0])
         if current is not None and current != revision:
-            name = self.name_of(key)
+            name = name_of(key)
             where = Where(name, revision, None, "history", row.key)
             what = f"label {label!r} of session {name!r} names revision {revision}"
             self._found.add(codes.LABEL_DANGLING, what + ", which is not there", where)
 
-    def _lease(self, row: Row) -> None:
-        leases.decode_lease("", row.value)
-
-    def _meta(self, row: Row) -> None:
-        catalogue.decode_meta(row.key, row.value)
-
-    def _receipt(self, row: Row) -> None:
-        decode_receipt(row.value)
-
-    def _pin(self, row: Row) -> None:
-        self.require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))
-
-    def _attachment(self, row: Row) -> None:
-        self.require_object("attachments", row, attachments.decode("", row.value).digest)
-
     def _queue_row(self, row: Row) -> None:
         key = keys.session_part(row.key)
         if keys.is_queue_batch(row.key):
-            self.require_object("queue", row, queue.items_digest(row.key, row.value))
             names = queue.put_names(key, row.key, row.value)
             places = [RowKey("queue", row.key), *[RowKey("queue", name.key) for name in names]]
             rows = self.now(places)
@@ -297,7 +247,7 @@ class RowsCheck:
             rows = self.now(places)
             wrong = rows[1:] == [None]
         if wrong and rows[:1] == [row.value]:
-            name = self.name_of(key)
+            name = name_of(key)
             what = f"a batch in the queue of session {name!r} and the rows that find it differ"
             self._found.add(codes.QUEUE_WRONG, what, Where(name, None, None, "queue", row.key))
 
@@ -309,7 +259,7 @@ class RowsCheck:
         rows = self.now(places)
         if not rows or rows[2] is None or rows[0] is not None:
             return
-        name = self.name_of(key)
+        name = name_of(key)
         where = Where(name, None, None, table, row.key)
         if rows[1] is not None:
             what = f"session {name!r} was deleted, but still has rows in table {table}"
@@ -341,6 +291,6 @@ class RowsCheck:
         except CorruptionError:
             # There is a row, and its damage is reported already.
             return
-        name = self.name_of(key)
+        name = name_of(key)
         what = f"session {name!r} has no revisions between {last} and {revision}"
         self._found.add(codes.HISTORY_GAP, what, Where(name, revision, None, "history", None))

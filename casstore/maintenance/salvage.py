@@ -5,8 +5,8 @@ is proven is taken over: objects by their digests, rows by their checksums. A re
 whole or not at all; a session is in the new store at its newest whole revision. What could not be
 taken over is listed by name.
 
-Of the steps of ``maintenance.transfer`` only publishing is shared. The others differ: objects are
-found by the ids of the damaged store, and every row may be lost by itself.
+Of the steps of ``maintenance.transfer`` storing objects and publishing are shared. The others
+differ: objects are found by the ids of the damaged store, and every row may be lost by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import casstore.store
 from casstore.engine.files import path_text
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.page_scan import NEWEST, LostRows, Marked, PageScan, require_data_file
-from casstore.engine.protocol import NewObject, PutRow, Row, Write
+from casstore.engine.protocol import NewObject, PutRow, Row
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import decode_manifest
 from casstore.maintenance.files import require_directory
 from casstore.maintenance.graph_proof import rebuild_node_index
 from casstore.maintenance.loss_naming import LostPiece, name_losses
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.salvaged_rows import (
     FoundRevision,
@@ -37,13 +37,14 @@ from casstore.maintenance.salvaged_rows import (
     StrayRow,
     store_rows,
 )
+from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.rows import OF_SESSIONS, OF_THE_STORE
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys
 from casstore.session.state import decode_head, encode_head, head_key, meta_key, tombstone_key
 from casstore.store import Store
 
-# The most objects and bytes in one write to the new store.
+# The most objects and bytes that are looked up at once in the new store.
 _BATCH_OBJECTS: Final = 512
 _BATCH_BYTES: Final = 4 << 20
 # How many lost revisions, and lost pieces, are listed of one session.
@@ -164,18 +165,13 @@ class _Salvage:
         held = getattr(target.engine, "path", None)
         if isinstance(held, str):
             _require_apart(source, held)
+        self._objects = StoreTarget(target.engine)
         self._objects_saved = 0
         self._incomplete = 0
         self._rows = RowTarget(target.engine, progress)
 
-    def _report(self, phase: str, done: int, total: int | None, unit: str) -> None:
-        if self._progress is not None:
-            self._progress(Step(phase, done, total, unit))
-
     def run(self) -> SalvageReport:
-        with PageScan(
-            self._source, lambda done, total: self._report("read", done, total, "pages")
-        ) as found:
+        with PageScan(self._source, Phase(self._progress, "read", "pages")) as found:
             marked = found.mark(self._roots(found))
             left = self._copy_objects(found, marked.ids)
             if left and self._rebuild_indexes(found, marked):
@@ -219,6 +215,7 @@ class _Salvage:
         an object that is lost may have been stored again, under a higher id than its parents have:
         the next pass stores these.
         """
+        report = Phase(self._progress, "copy", "objects")
         todo: Iterable[int] = ids
         total = len(ids)
         while True:
@@ -236,8 +233,9 @@ class _Salvage:
                 if len(batch) >= _BATCH_OBJECTS or size_bytes >= _BATCH_BYTES:
                     left += self._store(batch)
                     batch, size_bytes = [], 0
-                    self._report("copy", done, total, "objects")
+                    report(done, total)
             left += self._store(batch)
+            self._objects.flush()
             self._incomplete = len(left)
             if not left or self._objects_saved == saved:
                 return left
@@ -269,22 +267,16 @@ class _Salvage:
 
     def _store(self, batch: list[tuple[int, NewObject]]) -> list[int]:
         """Store the objects whose children are all stored; the ids of the others."""
-        own = {item.digest for _, item in batch}
-        asked = {child for _, item in batch for child in item.children if child not in own}
-        absent = set(self._target.engine.missing(list(asked)))
-        whole: list[NewObject] = []
-        there: set[bytes] = set()
+        children = {child for _, item in batch for child in item.children}
+        absent = set(self._objects.lacking(list(children)))
         left: list[int] = []
         for object_id, item in batch:
-            if any(child in absent or (child in own and child not in there)
-                   for child in item.children):  # fmt: skip
+            if not absent.isdisjoint(item.children):
                 left.append(object_id)
                 continue
-            there.add(item.digest)
-            whole.append(item)
-        if whole:
-            self._target.engine.write(Write(objects=whole))
-            self._objects_saved += len(whole)
+            absent.discard(item.digest)
+            self._objects.take(item)
+            self._objects_saved += 1
         return left
 
     # --- sessions -------------------------------------------------------------------------

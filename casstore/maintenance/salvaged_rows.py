@@ -6,18 +6,17 @@ and listed. The target's own rows stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from casstore.engine.protocol import Engine, PutRow, Row, RowKey
 from casstore.errors import CasstoreError, CorruptionError
-from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.progress import Phase, Progress
+from casstore.maintenance.roots import ROOTS, kept_name
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.rows import label_revision
-from casstore.session import attachments, keys, pins, protection, queue, subjects
-from casstore.session.records import row_name
+from casstore.session import keys, protection, queue, subjects
 from casstore.session.scanning import scan
 from casstore.session.state import HeadRow, encode_head
 from casstore.session.turns import SettledReceipt, decode_receipt
@@ -64,7 +63,7 @@ class RowTarget:
 
     def __init__(self, engine: Engine, progress: Progress | None) -> None:
         self.engine = engine
-        self._progress = progress
+        self._report = Phase(progress, "rows", "rows")
         self.saved = 0
         #: Rows that the target has with another value, and keeps.
         self.existing = 0
@@ -87,17 +86,11 @@ class RowTarget:
                 return False
             self.saved += done.written
             self.existing += done.kept
-            if done.written and self._progress is not None:
-                self._progress(Step("rows", self.saved, None, "rows"))
+            if done.written:
+                self._report(self.saved)
         return True
 
-    def whole_rows(
-        self,
-        table: str,
-        rows: Iterable[Row],
-        session: str | None,
-        name_of: Callable[[Row], str],
-    ) -> Iterator[PutRow]:
+    def whole_rows(self, table: str, rows: Iterable[Row], session: str | None) -> Iterator[PutRow]:
         """The rows that can be read and whose objects were saved; lists the others as lost."""
         for page in _batches(rows):
             named: dict[Row, list[bytes]] = {}
@@ -105,14 +98,14 @@ class RowTarget:
                 try:
                     named[row] = list(ROOTS.named(table, row))
                 except CorruptionError as exc:
-                    self.lose(table, session, _name_or_key(name_of, row), str(exc))
+                    self.lose(table, session, _name_or_key(table, row), str(exc))
             asked = {digest for digests in named.values() for digest in digests}
             absent = set(self.engine.missing(list(asked)))
             for row, digests in named.items():
                 gone = [digest for digest in digests if digest in absent]
                 if gone:
                     why = f"object {gone[0].hex()} is lost"
-                    self.lose(table, session, _name_or_key(name_of, row), why)
+                    self.lose(table, session, _name_or_key(table, row), why)
                 else:
                     yield PutRow(table, *row)
 
@@ -123,9 +116,9 @@ def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _name_or_key(name_of: Callable[[Row], str], row: Row) -> str:
+def _name_or_key(table: str, row: Row) -> str:
     try:
-        return name_of(row)
+        return kept_name(table, row)
     except (CasstoreError, ValueError):
         # The row cannot be read; its key finds it all the same.
         return row.key.hex()
@@ -205,13 +198,11 @@ class SessionRemains(NamedTuple):
         batches: list[Row] = []
         for row in self.rows("queue"):
             if keys.is_queue_batch(row.key):
-                last = max(last, _seq(row))
+                last = max(last, int.from_bytes(row.key[-_SEQ_BYTES:], "big"))
                 batches.append(row)
             elif row.key == keys.queue_counter(self.key).key:
                 last = max(last, int.from_bytes(row.value[:_SEQ_BYTES], "big"))
-        whole = self.target.whole_rows(
-            "queue", batches, self.name, lambda row: f"batch {_seq(row)}"
-        )
+        whole = self.target.whole_rows("queue", batches, self.name)
         puts = [
             put
             for batch in whole
@@ -227,12 +218,7 @@ class SessionRemains(NamedTuple):
 
     def attachments(self) -> Iterator[PutRow]:
         """The attachments whose bytes were saved, or lie outside the store."""
-        return self.target.whole_rows(
-            "attachments",
-            self.rows("attachments"),
-            self.name,
-            lambda row: f"attachment {attachments.decode(self.name, row.value).id!r}",
-        )
+        return self.target.whole_rows("attachments", self.rows("attachments"), self.name)
 
     def retention(self, saved: Collection[int], *, deleted: bool = False) -> Iterator[PutRow]:
         """The policy, expiry, protections and subjects of the session.
@@ -273,10 +259,6 @@ class SessionRemains(NamedTuple):
         self.target.lose(table, self.name, name, why)
 
 
-def _seq(batch: Row) -> int:
-    return int.from_bytes(batch.key[-_SEQ_BYTES:], "big")
-
-
 # --- rows of the store --------------------------------------------------------------------------
 
 
@@ -290,13 +272,7 @@ def store_rows(
     """
     if table == "retention":
         return _retention_of_store(found, target, taken)
-    return target.whole_rows(table, found.rows(table), None, _NAMES[table])
-
-
-_NAMES: Final[dict[str, Callable[[Row], str]]] = {
-    "pins": lambda row: pins.name_of(row.value),
-    "records": lambda row: row_name(row.key, row.value),
-}
+    return target.whole_rows(table, found.rows(table), None)
 
 
 def _protected(row: Row, key: bytes) -> int | None:

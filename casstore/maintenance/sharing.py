@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
+from casstore.engine.id_set import IdSet
 from casstore.engine.protocol import Engine, ObjectInfo
 from casstore.format.digest import Digest
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 
 #: How many other owners are recorded for an object; further owners are not counted.
 NAMES_KEPT: Final = 8
@@ -68,14 +69,38 @@ NOTHING: Final = Sharing(0, 0, 0, 0, (), ())
 
 def newest_first(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
     """Every object, parents before children; ``progress`` is called for each page."""
+    report = Phase(progress, phase, "objects")
     before: int | None = None
     seen = 0
     while page := engine.scan_objects(before=before, limit=_PAGE):
         yield from page
         seen += len(page)
         before = page[-1].id
-        if progress is not None:
-            progress(Step(phase, seen, None, "objects"))
+        report(seen)
+
+
+def follow_links(
+    newest: Iterable[ObjectInfo],
+    named: Mapping[bytes, int],
+    joined: Callable[[int, int], int],
+    width: str,
+) -> Iterator[tuple[ObjectInfo, int]]:
+    """The objects that named digests reach, each with a number that says which of them do.
+
+    ``named`` has a number above 0 for each digest, and ``joined`` combines the numbers of all that
+    reach an object. ``newest`` are all objects, newest first. In memory is an array of the type
+    ``width`` with a number for each id.
+    """
+    reached: array[int] | None = None
+    for info in newest:
+        if reached is None:
+            # The first object has the highest id of all, so it sets the length of the array.
+            reached = array(width, [0]) * (info.id + 1)
+        found = joined(reached[info.id], named.get(info.digest, 0))
+        if found:
+            for child in info.children:
+                reached[child] = joined(reached[child], found)
+            yield info, found
 
 
 def survey(
@@ -107,32 +132,11 @@ def survey(
     )
 
 
-class _Ids:
-    """A set of ids, one bit for each."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray()
-
-    def add(self, number: int) -> bool:
-        """Add an id; False if the set had it already."""
-        at, bit = number >> 3, 1 << (number & 7)
-        if at >= len(self._bits):
-            self._bits.extend(bytes(at + 1 - len(self._bits)))
-        if self._bits[at] & bit:
-            return False
-        self._bits[at] |= bit
-        return True
-
-    def __contains__(self, number: int) -> bool:
-        at = number >> 3
-        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
-
-
 class _Reached:
     """The objects that roots reach."""
 
     def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:
-        self.ids = _Ids()
+        self.ids = IdSet()
         self.objects = self.size_bytes = 0
         for info in newest_first(engine, "survey", progress) if roots else ():
             if info.digest in roots or info.id in self.ids:
@@ -181,16 +185,8 @@ def _owned(
         if number == len(groups):
             groups.append(owners)
         named[root.digest] = joined(named.get(root.digest, 0), number)
-    reached: array[int] | None = None
-    for info in newest_first(engine, "survey", progress):
-        if reached is None:
-            # The first object has the highest id of all, so it sets the length of the array.
-            reached = array("I", bytes(4 * (info.id + 1)))
-        found = joined(reached[info.id], named.get(info.digest, 0))
-        if found:
-            for child in info.children:
-                reached[child] = joined(reached[child], found)
-            yield info, groups[found]
+    for info, number in follow_links(newest_first(engine, "survey", progress), named, joined, "I"):
+        yield info, groups[number]
 
 
 class _Meetings:
@@ -198,7 +194,7 @@ class _Meetings:
 
     def __init__(self, listed: int) -> None:
         self._listed = listed
-        self._seen = _Ids()
+        self._seen = IdSet()
         self._heap: list[tuple[int, bytes, int]] = []
         self._owners: dict[bytes, _Owners] = {}
         # By owner: the count of this pass, and the largest of the earlier passes. An owner with
@@ -219,11 +215,12 @@ class _Meetings:
         for name in owners.names:
             objects, size_bytes = self._by_name.get(name, (0, 0))
             self._by_name[name] = (objects + 1, size_bytes + info.size_bytes)
-        if not self._seen.add(info.id):
+        if info.id in self._seen:
             # Met in an earlier pass, through other roots.
             if info.digest in self._owners:
                 self._owners[info.digest] = _union(self._owners[info.digest], owners)
             return
+        self._seen.add(info.id)
         self.objects += 1
         self.size_bytes += info.size_bytes
         heapq.heappush(self._heap, (info.size_bytes, info.digest, info.kind))

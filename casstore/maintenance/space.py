@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from casstore.engine.protocol import EngineSpace, Measuring
 from casstore.errors import InvalidInputError
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.store import Store, check_store
 
 
@@ -75,9 +75,4 @@ def measure(store: Store, *, progress: Progress | None = None) -> SpaceReport:
     engine = store.engine
     if not isinstance(engine, Measuring):
         raise InvalidInputError("the engine of this store has no file to measure")
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(Step("measure", done, total, "rows"))
-
-    return SpaceReport(*engine.measure_space(tell))
+    return SpaceReport(*engine.measure_space(Phase(progress, "measure", "rows")))

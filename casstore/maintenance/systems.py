@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_chec
 
 from casstore.engine.protocol import Engine
 from casstore.errors import InvalidInputError
-from casstore.session import entry_points
+from casstore.session import catalogue, entry_points
 from casstore.session.arguments import check_text
 from casstore.session.record_keys import past
 from casstore.session.records import Table
 from casstore.session.scanning import scan
+from casstore.session.state import Runtime
 from casstore.store import Store, check_store
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 #: The group of entry points that systems are registered in.
 GROUP: Final = "casstore.systems"
 _TABLE: Final = "records"
-# Rows of the core itself: ``removed_nodes``.
+# Rows of the core itself: ``keepers``.
 _OF_CORE: Final = frozenset(("vacuum",))
 _MAX_ENTRIES: Final = 10_000
 _PAGE: Final = 256
@@ -199,10 +200,15 @@ class Held(NamedTuple):
     #: Those that cannot be used, with the reason.
     missing: dict[str, str]
 
-    def forget_session(self, store: Store, session: str) -> None:
-        """Let each system remove its rows about a session that was deleted for good."""
+    def finish_deletion(self, store: Store, runtime: Runtime, session: str) -> None:
+        """Remove what is left of a deleted session: the rows of each system about it, then its own.
+
+        Its own rows come last, for they have its subjects: if this is interrupted, an erasure must
+        find the session again.
+        """
         for system in self.systems:
             system.forget_session(store, session)
+        catalogue.finish(runtime, session)
 
 
 def held_by(store: Store) -> Held:

@@ -8,12 +8,13 @@ no list of sessions has. These functions scan the rows of all attachments, so th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
-from casstore.maintenance.lapsed_rows import ConditionalChange, apply_changes
+from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
 from casstore.session import attachments, catalogue, keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.catalogue import KnownSession
@@ -52,36 +53,31 @@ def list_uncommitted(store: Store, *, older_than_ms: int) -> Iterator[Uncommitte
     """
     check_store(store)
     check_count(older_than_ms, "older_than_ms")
-    return _listed(store, older_than_ms)
+    return (
+        Uncommitted(
+            _session(store, row.key),
+            found.id,
+            found.uri,
+            found.digest,
+            found.owner,
+            found.state,
+            found.intent_at_ms,
+            row.key,
+        )
+        for row, found in _rows(store, older_than_ms)
+    )
 
 
-def _listed(store: Store, older_than_ms: int) -> Iterator[Uncommitted]:
+def _rows(store: Store, older_than_ms: int) -> Iterator[tuple[Row, Attachment]]:
     for row in scan(store.engine, "attachments", b"", None):
         found = _decode(row)
-        if _is_uncommitted(found, older_than_ms):
-            yield Uncommitted(
-                _session(store, row.key),
-                found.id,
-                found.uri,
-                found.digest,
-                found.owner,
-                found.state,
-                found.intent_at_ms,
-                row.key,
-            )
-
-
-def _is_uncommitted(found: Attachment, older_than_ms: int) -> bool:
-    return found.state != attachments.COMMITTED and found.intent_at_ms <= older_than_ms
+        if found.state != attachments.COMMITTED and found.intent_at_ms <= older_than_ms:
+            yield row, found
 
 
 def _decode(row: Row) -> Attachment:
-    try:
-        return attachments.decode("", row.value)
-    except CorruptionError as exc:
-        raise CorruptionError(
-            f"row {row.key.hex()} of table attachments cannot be read: {exc}"
-        ) from exc
+    place = RowKey("attachments", row.key)
+    return decoded(place, row.value, partial(attachments.decode, ""))
 
 
 def _session(store: Store, key: bytes) -> str | None:
@@ -121,19 +117,13 @@ def sweep_uncommitted(store: Store, *, older_than_ms: int) -> GivenUp:
     check_store(store)
     check_count(older_than_ms, "older_than_ms")
     removed = condemned = 0
-    for change in apply_changes(store.engine, _changes(store, older_than_ms)):
+    changes = (_change(row) for row, _ in _rows(store, older_than_ms))
+    wanted = (change for change in changes if change is not None)
+    for change in apply_changes(store.engine, wanted):
         is_removed = isinstance(change.rows[0], DeleteRow)
         removed += is_removed
         condemned += not is_removed
     return GivenUp(removed, condemned)
-
-
-def _changes(store: Store, older_than_ms: int) -> Iterator[ConditionalChange]:
-    for row in scan(store.engine, "attachments", b"", None):
-        if _is_uncommitted(_decode(row), older_than_ms):
-            change = _change(row)
-            if change is not None:
-                yield change
 
 
 def _change(row: Row) -> ConditionalChange | None:

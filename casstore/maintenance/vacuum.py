@@ -26,13 +26,14 @@ from casstore.errors import (
     StorageFullError,
 )
 from casstore.format.printing import count
-from casstore.maintenance import gc, keepers, removed_nodes
+from casstore.maintenance import gc, keepers
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.gc import GcReport
 from casstore.maintenance.keepers import Keeper
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.pack import pack
+from casstore.maintenance.progress import Phase, Progress
 from casstore.session import keys, rewriting
-from casstore.session.arguments import check_callable, check_flag, list_of
+from casstore.session.arguments import check_callable, check_flag, check_ms, list_of
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, decode_head
 from casstore.store import Store, check_store
@@ -154,7 +155,7 @@ def vacuum(
     (<VacuumOutcome.DONE: 'done'>, [1])
     """
     check_store(store)
-    gc.check_grace(grace_ms)
+    check_ms(grace_ms, "grace_ms")
     if stop is not None:
         check_callable(stop, "stop")
     named = None if sessions is None else list_of(sessions, "sessions")
@@ -168,23 +169,23 @@ def vacuum(
     report = VacuumReport(expired_rows=expired, dry_run=dry_run)
     done: list[SessionReport] = []
     todo = list(sessions_with_hidden(store)) if named is None else named
+    begin = Phase(progress, "rewrite", "sessions")
     for session in todo:
         if stop is not None and stop():
             return report._replace(sessions=tuple(done))
-        if progress is not None:
-            progress(Step("rewrite", len(done), len(todo), "sessions"))
+        begin(len(done), len(todo))
         became, digests = _rewrite(runtime, session, progress)
         done.append(became)
         if digests:
             # Before gc runs: if this run is stopped, the next one still reports what is kept.
-            removed_nodes.remember(store, session, digests)
+            keepers.remember(store, session, digests)
     collected = gc.collect(store, grace_ms=grace_ms, dry_run=dry_run, progress=progress, stop=stop)
     report = report._replace(sessions=tuple(done), collected=collected)
     if dry_run:
         return report
     if collected.outcome in _COLLECTED:
         report = _pack(store, report, progress)
-    kept = removed_nodes.find_kept(store)
+    kept = keepers.find_kept(store)
     return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
 
 
@@ -196,14 +197,9 @@ def sessions_with_hidden(store: Store) -> Iterator[str]:
     ['s']
     """
     check_store(store)
-    return _with_hidden(store)
-
-
-def _with_hidden(store: Store) -> Iterator[str]:
-    for row in scan(store.engine, "heads", b"", None):
-        head = decode_head(row.value)
-        if head.hidden is not None:
-            yield keys.name_of(row.key, head.long_id)
+    rows = scan(store.engine, "heads", b"", None)
+    heads = ((row.key, decode_head(row.value)) for row in rows)
+    return (keys.name_of(key, head.long_id) for key, head in heads if head.hidden is not None)
 
 
 def rewrite_hidden(
@@ -227,14 +223,10 @@ def _rewrite(
     runtime: Runtime, session: str, progress: Progress | None
 ) -> tuple[SessionReport, set[bytes]]:
     """Remove hidden nodes; the report, and the digests of these nodes and of what they link to."""
-
-    def pulse(done: int) -> None:
-        if progress is not None:
-            progress(Step("revise", done, None, "revisions"))
-
+    report = Phase(progress, "revise", "revisions")
     try:
         with reclaiming(runtime.engine):
-            done = rewriting.rewrite_hidden(runtime, session, pulse=pulse)
+            done = rewriting.rewrite_hidden(runtime, session, pulse=report)
     except SessionDeletedError:
         return SessionReport(session, VacuumOutcome.GONE), set()
     except BusyError as exc:
@@ -244,27 +236,16 @@ def _rewrite(
         return SessionReport(session, VacuumOutcome.FAILED, problem=exc), set()
     if not done.removed:
         return SessionReport(session, VacuumOutcome.NOTHING), set()
-    report = SessionReport(
-        session,
-        VacuumOutcome.DONE,
-        len(done.removed),
-        done.nodes_rewritten,
-        done.revisions_rewritten,
-    )
-    return report, {*done.removed, *done.linked}
+    counts = len(done.removed), done.nodes_rewritten, done.revisions_rewritten
+    became = SessionReport(session, VacuumOutcome.DONE, *counts)
+    return became, {*done.removed, *done.linked}
 
 
 def _pack(store: Store, report: VacuumReport, progress: Progress | None) -> VacuumReport:
-    engine = store.engine
-    if not isinstance(engine, Packing):
+    if not isinstance(store.engine, Packing):
         return report
-
-    def tell(done: PackReport) -> None:
-        if progress is not None:
-            progress(Step("pack", done.slabs_before, None, "slabs"))
-
     try:
-        return report._replace(packed=engine.pack(tell))
+        return report._replace(packed=pack(store, min_age_ms=0, progress=progress))
     except (CorruptionError, StorageFullError) as exc:
         # What was hidden is removed and collected; only the space within slabs is not reclaimed.
         return report._replace(problem=exc)

@@ -31,14 +31,14 @@ from casstore.format.graph import Manifest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
 from casstore.maintenance.bundle import BundleBlock, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import rows as session_rows
 from casstore.maintenance.transfer.rows import SessionRows
 from casstore.objects import graph, values
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 from casstore.session import checkpoint
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_kind
 from casstore.session.state import HeadRow
 
 _READ_BYTES: Final = 1 << 20
@@ -95,7 +95,8 @@ class FileObjects(PieceReader):
 
     def __init__(self, reader: BundleReader, outside: PieceReader | None) -> None:
         # ``PieceReader`` uses its engine only in ``find_many``, which this class overrides.
-        super().__init__(outside.engine if outside is not None else _NO_ENGINE)
+        no_engine: Any = None
+        super().__init__(no_engine if outside is None else outside.engine)
         self._reader = reader
         self._outside = outside
         self.known: dict[bytes, _Known] = {}
@@ -116,13 +117,6 @@ class FileObjects(PieceReader):
         return found
 
 
-class _NoEngine:
-    """The placeholder for the engine of a reader without a store."""
-
-
-_NO_ENGINE: Final[Any] = _NoEngine()
-
-
 class Proof:
     """The verification of one bundle."""
 
@@ -134,13 +128,12 @@ class Proof:
         progress: Progress | None,
     ) -> None:
         self._reader = reader
-        if not isinstance(limits, BundleLimits):
-            raise InvalidInputError(f"limits must be BundleLimits, got {type(limits).__name__}")
+        check_kind(limits, "limits", BundleLimits)
         for name, limit in limits._asdict().items():
             check_count(limit, name)
         self._limits = limits
         self._outside = None if outside is None else PieceReader(outside)
-        self._progress = progress
+        self._report = Phase(progress, "verify", "bytes")
         self.objects = FileObjects(reader, self._outside)
         # The objects that nothing has linked to so far, each with the offset of its block.
         self._loose: dict[bytes, int] = {}
@@ -178,9 +171,7 @@ class Proof:
                 self._take_objects(block)
             else:
                 self._take_rows(block)
-            if self._progress is not None:
-                done = block.offset + layout.BLOCK_HEADER_BYTES
-                self._progress(Step("verify", done, reader.size_bytes, "bytes"))
+            self._report(block.offset + layout.BLOCK_HEADER_BYTES, reader.size_bytes)
         totals = reader.totals
         assert totals is not None
         counted = (len(self.objects.known), self._object_bytes, len(self._raw_rows))
@@ -214,6 +205,13 @@ class Proof:
     def _failed(self, offset: int, exc: Exception) -> BundleError:
         return exc if isinstance(exc, BundleError) else self._reader.fail(offset, exc)
 
+    def _require_within(self, limit: str, number: int, what: str) -> None:
+        allowed = getattr(self._limits, limit)
+        if number > allowed:
+            raise BundleLimitError(
+                f"{self._reader.path} {what.format(allowed)}; raise {limit} to read it"
+            )
+
     # --- objects ------------------------------------------------------------------------------
 
     def has_proven(self, item: NewObject) -> bool:
@@ -223,19 +221,13 @@ class Proof:
         return item.digest in self.objects.known
 
     def _take_objects(self, block: BundleBlock) -> None:
-        limits, known = self._limits, self.objects.known
+        known = self.objects.known
         for packed in self._reader.objects(block):
-            if len(known) + len(self._left_out) >= limits.max_objects:
-                raise BundleLimitError(
-                    f"{self._reader.path} has more than {limits.max_objects} objects; "
-                    "raise max_objects to read it"
-                )
+            count = len(known) + len(self._left_out) + 1
+            self._require_within("max_objects", count, "has more than {} objects")
             self._object_bytes += len(packed.data)
-            if self._object_bytes > limits.max_object_bytes:
-                raise BundleLimitError(
-                    f"{self._reader.path} inflates to more than {limits.max_object_bytes} bytes; "
-                    "raise max_object_bytes to read it"
-                )
+            more_bytes = "inflates to more than {} bytes"
+            self._require_within("max_object_bytes", self._object_bytes, more_bytes)
             try:
                 self._take_object(block.offset, packed)
             except BundleLimitError:
@@ -336,11 +328,7 @@ class Proof:
         if not self._raw_rows:
             self._rows_at = block.offset
         self._raw_rows += self._reader.rows(block)
-        if len(self._raw_rows) > self._limits.max_rows:
-            raise BundleLimitError(
-                f"{self._reader.path} has more than {self._limits.max_rows} rows; "
-                "raise max_rows to read it"
-            )
+        self._require_within("max_rows", len(self._raw_rows), "has more than {} rows")
 
     def _check_rows(self) -> None:
         """Check that rows name objects of the right kind, and that a row reaches every object."""

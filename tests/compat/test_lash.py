@@ -41,7 +41,7 @@ from casstore.maintenance.gc import collect
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.policy import Policy
 from casstore.maintenance.progress import Step
-from casstore.maintenance.retention_execution import execute
+from casstore.maintenance.retention import execute
 from casstore.maintenance.retention_planning import plan
 from casstore.maintenance.vacuum import vacuum
 from casstore.session.data import Attachment, Commit, NodeDraft, Usage

@@ -115,6 +115,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         odd: list[dict[str, Any]] = [
             {"level": "deep"}, {"share": 0}, {"share": "half"}, {"share": math.nan}, {"seed": [1]},
             {"max_findings": 0},
+            {"since_last": "no"},
         ]  # fmt: skip
         for wrong in odd:
             with pytest.raises(InvalidInputError):

@@ -19,6 +19,7 @@ from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.automatic import AutoCollector
 from casstore.maintenance.backup import backup
 from casstore.maintenance.condemned import forget_condemned
+from casstore.maintenance.copying import copy
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
@@ -125,6 +126,11 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "a history that is a text": lambda store: export_session(store, "s", "file", history=YES),
     "an export that may replace": lambda store: export_session(store, "s", "file", replace=YES),
     "a backup that may replace": lambda store: backup(store, "backup", replace=YES),
+    "a mirror that is a text": lambda store: copy(store, Store(MemoryEngine()), mirror=YES),
+    "one session to copy": lambda store: copy(store, Store(MemoryEngine()), sessions="s"),
+    "sessions to copy that are a number": lambda store: copy(
+        store, Store(MemoryEngine()), sessions=ODD
+    ),
 }
 
 

@@ -20,7 +20,7 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import InvalidInputError
-from casstore.maintenance import erasure, gc, removed_nodes, systems
+from casstore.maintenance import erasure, gc, keepers, systems
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.erasure import ErasurePlan
@@ -334,7 +334,7 @@ def test_an_entry_of_a_log_changes_with_its_session(store: Store) -> None:
 
 
 def test_vacuums_own_records_belong_to_no_system(store: Store) -> None:
-    removed_nodes.remember(store, "s", [store.put_blob(b"hidden")])
+    keepers.remember(store, "s", [store.put_blob(b"hidden")])
     assert (systems.names(store.engine), check(store).counts) == ([], {})
 
 

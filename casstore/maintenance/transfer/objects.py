@@ -8,11 +8,12 @@ one batch of siblings on each level.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, NewObject, Write
 from casstore.format.closure import links_of
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Phase, Progress
 from casstore.objects.pieces import PieceReader
 
 _BATCH: Final = 64
@@ -45,7 +46,7 @@ class Sender:
         self._reader = reader
         self._lacking = lacking
         self._take = take
-        self._progress = progress
+        self._report = Phase(progress, "send", "objects")
         self.objects = 0
         self.object_bytes = 0
 
@@ -55,13 +56,8 @@ class Sender:
         Walks are shortest if an object comes after those that it links to.
         ObjectNotFoundError if the source lacks one of them, for example because gc removed it.
         """
-        batch: list[bytes] = []
-        for name in names:
-            batch.append(name)
-            if len(batch) == _BATCH:
-                self._send(batch)
-                batch = []
-        if batch:
+        ahead = iter(names)
+        while batch := list(islice(ahead, _BATCH)):
             self._send(batch)
 
     def _send(self, names: list[bytes]) -> None:
@@ -82,8 +78,7 @@ class Sender:
                     self._take(item)
                     self.objects += 1
                     self.object_bytes += len(item.data)
-            if self._progress is not None:
-                self._progress(Step("send", self.objects, None, "objects"))
+            self._report(self.objects)
 
     def _open(self, names: list[bytes]) -> _Frame:
         wanted = self._lacking(names)

@@ -14,8 +14,7 @@ from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
 from casstore.format.digest import KIND_NAMES, Digest, Kind
-from casstore.maintenance.keepers import Keeper, find_keepers
-from casstore.maintenance.removed_nodes import remembered
+from casstore.maintenance.keepers import Keeper, find_keepers, remembered
 from casstore.maintenance.sharing import newest_first
 from casstore.objects import graph
 from casstore.objects.stored import Stored, open_stored

@@ -424,6 +424,9 @@ def assert_nothing_left(store: Store) -> None:
         lambda told: json.dumps({**told, "sharing": {}}),
         lambda told: json.dumps({**told, "subject": ""}),
         lambda told: json.dumps({**told, "more": 1}),
+        lambda told: json.dumps({**told, "planned_at_ms": "now"}),
+        lambda told: json.dumps({**told, "records": {"notes": [1]}}),
+        lambda told: json.dumps({**told, "pins": [["a pin", 1]]}),
     ],
 )
 def test_an_invalid_plan_is_refused(store: Store, change: Any) -> None:

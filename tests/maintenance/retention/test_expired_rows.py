@@ -15,7 +15,7 @@ from casstore.errors import (
     InvalidInputError,
     SessionDeletedError,
 )
-from casstore.maintenance import gc, lapsed_rows, retention
+from casstore.maintenance import gc, retention, rows
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.expiring import ExpiredRows, expire_rows
 from casstore.maintenance.retention import Policy
@@ -108,7 +108,7 @@ def test_what_is_over_goes_though_its_neighbour_was_given_more_time(
 def test_more_than_goes_in_one_write_goes_in_several(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lapsed_rows, "_BATCH", 2)
+    monkeypatch.setattr(rows, "_BATCH", 2)
     blob = store.put_blob(b"kept")
     for number in range(5):
         store.pin(f"pin {number}", blob, ttl_ms=HOUR_MS)

@@ -23,7 +23,6 @@ from casstore.errors import (
 from casstore.maintenance import (
     gc,
     retention,
-    retention_execution,
     retention_planning,
     vacuum,
 )
@@ -1054,7 +1053,7 @@ def test_a_plan_that_is_carried_out_twice_counts_what_is_gone_already(store: Sto
 def test_a_report_lists_a_limited_number_and_counts_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention_execution, "LISTED", 2)
+    monkeypatch.setattr(retention, "LISTED", 2)
     for name in ("s", "t", "u", "v"):
         grow(store, name, 4)
     plan = saved(retention.plan(store, sessions=["s"], policy=Policy(last=1)))
@@ -1246,7 +1245,7 @@ def test_wherever_it_dies_beginning_again_finishes(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_DELETE_BATCH", 1)
-    monkeypatch.setattr(retention_execution, "_BATCH", 1)
+    monkeypatch.setattr(retention, "_BATCH", 1)
 
     def make() -> Store:
         store = Store(MemoryEngine(clock=clock))

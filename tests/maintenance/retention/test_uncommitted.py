@@ -11,7 +11,7 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
 )
-from casstore.maintenance import gc, lapsed_rows
+from casstore.maintenance import gc, rows
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.expiring import expire_rows
@@ -144,7 +144,7 @@ def test_one_attachment_can_be_given_up_by_what_the_list_gives(
 def test_many_are_swept_in_few_transactions(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lapsed_rows, "_BATCH", 2)
+    monkeypatch.setattr(rows, "_BATCH", 2)
     for number in range(5):
         store.session(f"never {number}").attachments.intend("left")
     assert sweep_uncommitted(store, older_than_ms=clock.now_ms) == GivenUp(5, 0)

@@ -21,7 +21,7 @@ from casstore.errors import (
     StateConflictError,
     StateRefusedError,
 )
-from casstore.maintenance import expiring, gc
+from casstore.maintenance import gc, progress
 from casstore.maintenance.expiring import expire_rows
 from casstore.records.scoped import (
     Quota,
@@ -212,7 +212,7 @@ def test_what_is_written_again_while_expired_values_go_stays(store: Store, clock
 def test_expiry_can_be_stopped_and_goes_on(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiring, "_REPORT_EVERY", 40)
+    monkeypatch.setattr(progress, "REPORT_EVERY", 40)
     monkeypatch.setattr(changes, "REMOVED_AT_ONCE", 16)
     scope = actor_scope(store)
     for n in range(60):

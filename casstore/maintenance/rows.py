@@ -1,14 +1,16 @@
-"""Removes expired rows, each on condition that it has expired by the engine's clock.
+"""Rows: decoding them with errors that name the row, and removing those that have expired.
 
-A row keeps the objects it names until it is removed; its time only says when it may be removed. So
-later steps need not check the time again, and setting the clock back cannot revive a row: objects
-that gc may collect have no row.
+A row is removed on condition that it is unchanged and, if it has a time, that it has expired by the
+engine's clock. It keeps the objects it names until it is removed; its time only says when it may be
+removed. So later steps need not check the time again, and setting the clock back cannot revive a
+row: objects that gc may collect have no row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import (
     Condition,
@@ -16,16 +18,33 @@ from casstore.engine.protocol import (
     Engine,
     Row,
     RowChange,
+    RowKey,
     RowLapsed,
     Write,
 )
-from casstore.errors import ConditionFailedError
-from casstore.maintenance.progress import Progress, Step
+from casstore.errors import ConditionFailedError, CorruptionError, FormatError
+from casstore.maintenance.progress import Phase, Progress
 from casstore.session import pins
 from casstore.session.scanning import scan
 
-_REPORT_EVERY: Final = 1024
 _BATCH: Final = 1024
+
+Stored = TypeVar("Stored")
+Decoded = TypeVar("Decoded")
+
+
+def decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Decoded]) -> Decoded:
+    """Decode a row; the error for a damaged row names it."""
+    try:
+        return decode(row)
+    except FormatError as exc:
+        raise FormatError(_unreadable(place, exc)) from exc
+    except (CorruptionError, ValueError) as exc:
+        raise CorruptionError(_unreadable(place, exc)) from exc
+
+
+def _unreadable(place: RowKey, exc: Exception) -> str:
+    return f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
 
 
 class ConditionalChange(NamedTuple):
@@ -39,13 +58,9 @@ def apply_changes(
     engine: Engine, changes: Iterable[ConditionalChange]
 ) -> Iterator[ConditionalChange]:
     """Write changes, many in one transaction; yields those whose conditions held."""
-    waiting: list[ConditionalChange] = []
-    for change in changes:
-        waiting.append(change)
-        if len(waiting) >= _BATCH:
-            yield from _apply(engine, waiting)
-            waiting = []
-    yield from _apply(engine, waiting)
+    ahead = iter(changes)
+    while waiting := list(islice(ahead, _BATCH)):
+        yield from _apply(engine, waiting)
 
 
 def _apply(engine: Engine, waiting: list[ConditionalChange]) -> list[ConditionalChange]:
@@ -70,11 +85,11 @@ def remove_rows(
     progress: Progress | None = None,
 ) -> int:
     """Remove rows for which ``condition_of`` returns a condition, if it holds; returns how many."""
+    report = Phase(progress, "expire", f"rows of {table}")
 
     def removals() -> Iterator[ConditionalChange]:
         for seen, row in enumerate(scan(engine, table, *bounds)):
-            if progress is not None and not (seen + 1) % _REPORT_EVERY:
-                progress(Step("expire", seen + 1, None, f"rows of {table}"))
+            report.now_and_then(seen + 1)
             condition = condition_of(row)
             if condition is not None:
                 yield ConditionalChange(condition, [DeleteRow(table, row.key)])
