@@ -29,11 +29,11 @@ _SECTION: Final = "Space"
 
 def _unknown_subject(subject: str) -> NameNotFoundError:
     """The error for a subject without sessions or records. A store has no list of subjects."""
-    error = NameNotFoundError(
-        subject, "write it as it was given to sessions and records, with --secret if they had one"
+    return NameNotFoundError(
+        subject,
+        "write it as it was given to sessions and records, with --secret if they had one",
+        f"no session and no record is about {subject!r}",
     )
-    error.args = (f"no session and no record is about {subject!r}",)
-    return error
 
 
 _SHAPE: Final = Shape(

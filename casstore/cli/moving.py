@@ -13,7 +13,6 @@ from casstore.cli.naming import complete_name
 from casstore.cli.output import name
 from casstore.cli.quantities import count
 from casstore.engine.files import leftovers
-from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, verification
 from casstore.store import open as open_store
@@ -176,13 +175,7 @@ def export(
     if list_have and (have or head_only or replace):
         raise click.UsageError("--list-have writes a list and takes no other option")
     with app.open() as store, app.meter() as meter:
-        target = naming.resolve_place(store, place)
-        if target.session is None or target.node is not None:
-            raise InvalidInputError(
-                f"{place!r} is {naming.described(store, target)}; only sessions can be exported"
-            )
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(store, place, "only sessions can be exported")
         if list_have:
             listed = exporting.write_have(store, file, target.session)
             document: dict[str, Any] = {
@@ -196,7 +189,7 @@ def export(
             store,
             target.session,
             file,
-            at=target.revision if target.kind == naming.REVISION else None,
+            at=None if target.is_session else target.revision,
             history=not head_only,
             have=known,
             replace=replace,

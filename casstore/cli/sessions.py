@@ -15,7 +15,7 @@ import click
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, Shape, document, nested
-from casstore.cli.naming import Target, complete_name
+from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
 from casstore.cli.text import clip_name, short
@@ -380,13 +380,9 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
     writes = label_ is not None or delete is not None
     changed: str | None = None
     with app.open(write=writes) as store:
-        target = naming.resolve_place(store, place, abbreviated=not writes)
-        if target.session is None or target.node is not None:
-            raise InvalidInputError(
-                f"{place!r} is {naming.described(store, target)}; only revisions have labels"
-            )
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(
+            store, place, "only revisions have labels", abbreviated=not writes
+        )
         session = store.session(target.session)
         if label_ is not None:
             entry = session.label(label_, target.revision)
@@ -449,8 +445,7 @@ def fork(app: App, source: str, target: str) -> None:
     on a checkpoint. One row is written, whatever the session's length.
     """
     with app.open(write=True) as store:
-        found = _committed(store, source, "only a session can be forked")
-        assert found.session is not None
+        found = naming.resolve_revision(store, source, "only a session can be forked", nodes=True)
         head = store.fork(found.session, target, at=found.at, node=found.node)
     origin = head.origin
     assert origin is not None
@@ -464,16 +459,6 @@ def fork(app: App, source: str, target: str) -> None:
     app.answer(
         head, render, source=origin.session, source_revision=origin.revision, node=origin.node
     )
-
-
-def _committed(store: Store, text: str, only: str, *, abbreviated: bool = True) -> Target:
-    """Resolve a name to a session or revision with a commit; ``only`` ends the error for others."""
-    found = naming.resolve_place(store, text, abbreviated=abbreviated)
-    if found.session is None:
-        raise InvalidInputError(f"{text!r} is {naming.described(store, found)}; {only}")
-    if found.revision is None:
-        raise naming.NothingCommittedError(found.session)
-    return found
 
 
 _MOVED: Final[Fields] = {
@@ -500,22 +485,24 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
     another owner holds the lease of SESSION.
     """
     with app.open(write=True) as store:
-        into = _committed(store, session, "only a session can adopt", abbreviated=False)
-        source = _committed(store, other, "only a session can be adopted", abbreviated=False)
-        if source.kind != naming.SESSION or into.kind != naming.SESSION:
+        into = naming.resolve_revision(
+            store, session, "only a session can adopt", abbreviated=False, nodes=True
+        )
+        source = naming.resolve_revision(
+            store, other, "only a session can be adopted", abbreviated=False, nodes=True
+        )
+        if not (into.is_session and source.is_session):
             raise InvalidInputError(
                 f"adopt takes two sessions at their present revisions, got {session!r} and "
                 f"{other!r}; fork an earlier revision first"
             )
-        assert into.session is not None
-        assert source.session is not None
         result = store.session(into.session).adopt(source.session, expected=expected, label=label)
         adopted = store.session(into.session).entry(result.revision).adopted
     assert adopted is not None
 
     def render(to: Printer) -> None:
         to.line(
-            name(str(into.session)), f" is at revision {result.revision}, ",
+            name(into.session), f" is at revision {result.revision}, ",
             good("adopted "), f"{adopted.session}@{adopted.revision}",
         )  # fmt: skip
 

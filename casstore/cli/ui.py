@@ -141,12 +141,7 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
     except ModuleNotFoundError as exc:
         raise _missing(exc) from exc
     with app.open() as store:
-        target = naming.resolve_place(store, name_)
-        if target.session is None or target.node is not None:
-            summary = naming.described(store, target)
-            raise InvalidInputError(f"{name_!r} is {summary}; name a session or a revision of one")
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(store, name_, "name a session or a revision of one")
         with app.meter() as meter:
             done = write_file(
                 store, target.session, output, at=target.at, redact=patterns, progress=meter

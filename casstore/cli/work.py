@@ -226,9 +226,11 @@ def leases(app: App, session: str | None, everything: bool, release: bool, yes: 
         ]
         if release:
             if not found or found[0].expires_at_ms <= now_ms:
-                missing = NameNotFoundError(str(session), "casstore leases --all")
-                missing.args = (f"session {session!r} has no lease that is held",)
-                raise missing
+                raise NameNotFoundError(
+                    str(session),
+                    "casstore leases --all",
+                    f"session {session!r} has no lease that is held",
+                )
             left = duration(found[0].expires_at_ms - now_ms)
             owner = safe(found[0].owner)
             require_yes(yes=yes, question=f"Take the lease from {owner}? It expires in {left}.")
