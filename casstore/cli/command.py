@@ -37,8 +37,9 @@ class App:
         as_json: bool,
         quiet: bool,
         durability: str | None,
-        no_pager: bool = False,
+        no_pager: bool,
     ) -> None:
+        """The keyword arguments are the options in ``COMMON``, by their names."""
         self.shape = command.shape
         self._place = store
         self.as_json = as_json
@@ -198,19 +199,12 @@ def command(
         @functools.wraps(function)
         def callback(**given: Any) -> None:
             ctx = click.get_current_context()
-            root = ctx.find_root()
-            asked = {}
-            for key in COMMON_NAMES:
-                asked[key] = given.pop(key, None) or root.params.get(key)
+            before_command = ctx.find_root().params
+            common: dict[str, Any] = {
+                key: given.pop(key) or before_command[key] for key in COMMON_NAMES
+            }
             assert isinstance(ctx.command, Command)
-            app = App(
-                ctx.command,
-                store=asked["store"],
-                as_json=bool(asked["as_json"]),
-                quiet=bool(asked["quiet"]),
-                durability=asked["durability"],
-                no_pager=bool(asked["no_pager"]),
-            )
+            app = App(ctx.command, **common)
             # Not typed: click passes exactly the function's own options.
             call: Callable[..., None] = function
             call(app, **given)

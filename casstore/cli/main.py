@@ -183,19 +183,16 @@ class CommandLine(click.Group):
             click.echo(exc.format_message(), err=True)
             return USAGE
         except click.ClickException as exc:
-            _report(_Failure("Usage", exc.format_message(), _usage_hint(exc), USAGE), as_json)
-            return USAGE
+            return _report("Usage", exc.format_message(), _usage_hint(exc), USAGE, as_json)
         except (click.Abort, KeyboardInterrupt):
-            _report(_Failure("Interrupted", "interrupted", None, INTERRUPTED), as_json)
-            return INTERRUPTED
+            return _report_interrupt(as_json)
         except CasstoreError as exc:
             from casstore.cli.advice import advice
 
             name = _command_in(given)
-            remedy = advice(exc, name) or _help_for(name)
-            failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
-            _report(failure, as_json)
-            return exc.exit_code
+            help_command = f"casstore {name} --help" if name else "casstore --help"
+            remedy = advice(exc, name) or help_command
+            return _report(type(exc).__name__, str(exc), remedy, exc.exit_code, as_json)
         except OSError as exc:
             return _report_refusal(exc, as_json)
         except Exception as exc:
@@ -208,13 +205,6 @@ class CommandLine(click.Group):
         except click.exceptions.Exit as exc:
             return exc.exit_code
         return 0
-
-
-class _Failure:
-    """The JSON report of an error that ended a command."""
-
-    def __init__(self, kind: str, message: str, remedy: str | None, exit_code: int) -> None:
-        self.data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
 
 
 def _usage_hint(exc: click.ClickException) -> str | None:
@@ -241,26 +231,26 @@ def _command_in(given: list[str]) -> str | None:
     return None
 
 
-def _help_for(name: str | None) -> str:
-    """The command that prints the help of a command."""
-    return "casstore --help" if name is None else f"casstore {name} --help"
-
-
-def _report(failure: _Failure, as_json: bool) -> None:
-    """Write an error and the next command to try to stderr."""
-    data = failure.data
+def _report(kind: str, message: str, remedy: str | None, exit_code: int, as_json: bool) -> int:
+    """Write an error and the next command to try to stderr; return the exit code."""
     try:
         if as_json:
+            data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
             write_json(sys.stderr, ERROR.document(data))
         else:
             printer = Printer(sys.stderr)
-            printer.line(bad("error: "), str(data["message"]))
-            if data["try"]:
-                printer.line(dim("try: "), str(data["try"]))
+            printer.line(bad("error: "), message)
+            if remedy:
+                printer.line(dim("try: "), remedy)
         sys.stderr.flush()
     except OSError:
         # stderr is closed.
         let_go(sys.stderr)
+    return exit_code
+
+
+def _report_interrupt(as_json: bool) -> int:
+    return _report("Interrupted", "interrupted", None, INTERRUPTED, as_json)
 
 
 def _report_refusal(exc: OSError, as_json: bool) -> int:
@@ -275,8 +265,7 @@ def _report_refusal(exc: OSError, as_json: bool) -> int:
     else:
         message = f"{exc.filename}: {message}"
     remedy = advice(StorageError(message))
-    _report(_Failure(StorageError.__name__, message, remedy, StorageError.exit_code), as_json)
-    return StorageError.exit_code
+    return _report(StorageError.__name__, message, remedy, StorageError.exit_code, as_json)
 
 
 def _report_fault(exc: Exception, as_json: bool) -> int:
@@ -299,8 +288,7 @@ def _report_fault(exc: Exception, as_json: bool) -> int:
                 Printer(sys.stderr).line(line)
             except OSError:
                 break
-    _report(_Failure(type(exc).__name__, message, remedy, CasstoreError.exit_code), as_json)
-    return CasstoreError.exit_code
+    return _report(type(exc).__name__, message, remedy, CasstoreError.exit_code, as_json)
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
@@ -343,9 +331,7 @@ def main(begin: Callable[[], None] | None = None) -> NoReturn:
         cli.main()
     except KeyboardInterrupt:
         # Interrupted before the command began or after its answer.
-        failure = _Failure("Interrupted", "interrupted", None, INTERRUPTED)
-        _report(failure, as_json="--json" in sys.argv)
-        sys.exit(INTERRUPTED)
+        sys.exit(_report_interrupt("--json" in sys.argv))
     except _Terminated as exc:
         let_go(sys.stdout)
         os.kill(os.getpid(), exc.number)
