@@ -13,7 +13,16 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.differences import BLOB, CHECKPOINT, RECORD, Difference, Place, compare, unified
+from casstore.cli.differences import (
+    BLOB,
+    CHECKPOINT,
+    RECORD,
+    Difference,
+    Place,
+    compare,
+    open_bundle,
+    unified,
+)
 from casstore.cli.fields import Shape, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
@@ -185,8 +194,6 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
     path = shown if is_server(shown) else os.path.realpath(shown)
     if path not in opened:
         if os.path.isfile(path):
-            from casstore.cli.differences import open_bundle
-
             with app.meter() as meter:
                 opened[path] = open_bundle(stack, path, meter)
         else:

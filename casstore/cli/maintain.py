@@ -33,7 +33,6 @@ from casstore.cli.space import (
     VACUUM_FIELDS,
     gc_document,
     gc_exit_code,
-    pack_document,
     vacuum_document,
     vacuum_exit_code,
 )
@@ -260,7 +259,7 @@ def _steps(
     if steps.pack and packed is None and not dry_run and not stop() and not max(codes):
         packed = pack.pack(store, progress=stopping)
     if packed is not None:
-        report["packed"] = pack_document(packed)
+        report["packed"] = packed
         words.append(_packed(packed, COLD_AGE_MS if report["vacuumed"] is None else 0))
         codes.append(8 if packed.damaged else 0)
     return max(codes)

@@ -7,11 +7,7 @@ from typing import Any, Final
 
 import click
 
-from casstore.cli.command import (
-    App,
-    command,
-    require_yes,
-)
+from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, Shape, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Cells, Column, Printer, bad, dim, name
@@ -84,10 +80,6 @@ def policy_of(given: dict[str, Any]) -> Policy | None:
     if given["unlabelled"]:
         fields["labelled"] = False
     return Policy(**fields) if fields else None
-
-
-def _policy_document(policy: Policy | None) -> dict[str, Any] | None:
-    return None if policy is None else dict(policy._asdict())
 
 
 def policy_words(policy: Policy | None) -> str:
@@ -164,9 +156,9 @@ def policy(app: App, session: str | None, delete: bool, **given: Any) -> None:
 
     document = {
         "session": session,
-        "policy": _policy_document(found),
+        "policy": found,
         "changed": changed,
-        "sessions": [{"id": one, "policy": _policy_document(theirs)} for one, theirs in own],
+        "sessions": [{"id": one, "policy": theirs} for one, theirs in own],
     }
     app.answer(document, render)
 
@@ -199,7 +191,7 @@ PRUNE_FIELDS: Final[Fields] = {
         "sessions whose stored policy the given one overrode; of a run the first 1,000",
         {
             "session": "the session",
-            "policy": Field("the stored policy", of=lambda one: _policy_document(one.policy)),
+            "policy": "the stored policy",
         },
     ),
     "own_policies": Field("sessions that their own policy decided about", "by their own policy",

@@ -8,12 +8,12 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, facts, nested
+from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, count, duration
-from casstore.engine.protocol import DEFAULT_BATCH, PackReport
+from casstore.engine.protocol import DEFAULT_BATCH
 from casstore.errors import CasstoreError
 from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
@@ -109,19 +109,8 @@ def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
 def vacuum_document(report: VacuumReport, grace_ms: int) -> dict[str, Any]:
     """The report of vacuum as JSON."""
     collected = report.collected
-    answer = None if collected is None else _Collected(collected, grace_ms)
+    answer = None if collected is None else gc_document(collected, grace_ms)
     return document(VACUUM_FIELDS, report, {"collected": answer})
-
-
-class _Collected:
-    """The report of a collection with its grace period."""
-
-    def __init__(self, report: GcReport, grace_ms: int) -> None:
-        self._report = report
-        self.grace_ms = grace_ms
-
-    def __getattr__(self, key: str) -> Any:
-        return getattr(self._report, key)
 
 
 def exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
@@ -197,7 +186,7 @@ def write_gc(to: Printer, answer: dict[str, Any]) -> None:
     removed = ("objects_swept", "swept_bytes", "freed_bytes", "longest_pause_ms")
     hidden = [*removed] if answer["outcome"] in ("planned", "nothing to do") else []
     hidden += [] if answer["pins_expired"] else ["pins_expired"]
-    to.facts(facts({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer))
+    to.report({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer)
 
 
 @command(_SECTION, Shape("pack", PACK_FIELDS), "casstore pack", "casstore pack --min-age 0")
@@ -218,17 +207,12 @@ def pack(app: App, min_age_ms: int) -> None:
     app.answer(report, lambda to: write_pack(to, answer, min_age_ms))
 
 
-def pack_document(report: PackReport) -> dict[str, Any]:
-    """The report of pack as JSON."""
-    return document(PACK_FIELDS, report)
-
-
 def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None:
     """The document of pack, for people."""
     if not answer["slabs_before"]:
         left = f"; objects stored within {duration(min_age_ms)} stay where they are (--min-age 0)"
         to.line("nothing to pack" + (left if min_age_ms else ""))
-    to.facts(facts(PACK_FIELDS, answer))
+    to.report(PACK_FIELDS, answer)
     for line in answer["damaged"][:_SHOWN]:
         to.line(bad("damaged  "), line)
     if answer["damaged"]:
@@ -313,7 +297,7 @@ COMPACT_FIELDS: Final[Fields] = {
     _SECTION,
     Shape("compact", COMPACT_FIELDS),
     "casstore compact --wait 30s",
-)  # fmt: skip
+)
 @click.option(
     "--wait", "wait_ms", type=DURATION, default="0", show_default=True,
     help="Wait this long for other processes to close the store.",

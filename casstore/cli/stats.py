@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, Shape, document, nested
 from casstore.cli.output import Printer, dim
 from casstore.cli.quantities import count, moment
 from casstore.format.digest import KIND_NAMES
@@ -188,7 +188,8 @@ def stats(app: App, wanted: int, biggest: int) -> None:
         total += day.size_bytes
         date = moment(day.day * _DAY_MS)[:10]
         growth.append({**day._asdict(), "day": date, "total_bytes": total})
-    answer = _SHAPE.document(
+    answer = document(
+        _SHAPE.fields,
         {
             "last_check": checked,
             "file": measured,
@@ -218,9 +219,8 @@ def stats(app: App, wanted: int, biggest: int) -> None:
             "sessions": shares,
             "sessions_left_out": known - len(shares),
             "growth": growth,
-        }
+        },
     )
-    del answer["schema"]
     app.answer(answer, lambda to: _write(to, answer))
 
 

@@ -146,15 +146,6 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
             done = write_file(
                 store, target.session, output, at=target.at, redact=patterns, progress=meter
             )
-    document = {
-        "session": target.session,
-        "revision": done.revision,
-        "file": output,
-        "size_bytes": done.size_bytes,
-        "nodes": done.nodes,
-        "hidden": done.hidden,
-        "redacted": done.redacted,
-    }
 
     def render(to: Printer) -> None:
         summary = f", {count(done.nodes, 'node')}, {size(done.size_bytes)}"
@@ -162,4 +153,4 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
             summary += f", {count(done.redacted, 'text')} redacted"
         to.line("wrote ", name(output), dim(summary))
 
-    app.answer(document, render)
+    app.answer(done, render, session=target.session, file=output)

@@ -10,10 +10,10 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, facts, nested
+from casstore.cli.fields import Field, Fields, Shape, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
 from casstore.cli.output import Printer, dim, good, name, needs_ascii
-from casstore.cli.quantities import DURATION, duration
+from casstore.cli.quantities import DURATION, duration, time_words
 from casstore.cli.sessions import ENTRY_FIELDS, entry_documents, operation_words
 from casstore.cli.text import json_line, plain, safe
 from casstore.errors import ConflictError, NotFoundError, SessionDeletedError
@@ -153,7 +153,7 @@ def queue(app: App, session: str | None, batch: str | None, cancel: str | None) 
         if cancel is not None:
             to.line(good("cancelled "), name(cancel), f" of {answer[0]['session']}")
         elif batch is not None:
-            to.facts(facts(_BATCH, answer[0]))
+            to.report(_BATCH, answer[0])
             to.json(answer[0]["content"])
         elif answer:
             to.rows(_BATCH, answer)
@@ -371,7 +371,7 @@ def attachments(
         if changed is not None:
             to.line(good(f"{changed} "), name(str(chosen)), f" of {session}")
         elif attachment is not None:
-            to.facts(facts(_ATTACHMENT_ALONE, answer[0]))
+            to.report(_ATTACHMENT_ALONE, answer[0])
         elif answer:
             to.rows(
                 _ATTACHMENT,
@@ -469,7 +469,7 @@ def _write_commit(app: App, answer: dict[str, Any]) -> None:
     else:
         turn = f"  turn {answer['turn']}" if answer["turn"] else ""
         Printer(sys.stdout).line(
-            dim(answer["committed_at"][:19].replace("T", " ")), "  ",
+            dim(time_words(answer["committed_at"])), "  ",
             name(f"{answer['session']}@{answer['revision']}"), f"  {operation_words(answer)}",
             f"  leaf {answer['leaf']}", turn,
         )  # fmt: skip
