@@ -306,9 +306,7 @@ def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> No
     missing, damaged or another store's; if you have the right log, put it back instead. No other
     process may have the store open.
     """
-    if directory == "":
-        raise click.UsageError("the store's name is empty")
-    path = directory or app.path
+    path = app.place_of(directory)
     if discard_log:
         readable = recovery.count_unapplied(path)
         if readable is not None:

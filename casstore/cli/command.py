@@ -15,6 +15,7 @@ from casstore.cli.fields import Shape
 from casstore.cli.output import Pager, Printer, is_terminal, write_json
 from casstore.cli.progress import Meter
 from casstore.engine.protocol import DURABILITIES
+from casstore.errors import InvalidInputError
 from casstore.store import Store
 from casstore.store import open as open_store
 
@@ -54,6 +55,12 @@ class App:
     def path(self) -> str:
         """The path of the store: by option, environment variable, or current directory."""
         return self._place or os.environ.get(PATH_VARIABLE) or os.curdir
+
+    def place_of(self, argument: str | None) -> str:
+        """The store that an optional argument names, else that of the options."""
+        if argument == "":
+            raise click.UsageError("the store's name is empty")
+        return self.path if argument is None else argument
 
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
         """Open the store, or the one at ``path``; it must exist. Read-only unless ``write``."""
@@ -228,6 +235,22 @@ def require_yes(*, yes: bool, question: str) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError("this cannot be undone; add --yes to confirm")
     click.confirm(question, abort=True, err=True)
+
+
+@contextmanager
+def needs_extra(user: str, extra: str, packages: Sequence[str]) -> Iterator[None]:
+    """Import optional packages inside; a missing one is an InvalidInputError that names the extra.
+
+    A module that is not in ``packages`` is missing because of a fault.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in packages:
+            raise
+        raise InvalidInputError(
+            f"{user} needs {exc.name}: pip install '.[{extra}]' in the clone of casstore"
+        ) from exc
 
 
 # One read of this length gets every valid secret whole, and enough of a longer file to refuse it.

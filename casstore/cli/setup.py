@@ -42,9 +42,7 @@ def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     If DIRECTORY is not given, --store or CASSTORE_PATH names it. It may be the URL of a server:
     then the tables are created there. An existing store is not changed.
     """
-    if directory == "":
-        raise click.UsageError("the store's name is empty")
-    path = directory or app.path
+    path = app.place_of(directory)
     there = _is_there(path)
     with open_store(path, durability=app.durability, lmdb_version=lmdb_version):
         pass

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from casstore.cli import naming
-from casstore.cli.command import App, command
+from casstore.cli.command import App, command, needs_extra
 from casstore.cli.fields import Shape
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, name
@@ -20,14 +20,7 @@ from casstore.store import shown_place
 
 _SECTION: Final = "Sessions"
 _PACKAGES: Final = ("starlette", "uvicorn", "jinja2", "markupsafe")
-
-
-def _missing(exc: ModuleNotFoundError) -> InvalidInputError:
-    if exc.name is None or exc.name.partition(".")[0] not in _PACKAGES:
-        raise exc
-    return InvalidInputError(
-        f"the viewer needs {exc.name}: pip install '.[ui]' in the clone of casstore"
-    )
+_NEEDED: Final = ("the viewer", "ui", _PACKAGES)
 
 
 def _report(text: str) -> None:
@@ -68,11 +61,9 @@ def ui(
     with every start. Only this machine can reach the viewer, unless --host is given. Without
     --write the store is opened read-only.
     """
-    try:
+    with needs_extra(*_NEEDED):
         from casstore.ui.serving import Serving, is_loopback
-    except ModuleNotFoundError as exc:
-        raise _missing(exc) from exc
-    place = app.path if store_ is None else store_
+    place = app.place_of(store_)
     with app.open(write=write, path=place) as store:
         serve = Serving(store, place, host=host, port=port, write=write)
         warning = None
@@ -136,10 +127,8 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
             patterns.append(re.compile(one))
         except re.error as exc:
             raise InvalidInputError(f"--redact {one!r} is not a regular expression: {exc}") from exc
-    try:
+    with needs_extra(*_NEEDED):
         from casstore.ui.export import write_file
-    except ModuleNotFoundError as exc:
-        raise _missing(exc) from exc
     with app.open() as store:
         target = naming.resolve_revision(store, name_, "name a session or a revision of one")
         with app.meter() as meter:
