@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSp
 
 import click
 
-from casstore.cli.fields import Shape
+from casstore.cli.fields import Fields, Shape
 from casstore.cli.output import Pager, Printer, is_terminal, write_json
 from casstore.cli.progress import Meter
 from casstore.engine.protocol import DURABILITIES
@@ -118,7 +118,6 @@ class Command(click.Command):
 
     shape: Shape
     examples: Sequence[str]
-    section: str
 
 
 class Kinds(click.Group):
@@ -131,7 +130,6 @@ class Kinds(click.Group):
 
     shape: Shape | None = None
     examples: Sequence[str] = ()
-    section: str
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -198,9 +196,13 @@ COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability", "no_pager")
 
 
 def command(
-    section: str, shape: Shape, *examples: str, name: str | None = None
+    fields: Fields, *examples: str, name: str | None = None, schema: str | None = None
 ) -> Callable[[Callable[Concatenate[App, Given], None]], Command]:
-    """Make a command of a function that takes the ``App`` and the command's own options."""
+    """Make a command of a function that takes the ``App`` and the command's own options.
+
+    ``fields`` is its JSON answer. ``name`` is that of the function unless given, and ``schema``,
+    the name of the answer, that of the command.
+    """
 
     def wrap(function: Callable[Concatenate[App, Given], None]) -> Command:
         @functools.wraps(function)
@@ -218,11 +220,11 @@ def command(
             app.write_remarks()
             ctx.exit(app.exit_code)
 
-        made = click.command(name or function.__name__.strip("_"), cls=Command)(callback)
+        own_name = name or function.__name__.strip("_")
+        made = click.command(own_name, cls=Command)(callback)
         made.params.extend(COMMON)
-        made.shape = shape
+        made.shape = Shape(schema or own_name, fields)
         made.examples = examples
-        made.section = section
         return made
 
     return wrap

@@ -23,7 +23,7 @@ from casstore.cli.differences import (
     open_bundle,
     unified,
 )
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import Fields, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
 from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
@@ -37,7 +37,6 @@ from casstore.session.component_formats import Detail
 from casstore.session.data import Usage
 from casstore.store import Store, is_server, shown_place
 
-_SECTION: Final = "Comparing"
 _SHOWN: Final = 100
 _TEXT_LINES: Final = 12
 # Texts up to this length are compared line by line.
@@ -57,80 +56,76 @@ _SIDE: Final = {
     "digest": "its digest; null for a record",
 }
 
-SHAPE: Final = Shape(
-    "diff",
-    {
-        "kind": "what was compared: checkpoint, node, value, blob or record",
-        "equal": "true if they have the same content",
-        "old": nested("the first one", _SIDE),
-        "new": nested("the second one", _SIDE),
-        "counts": nested(
-            "how much differs",
-            {
-                "nodes_added": "nodes that only the new one has",
-                "nodes_dropped": "nodes that only the old one has",
-                "added": "paths that only the new one has",
-                "removed": "paths that only the old one has",
-                "changed": "paths with another value",
-            },
-        ),
-        "by_part": "the same for each component: {name: {added, removed, changed}}",
-        "nodes": nested(
-            "of checkpoints, else null",
-            {
-                "ancestor": "the last node on both paths, null if they share none",
-                "old_leaf": "where the old one ends",
-                "new_leaf": "where the new one ends",
-                "added": nested("by insertion order", _NODE),
-                "dropped": nested("by insertion order", _NODE),
-            },
-        ),
-        "changes": nested(
-            "in order; empty with --stat",
-            {
-                "op": "added, removed or changed",
-                "path": "the path in the new one; of a removed value, in the old one",
-                "old_path": "the path in the old one; null if the value was added",
-                "before": "the old value, null if there was none",
-                "after": "the new value, null if it was deleted",
-                "usage": nested(
-                    "of a change of token usage, which count; else null",
-                    {
-                        "source": "the source of the usage, as it was committed",
-                        "model": "the model",
-                        "field": "input, output …; null: the whole entry",
-                    },
-                ),
-            },
-        ),
-        "details": nested(
-            "of components whose format is known, such as the files of a workspace; "
-            "in no count; empty with --stat and --patch",
-            {
-                "component": "the component; changes and counts have it as a plain value",
-                "kind": "added, removed, changed, mode or renamed",
-                "path": "the path of the file in the new one; of a removed one, in the old one",
-                "old_path": "what a renamed file was called before, else null",
-                "old_mode": "its permission bits before, null if it was absent",
-                "new_mode": "its permission bits, null if it is absent",
-                "text": "lines of a unified diff, at most 201; empty if the content is the same",
-            },
-        ),
-        "failures": "components without details because of an error: {component: reason}",
-        "omitted": nested(
-            "how many are not listed because of --limit",
-            {"nodes": "nodes", "changes": "changes", "details": "details"},
-        ),
-        "text": "of two short text blobs, a unified diff by lines; else null",
-        "first_difference": "of other blobs, the first byte that differs; else null",
-        "patch": "with --patch, a JSON Patch; else null",
-    },
-)
+_FIELDS: Final[Fields] = {
+    "kind": "what was compared: checkpoint, node, value, blob or record",
+    "equal": "true if they have the same content",
+    "old": nested("the first one", _SIDE),
+    "new": nested("the second one", _SIDE),
+    "counts": nested(
+        "how much differs",
+        {
+            "nodes_added": "nodes that only the new one has",
+            "nodes_dropped": "nodes that only the old one has",
+            "added": "paths that only the new one has",
+            "removed": "paths that only the old one has",
+            "changed": "paths with another value",
+        },
+    ),
+    "by_part": "the same for each component: {name: {added, removed, changed}}",
+    "nodes": nested(
+        "of checkpoints, else null",
+        {
+            "ancestor": "the last node on both paths, null if they share none",
+            "old_leaf": "where the old one ends",
+            "new_leaf": "where the new one ends",
+            "added": nested("by insertion order", _NODE),
+            "dropped": nested("by insertion order", _NODE),
+        },
+    ),
+    "changes": nested(
+        "in order; empty with --stat",
+        {
+            "op": "added, removed or changed",
+            "path": "the path in the new one; of a removed value, in the old one",
+            "old_path": "the path in the old one; null if the value was added",
+            "before": "the old value, null if there was none",
+            "after": "the new value, null if it was deleted",
+            "usage": nested(
+                "of a change of token usage, which count; else null",
+                {
+                    "source": "the source of the usage, as it was committed",
+                    "model": "the model",
+                    "field": "input, output …; null: the whole entry",
+                },
+            ),
+        },
+    ),
+    "details": nested(
+        "of components whose format is known, such as the files of a workspace; "
+        "in no count; empty with --stat and --patch",
+        {
+            "component": "the component; changes and counts have it as a plain value",
+            "kind": "added, removed, changed, mode or renamed",
+            "path": "the path of the file in the new one; of a removed one, in the old one",
+            "old_path": "what a renamed file was called before, else null",
+            "old_mode": "its permission bits before, null if it was absent",
+            "new_mode": "its permission bits, null if it is absent",
+            "text": "lines of a unified diff, at most 201; empty if the content is the same",
+        },
+    ),
+    "failures": "components without details because of an error: {component: reason}",
+    "omitted": nested(
+        "how many are not listed because of --limit",
+        {"nodes": "nodes", "changes": "changes", "details": "details"},
+    ),
+    "text": "of two short text blobs, a unified diff by lines; else null",
+    "first_difference": "of other blobs, the first byte that differs; else null",
+    "patch": "with --patch, a JSON Patch; else null",
+}
 
 
 @command(
-    _SECTION,
-    SHAPE,
+    _FIELDS,
     "casstore diff agent@41 agent",
     "casstore diff agent other --stat",
     "casstore diff agent~5 agent --patch",

@@ -11,7 +11,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Shape, nested
+from casstore.cli.fields import Field, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
@@ -30,7 +30,6 @@ from casstore.session.session import Session
 from casstore.session.state import decode_head
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 _BATCH: Final = 256
 # The most labels, the most tags and the most forks that are read to mark nodes.
 _MARKS: Final = 1000
@@ -238,53 +237,49 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "log",
-        {
-            "sessions": "the sessions listed",
-            "nodes": nested(
-                "newest first, children before parents",
-                {
-                    "id": "its id",
-                    "digest": "its digest, which identifies its whole path",
-                    "parent": "the id of its parent, null for a root",
-                    "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
-                    "not hidden; null if that was not read",
-                    "seq": "its number in insertion order",
-                    "depth": "the number of nodes on its path",
-                    "time": "the time that the runtime gave it",
-                    "session": "the session whose revision added it, null if that was pruned",
-                    "revision": "that revision",
-                    "committed_at": "when that revision was committed",
-                    "turn": "the turn of that revision, null if it had none",
-                    "role": "the role of its message, null if it is not a message",
-                    "marks": nested(
-                        "names at this node",
-                        {
-                            "kind": "leaf, label, tag or fork",
-                            "name": Field("the session, label or tag", of="text"),
-                        },
-                    ),
-                    "summary": "role and beginning of its text",
-                    "payload": "with --payloads, otherwise null",
-                },
-            ),
-            "steps": nested(
-                "the steps of one entry of a record system, newest first; otherwise empty",
-                {
-                    "id": "its id",
-                    "made_at": "when it was made, null if not known",
-                    "summary": "one line of text",
-                    "details": "of LangGraph: namespace, parent, step, source, changed_channels; "
-                    "of Claude: transcript, type, role",
-                },
-            ),
-            "more": "how many nodes are not listed; null for steps, which are not counted",
-            "cursor": "what continues the list, null at the end: for nodes the NAME to give to "
-            "log, for steps the ID to give to --before",
-        },
-    ),
+    {
+        "sessions": "the sessions listed",
+        "nodes": nested(
+            "newest first, children before parents",
+            {
+                "id": "its id",
+                "digest": "its digest, which identifies its whole path",
+                "parent": "the id of its parent, null for a root",
+                "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
+                "not hidden; null if that was not read",
+                "seq": "its number in insertion order",
+                "depth": "the number of nodes on its path",
+                "time": "the time that the runtime gave it",
+                "session": "the session whose revision added it, null if that was pruned",
+                "revision": "that revision",
+                "committed_at": "when that revision was committed",
+                "turn": "the turn of that revision, null if it had none",
+                "role": "the role of its message, null if it is not a message",
+                "marks": nested(
+                    "names at this node",
+                    {
+                        "kind": "leaf, label, tag or fork",
+                        "name": Field("the session, label or tag", of="text"),
+                    },
+                ),
+                "summary": "role and beginning of its text",
+                "payload": "with --payloads, otherwise null",
+            },
+        ),
+        "steps": nested(
+            "the steps of one entry of a record system, newest first; otherwise empty",
+            {
+                "id": "its id",
+                "made_at": "when it was made, null if not known",
+                "summary": "one line of text",
+                "details": "of LangGraph: namespace, parent, step, source, changed_channels; "
+                "of Claude: transcript, type, role",
+            },
+        ),
+        "more": "how many nodes are not listed; null for steps, which are not counted",
+        "cursor": "what continues the list, null at the end: for nodes the NAME to give to "
+        "log, for steps the ID to give to --before",
+    },
     "casstore log agent",
     "casstore log agent --graph --forks",
     "casstore log --graph --all --limit 0",

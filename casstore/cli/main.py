@@ -31,45 +31,49 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 COMPLETE_VARIABLE: Final = "_CASSTORE_COMPLETE"
 
-# Where each command is; a module is loaded when one of its commands is used.
-_MODULES: Final = {
-    "help": ("help",),
-    "setup": ("init", "version", "completion"),
-    "objects": ("put", "cat"),
-    "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
-    "show": ("show",),
-    "log": ("log",),
-    "search": ("search",),
-    "tags": ("tag", "pin"),
-    "work": ("queue", "leases", "attachments", "watch"),
-    "diff": ("diff",),
-    "space": ("gc", "pack", "vacuum", "compact"),
-    "retention": ("policy", "prune"),
-    "erase": ("erase",),
-    "maintain": ("maintain",),
-    "stats": ("stats",),
-    "check": ("check", "rebuild", "salvage", "recover"),
-    "moving": ("backup", "copy", "export", "verify"),
-    "import_": ("import",),
-    "workspace": ("workspace", "bisect"),
-    "ui": ("ui", "html"),
-    "mcp": ("mcp",),
+#: All commands, by section of ``casstore help all`` and of the documentation, and by module.
+_SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "Sessions": {
+        "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
+        "show": ("show",),
+        "log": ("log",),
+        "search": ("search",),
+        "tags": ("tag", "pin"),
+        "workspace": ("workspace",),
+        "ui": ("ui", "html"),
+        "mcp": ("mcp",),
+    },
+    "Comparing": {"diff": ("diff",), "workspace": ("bisect",)},
+    "Work": {"work": ("queue", "leases", "attachments", "watch")},
+    "Objects": {"objects": ("put", "cat")},
+    "Maintenance": {
+        "maintain": ("maintain",),
+        "stats": ("stats",),
+        "check": ("check", "rebuild", "salvage", "recover"),
+    },
+    "Space": {
+        "space": ("gc", "pack", "vacuum", "compact"),
+        "retention": ("policy", "prune"),
+        "erase": ("erase",),
+    },
+    "Moving": {"moving": ("backup", "copy", "export", "verify"), "import_": ("import",)},
+    "Setup": {"help": ("help",), "setup": ("init", "version", "completion")},
 }
-MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
+#: The commands of each section.
+SECTIONS: Final = {
+    section: [command for commands in modules.values() for command in commands]
+    for section, modules in _SECTIONS.items()
+}
+#: The module of each command; it is loaded when one of its commands is used.
+MODULE_OF: Final = {
+    command: module
+    for modules in _SECTIONS.values()
+    for module, commands in modules.items()
+    for command in commands
+}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))
 #: Short names of commands: {short: name}.
 ALIASES: Final = {"ls": "sessions"}
-#: The sections of ``casstore help all`` and of the documentation.
-SECTIONS: Final = (
-    "Sessions",
-    "Comparing",
-    "Work",
-    "Objects",
-    "Maintenance",
-    "Space",
-    "Moving",
-    "Setup",
-)
 #: The commands that most people need, by task: what ``casstore --help`` lists.
 COMMON_TASKS: Final = {
     "Start a store": ("init", "import"),
@@ -134,12 +138,7 @@ class CommandLine(click.Group):
 
     def format_all(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """All commands, by section."""
-        sections: dict[str, list[str]] = {section: [] for section in SECTIONS}
-        for name in MODULE_OF:
-            found = self.get_command(ctx, name)
-            assert found is not None
-            sections[found.section].append(name)
-        self._format(ctx, formatter, sections)
+        self._format(ctx, formatter, SECTIONS)
 
     def _format(
         self,

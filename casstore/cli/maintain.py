@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -353,13 +353,10 @@ _PLANNED: Final[Fields] = {
     "nodes_removed": Field("hidden nodes that vacuum would remove", "would remove", "node"),
     "objects_removed": Field("objects that gc would remove", "would remove", "object"),
 }
-_SHAPE: Final = Shape(
-    "maintain",
-    {
-        "interrupted": "true: Ctrl-C or SIGTERM stopped the run; the next one continues",
-        "stores": nested("the stores, in the order given", _STORE),
-    },
-)
+_FIELDS: Final[Fields] = {
+    "interrupted": "true: Ctrl-C or SIGTERM stopped the run; the next one continues",
+    "stores": nested("the stores, in the order given", _STORE),
+}
 
 
 def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[str, Any]) -> Config:
@@ -382,11 +379,9 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
     return Config((*config.stores, *stores), config.steps._replace(**changes), config.own, changes)
 
 
-def write_report(where: str, outcomes: list[StoreOutcome], *, interrupted: bool) -> None:
-    """Write one JSON document about all stores; the file is replaced as a whole."""
-    found = _SHAPE.document(
-        {"interrupted": interrupted, "stores": [one.report for one in outcomes]}
-    )
+def write_report(where: str, answer: Mapping[str, Any]) -> None:
+    """Write the JSON document of the command to a file, which is replaced as a whole."""
+    found = Shape("maintain", _FIELDS).document(answer)
     text = "".join(json_pieces(found, ascii_only=True)) + "\n"
     with whole_file(where, replace=True) as into:
         into.write(text.encode())
@@ -412,8 +407,7 @@ class _Log:
 
 
 @command(
-    "Maintenance",
-    _SHAPE,
+    _FIELDS,
     "casstore maintain",
     "casstore maintain agents --grace 1h --no-compact",
     "casstore maintain 'agents*' --last 20 --daily 14 --idle 90d --dry-run",
@@ -499,14 +493,14 @@ def maintain(
             log.say(outcome.summary, sys.stderr)
         elif not app.quiet and not app.as_json:
             log.say(outcome.summary, sys.stdout)
+    answer = {"interrupted": stopped.is_set(), "stores": [one.report for one in outcomes]}
     if report is not None:
         try:
-            write_report(report, outcomes, interrupted=stopped.is_set())
+            write_report(report, answer)
         except (OSError, StorageError) as exc:
             raise StorageError(f"cannot write the report: {exc}") from exc
     worst = max([outcome.exit_code for outcome in outcomes], default=0)
     app.exit_code = INTERRUPTED if stopped.is_set() else worst or log.exit_code
-    summary = {"interrupted": stopped.is_set(), "stores": [one.report for one in outcomes]}
     if app.as_json or (len(outcomes) == 1 and not app.quiet and not app.exit_code):
         fields = _PLANNED if dry_run else _STORE
-        app.answer(summary, lambda to: to.report(fields, outcomes[0].report))
+        app.answer(answer, lambda to: to.report(fields, outcomes[0].report))

@@ -7,7 +7,6 @@ from typing import Final
 import click
 
 from casstore.cli.command import App, command, needs_extra
-from casstore.cli.fields import Shape
 from casstore.cli.output import Printer, name
 from casstore.store import shown_place
 
@@ -15,15 +14,11 @@ _PACKAGES: Final = ("mcp", "mcp_types", "anyio", "pydantic")
 
 
 @command(
-    "Sessions",
-    Shape(
-        "mcp",
-        {
-            "store": "the store that is served",
-            "write": "true: the tools can change the store",
-            "tools": "the tools by name, and what each does",
-        },
-    ),
+    {
+        "store": "the store that is served",
+        "write": "true: the tools can change the store",
+        "tools": "the tools by name, and what each does",
+    },
     "casstore mcp my-store",
     "casstore mcp my-store --write",
     "casstore mcp my-store --tools",

@@ -15,7 +15,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, is_terminal, name, write_json
 from casstore.cli.places import at_path, load, parse_path
@@ -29,7 +29,6 @@ from casstore.objects import stored
 from casstore.objects.stored import Stored
 from casstore.store import Store
 
-_SECTION: Final = "Objects"
 _PART_BYTES: Final = 1 << 20
 # Characters that make an output binary: control characters, which a terminal obeys, and
 # bidirectional controls, which change the order in which it shows text.
@@ -53,22 +52,18 @@ class _Counted:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "put",
-        {
-            "objects": nested(
-                "the stored objects, in the order given",
-                {
-                    "source": "the file, - for standard input",
-                    "digest": "its digest, which names it",
-                    "kind": "blob or value",
-                    "size_bytes": "the size of the file",
-                },
-            ),
-            "tag": "the tag that keeps it, null if none was given",
-        },
-    ),
+    {
+        "objects": nested(
+            "the stored objects, in the order given",
+            {
+                "source": "the file, - for standard input",
+                "digest": "its digest, which names it",
+                "kind": "blob or value",
+                "size_bytes": "the size of the file",
+            },
+        ),
+        "tag": "the tag that keeps it, null if none was given",
+    },
     "casstore put report.pdf",
     'echo \'{"plan": ["read", "edit"]}\' | casstore put --value --tag plan',
 )
@@ -130,16 +125,12 @@ def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) ->
 
 
 @command(
-    _SECTION,
-    Shape(
-        "cat",
-        {
-            "name": "the unambiguous name",
-            "digest": "the digest of the object; null with --path",
-            "kind": "blob, value, node, manifest or record",
-            "value": "the content; bytes and links as for put",
-        },
-    ),
+    {
+        "name": "the unambiguous name",
+        "digest": "the digest of the object; null with --path",
+        "kind": "blob, value, node, manifest or record",
+        "value": "the content; bytes and links as for put",
+    },
     "casstore cat 3f2a91 > report.pdf",
     "casstore cat agent@12 --path tool_state.cwd --raw",
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Cells, Column, Printer, bad, dim, name
 from casstore.cli.quantities import DURATION, count, duration
@@ -22,7 +22,6 @@ from casstore.maintenance.retention import Plan, Policy, RetentionReport, Sessio
 from casstore.maintenance.retention_execution import Tally
 from casstore.store import Store
 
-_SECTION: Final = "Space"
 _LISTED: Final = 100
 
 MISSING: Final = nested(
@@ -104,19 +103,15 @@ _POLICY_MEANING: Final = (
 
 
 @command(
-    _SECTION,
-    Shape(
-        "policy",
-        {
-            "session": "whose policy, null: the store's default",
-            "policy": _POLICY_MEANING,
-            "changed": "set, removed or null: only shown",
-            "sessions": nested(
-                "sessions with a policy of their own; only if the default was asked for",
-                {"id": "the session", "policy": _POLICY_MEANING},
-            ),
-        },
-    ),
+    {
+        "session": "whose policy, null: the store's default",
+        "policy": _POLICY_MEANING,
+        "changed": "set, removed or null: only shown",
+        "sessions": nested(
+            "sessions with a policy of their own; only if the default was asked for",
+            {"id": "the session", "policy": _POLICY_MEANING},
+        ),
+    },
     "casstore policy --last 10 --daily 7",
     "casstore policy --session agent --everything",
     "casstore policy",
@@ -239,8 +234,7 @@ def prune_document(
 
 
 @command(
-    _SECTION,
-    Shape("prune", PRUNE_FIELDS),
+    PRUNE_FIELDS,
     "casstore prune --dry-run",
     "casstore prune --last 10 --daily 7 --yes",
     "casstore prune --last 1 --override-policies --dry-run",

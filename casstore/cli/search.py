@@ -11,13 +11,12 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Part, Printer, bold, dim, name
 from casstore.cli.quantities import count, moment, parse_duration, size
 from casstore.session.found import Hit
 
-_SECTION: Final = "Sessions"
 _HIT_FIELDS: Final[Fields] = {
     "kind": "`node`, `component`, or the name of a record system, such as `langgraph`",
     "session": "the oldest session that has the text, null for a record system",
@@ -85,22 +84,18 @@ def _where(hit: Hit) -> str:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "search",
-        {
-            "hits": nested("the texts with all words, best first", _HIT_FIELDS),
-            "index": nested(
-                "the index after --rebuild, null otherwise",
-                {
-                    "texts_added": Field("texts that were indexed", "indexed", "text"),
-                    "texts": Field("texts in the index", "in the index", "text"),
-                    "sessions": Field("sessions in the index", "sessions", "session"),
-                    "size_bytes": Field("the space that the index takes", "size"),
-                },
-            ),
-        },
-    ),
+    {
+        "hits": nested("the texts with all words, best first", _HIT_FIELDS),
+        "index": nested(
+            "the index after --rebuild, null otherwise",
+            {
+                "texts_added": Field("texts that were indexed", "indexed", "text"),
+                "texts": Field("texts in the index", "in the index", "text"),
+                "sessions": Field("sessions in the index", "sessions", "session"),
+                "size_bytes": Field("the space that the index takes", "size"),
+            },
+        ),
+    },
     "casstore search postgres timeout",
     "casstore search '\"connection refused\"' --session agent --since 7d",
     "casstore search migrat* --kind langgraph --json",

@@ -14,7 +14,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
@@ -29,7 +29,6 @@ from casstore.session import keys
 from casstore.session.data import Entry, SessionInfo
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 # With more objects, measuring the sizes of sessions would take longer than a second.
 _MAX_MEASURED: Final = 100_000
 # How many sessions the question before a deletion lists by name.
@@ -200,36 +199,32 @@ _SESSION: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape(
-        "sessions",
-        {
-            "sessions": nested("the sessions, in the order asked for", _SESSION),
-            "entries": nested(
-                "the entries of record systems, in the order asked for",
-                {
-                    "name": "the name that commands take: langgraph:t0",
-                    "kind": "the part of that name before the colon",
-                    "id": Field("its id within the system", of=lambda item: item.entry.id),
-                    "title": "how a person recognises it",
-                    "changed_at": "when it last changed, null if not known",
-                    "size_bytes": Field(
-                        "keys and values of its rows, without objects that they link to",
-                        of=lambda item: item.entry.size_bytes,
-                    ),
-                },
-            ),
-            "systems": nested(
-                "the record systems in the store",
-                {
-                    "name": "the beginning of its tables' names",
-                    "kind": "the beginning of its entries' names",
-                },
-            ),
-            "missing_systems": "names of systems that are not installed: their rows are kept",
-            "more": "true: --limit left some out; --after the last name continues",
-        },
-    ),
+    {
+        "sessions": nested("the sessions, in the order asked for", _SESSION),
+        "entries": nested(
+            "the entries of record systems, in the order asked for",
+            {
+                "name": "the name that commands take: langgraph:t0",
+                "kind": "the part of that name before the colon",
+                "id": Field("its id within the system", of=lambda item: item.entry.id),
+                "title": "how a person recognises it",
+                "changed_at": "when it last changed, null if not known",
+                "size_bytes": Field(
+                    "keys and values of its rows, without objects that they link to",
+                    of=lambda item: item.entry.size_bytes,
+                ),
+            },
+        ),
+        "systems": nested(
+            "the record systems in the store",
+            {
+                "name": "the beginning of its tables' names",
+                "kind": "the beginning of its entries' names",
+            },
+        ),
+        "missing_systems": "names of systems that are not installed: their rows are kept",
+        "more": "true: --limit left some out; --after the last name continues",
+    },
     "casstore sessions --recent --limit 10",
     "casstore sessions langgraph:",
 )
@@ -299,15 +294,11 @@ def _changed_at(item: _Item) -> int:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "history",
-        {
-            "session": "the session",
-            "revisions": nested("newest first", ENTRY_FIELDS, "revisions"),
-            "more": "true: there are earlier ones; --before the last number continues",
-        },
-    ),
+    {
+        "session": "the session",
+        "revisions": nested("newest first", ENTRY_FIELDS, "revisions"),
+        "more": "true: there are earlier ones; --before the last number continues",
+    },
     "casstore history agent --limit 10",
 )
 @click.argument("session", shell_complete=complete_name)
@@ -347,21 +338,17 @@ def operation_words(revision: dict[str, Any]) -> str:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "label",
-        {
-            "session": "the session",
-            "labels": nested(
-                "all labels of the session, or the one that was set or removed",
-                {
-                    "label": "its name",
-                    "revision": "the revision it names or named; null if that was removed",
-                },
-            ),
-            "changed": "set, removed or null: only listed",
-        },
-    ),
+    {
+        "session": "the session",
+        "labels": nested(
+            "all labels of the session, or the one that was set or removed",
+            {
+                "label": "its name",
+                "revision": "the revision it names or named; null if that was removed",
+            },
+        ),
+        "changed": "set, removed or null: only listed",
+    },
     "casstore label agent@41 before-refactoring",
     "casstore label agent --delete before-refactoring",
     "casstore label agent",
@@ -420,18 +407,14 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "fork",
-        {
-            "session": "the new session",
-            "source": "the session it was forked from",
-            "source_revision": "at which revision",
-            "node": "the node it ends in, null: the leaf of that revision",
-            "manifest": "the digest of its checkpoint",
-            "nodes": Field("nodes in its graph", of="node_count"),
-        },
-    ),
+    {
+        "session": "the new session",
+        "source": "the session it was forked from",
+        "source_revision": "at which revision",
+        "node": "the node it ends in, null: the leaf of that revision",
+        "manifest": "the digest of its checkpoint",
+        "nodes": Field("nodes in its graph", of="node_count"),
+    },
     "casstore fork agent attempt-2",
     "casstore fork agent@50 retry",
     "casstore fork 'agent#n49' without-the-rest",
@@ -470,8 +453,7 @@ _MOVED: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape("adopt", {**_MOVED, "adopted": nested("the place that was adopted", _ORIGIN)}),
+    {**_MOVED, "adopted": nested("the place that was adopted", _ORIGIN)},
     "casstore adopt agent other",
 )
 @click.argument("session", shell_complete=complete_name)
@@ -510,8 +492,7 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
 
 
 @command(
-    _SECTION,
-    Shape("rewind", {**_MOVED, "rewound_to": "the revision whose content it has now"}),
+    {**_MOVED, "rewound_to": "the revision whose content it has now"},
     "casstore rewind agent~2",
     "casstore rewind agent@before-refactoring --label again",
 )
@@ -543,17 +524,13 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
 
 
 @command(
-    _SECTION,
-    Shape(
-        "delete",
-        {
-            "sessions": nested(
-                "in the order given",
-                {"id": "the session", "deleted": "true if it was deleted, or would be"},
-            ),
-            "dry_run": "true: nothing was changed",
-        },
-    ),
+    {
+        "sessions": nested(
+            "in the order given",
+            {"id": "the session", "deleted": "true if it was deleted, or would be"},
+        ),
+        "dry_run": "true: nothing was changed",
+    },
     "casstore delete old-experiment --yes",
 )
 @click.argument(

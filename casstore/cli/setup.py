@@ -6,28 +6,21 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import nested
 from casstore.cli.output import Printer, good, name
 from casstore.errors import StorageError, StoreNotFoundError
 from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
 from casstore.version import __version__
 
-_SECTION: Final = "Setup"
-
 
 @command(
-    _SECTION,
-    Shape(
-        "init",
-        {"path": "the store's directory or URL", "created": "false: it was there already"},
-    ),
+    {"path": "the store's directory or URL", "created": "false: it was there already"},
     "casstore init agents",
 )
 @click.argument("directory", required=False)
@@ -66,18 +59,14 @@ def _is_there(path: str) -> bool:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "version",
-        {
-            "casstore": "the version of casstore",
-            "python": "the version of Python",
-            "packages": nested(
-                "the versions of the packages it uses, unknown if no installer recorded one",
-                {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
-            ),
-        },
-    ),
+    {
+        "casstore": "the version of casstore",
+        "python": "the version of Python",
+        "packages": nested(
+            "the versions of the packages it uses, unknown if no installer recorded one",
+            {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
+        ),
+    },
     "casstore version --json",
 )
 def version(app: App) -> None:
@@ -105,8 +94,7 @@ def _installed(package: str) -> str:
 
 
 @command(
-    _SECTION,
-    Shape("completion", {"shell": "which shell it is for", "script": "what the shell must run"}),
+    {"shell": "which shell it is for", "script": "what the shell must run"},
     "casstore completion bash > ~/.local/share/bash-completion/completions/casstore",
     "casstore completion fish > ~/.config/fish/completions/casstore.fish",
 )

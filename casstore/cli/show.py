@@ -10,7 +10,7 @@ import click
 
 from casstore.cli import fields, naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
@@ -41,7 +41,6 @@ from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
 _LINES_SHOWN: Final = 40
 # How many bytes of a blob are read.
@@ -62,29 +61,25 @@ _ENTRY: Final[Fields] = {
         of=lambda one: one.entry.size_bytes,
     ),
 }  # fmt: skip
-_SHAPE: Final = Shape(
-    "show",
-    {
-        "name": "the unambiguous name",
-        "kind": "session, revision, node, entry, manifest, value, list, map or blob",
-        "digest": "the digest of the checkpoint, node or object; null before the first commit",
-        "session": nested("the session, null if no session was named", SESSION_FIELDS),
-        "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
-        "checkpoint": ('the components, as links {"$link": digest}; null for others'),
-        "node": "the node with its payload, or hidden and without it; null for others",
-        "value": "the value at --path, a short value, or the content of an entry; null for others",
-        "size_bytes": "the size of the object, null for others",
-        "links": "digests that an object links to, the first 1,000",
-        "kept_by": "tags and pins that name the digest",
-        "expires_at": "when the pin that was named expires, null for others",
-        "entry": nested("the entry of a record system, null for others", _ENTRY),
-    },
-)
+_FIELDS: Final[Fields] = {
+    "name": "the unambiguous name",
+    "kind": "session, revision, node, entry, manifest, value, list, map or blob",
+    "digest": "the digest of the checkpoint, node or object; null before the first commit",
+    "session": nested("the session, null if no session was named", SESSION_FIELDS),
+    "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
+    "checkpoint": ('the components, as links {"$link": digest}; null for others'),
+    "node": "the node with its payload, or hidden and without it; null for others",
+    "value": "the value at --path, a short value, or the content of an entry; null for others",
+    "size_bytes": "the size of the object, null for others",
+    "links": "digests that an object links to, the first 1,000",
+    "kept_by": "tags and pins that name the digest",
+    "expires_at": "when the pin that was named expires, null for others",
+    "entry": nested("the entry of a record system, null for others", _ENTRY),
+}
 
 
 @command(
-    _SECTION,
-    _SHAPE,
+    _FIELDS,
     "casstore show agent",
     "casstore show agent@41",
     "casstore show agent~2 --path tool_state.files",
@@ -113,7 +108,7 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
 
 
 def _document(store: Store, target: Target) -> dict[str, Any]:
-    document: dict[str, Any] = dict.fromkeys(_SHAPE.fields)
+    document: dict[str, Any] = dict.fromkeys(_FIELDS)
     document.update(name=target.text, kind=target.kind, links=[], kept_by=[])
     if target.session is not None:
         document["session"] = fields.document(SESSION_FIELDS, store.session(target.session).info())

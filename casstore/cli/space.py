@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
+from casstore.cli.fields import PROBLEM, Field, Fields, document, nested
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, bad, bold, good, name
@@ -22,7 +22,6 @@ from casstore.maintenance import vacuum as vacuuming
 from casstore.maintenance.gc import GcReport
 from casstore.maintenance.vacuum import VacuumReport
 
-_SECTION: Final = "Space"
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
 # The most lines of each list that the text shows.
 _SHOWN: Final = 20
@@ -144,7 +143,7 @@ _DRY_RUN: Final = click.option(
 )
 
 
-@command(_SECTION, Shape("gc", GC_FIELDS), "casstore gc --dry-run", "casstore gc --grace 10m")
+@command(GC_FIELDS, "casstore gc --dry-run", "casstore gc --grace 10m")
 @_GRACE
 @_DRY_RUN
 @click.option(
@@ -189,7 +188,7 @@ def write_gc(to: Printer, answer: dict[str, Any]) -> None:
     to.report({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer)
 
 
-@command(_SECTION, Shape("pack", PACK_FIELDS), "casstore pack", "casstore pack --min-age 0")
+@command(PACK_FIELDS, "casstore pack", "casstore pack --min-age 0")
 @click.option(
     "--min-age", "min_age_ms", type=DURATION, default="15m", show_default=True,
     help="Leave objects that were stored within this time where they are.",
@@ -220,8 +219,7 @@ def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None
 
 
 @command(
-    _SECTION,
-    Shape("vacuum", VACUUM_FIELDS),
+    VACUUM_FIELDS,
     "casstore vacuum",
     "casstore vacuum --session agent --grace 0",
 )
@@ -294,8 +292,7 @@ COMPACT_FIELDS: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape("compact", COMPACT_FIELDS),
+    COMPACT_FIELDS,
     "casstore compact --wait 30s",
 )
 @click.option(

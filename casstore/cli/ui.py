@@ -11,14 +11,12 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, needs_extra
-from casstore.cli.fields import Shape
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, name
 from casstore.cli.quantities import count, size
 from casstore.errors import InvalidInputError
 from casstore.store import shown_place
 
-_SECTION: Final = "Sessions"
 _PACKAGES: Final = ("starlette", "uvicorn", "jinja2", "markupsafe")
 _NEEDED: Final = ("the viewer", "ui", _PACKAGES)
 
@@ -30,16 +28,12 @@ def _report(text: str) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "ui",
-        {
-            "address": "the URL to open in a browser; the token in it is for this run alone",
-            "store": "the store that is shown",
-            "write": "true: the pages can change the store",
-            "warning": "which other machines can reach the viewer, null if none can",
-        },
-    ),
+    {
+        "address": "the URL to open in a browser; the token in it is for this run alone",
+        "store": "the store that is shown",
+        "write": "true: the pages can change the store",
+        "warning": "which other machines can reach the viewer, null if none can",
+    },
     "casstore ui",
     "casstore ui my-store --no-browser --port 9000",
     "casstore ui my-store --write",
@@ -93,19 +87,15 @@ def ui(
 
 
 @command(
-    _SECTION,
-    Shape(
-        "html",
-        {
-            "session": "the session",
-            "revision": "the revision that was written",
-            "file": "the file",
-            "size_bytes": "its size",
-            "nodes": "how many nodes are in it",
-            "hidden": "how many hidden nodes were left out",
-            "redacted": "how many pieces of text --redact has replaced",
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the revision that was written",
+        "file": "the file",
+        "size_bytes": "its size",
+        "nodes": "how many nodes are in it",
+        "hidden": "how many hidden nodes were left out",
+        "redacted": "how many pieces of text --redact has replaced",
+    },
     "casstore html agent -o agent.html",
     "casstore html agent@41 -o agent.html --redact 'sk-[A-Za-z0-9]+'",
 )

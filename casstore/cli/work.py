@@ -10,7 +10,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
 from casstore.cli.output import Printer, dim, good, name, needs_ascii
 from casstore.cli.quantities import DURATION, duration, time_words
@@ -25,8 +25,6 @@ from casstore.session.data import Attachment, Batch, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import decode_head, head_key, meta_key
 from casstore.store import Store
-
-_SECTION: Final = "Work"
 
 
 def _sessions_in(store: Store, table: str) -> Iterator[str]:
@@ -107,14 +105,10 @@ def _batch(batch: Batch, lease: Lease | None, now_ms: int, *, whole: bool) -> di
 
 
 @command(
-    _SECTION,
-    Shape(
-        "queue",
-        {
-            "batches": nested("by session, in the order in which they are claimed", _BATCH),
-            "changed": "cancelled or null: only listed",
-        },
-    ),
+    {
+        "batches": nested("by session, in the order in which they are claimed", _BATCH),
+        "changed": "cancelled or null: only listed",
+    },
     "casstore queue",
     "casstore queue agent 5f0c",
     "casstore queue agent --cancel 5f0c",
@@ -193,14 +187,10 @@ def _lease(lease: Lease, now_ms: int) -> dict[str, Any]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "leases",
-        {
-            "leases": nested("by session", _LEASE),
-            "changed": "released or null: only listed",
-        },
-    ),
+    {
+        "leases": nested("by session", _LEASE),
+        "changed": "released or null: only listed",
+    },
     "casstore leases",
     "casstore leases agent --release --yes",
 )
@@ -294,14 +284,10 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "attachments",
-        {
-            "attachments": nested("by session and id", _ATTACHMENT),
-            "changed": "cancelled, released or null: only listed",
-        },
-    ),
+    {
+        "attachments": nested("by session and id", _ATTACHMENT),
+        "changed": "cancelled, released or null: only listed",
+    },
     "casstore attachments --older 7d",
     "casstore attachments agent --all",
     "casstore attachments agent video-1",
@@ -387,8 +373,7 @@ def attachments(
 
 
 @command(
-    _SECTION,
-    Shape("watch", {"session": "the session", **ENTRY_FIELDS}),
+    {"session": "the session", **ENTRY_FIELDS},
     "casstore watch",
     "casstore watch agent --since 0 --limit 1 --json",
 )

@@ -14,7 +14,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, Kinds, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, good, name, other
 from casstore.cli.quantities import clock, count, moment, size
@@ -38,7 +38,6 @@ from casstore.workspace import restore as restore_files
 from casstore.workspace.beneath import printable
 from casstore.workspace.workspace import MAX_FILE_BYTES
 
-_SECTION: Final = "Sessions"
 _CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 # As for git bisect run: the exit code of a test that cannot tell good from bad, and those with
 # which a shell reports that it could not run the test.
@@ -62,8 +61,6 @@ def workspace() -> None:
     change are not read again.
     """
 
-
-workspace.section = _SECTION
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -164,27 +161,23 @@ def _render_text(to: Printer, lines: Sequence[str]) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-snapshot",
-        {
-            "session": "the session",
-            "revision": "the revision that has the files",
-            "digest": "the digest of the snapshot",
-            "files": "regular files in it",
-            "bytes": "bytes in them",
-            "files_read": "files whose content was read; the others had not changed",
-            "bytes_read": "bytes that were read",
-            "ignored": "files and directories that the rules leave out",
-            "left_out": nested(
-                "other paths that are not in the snapshot", {"path": "the path", "reason": "why"}
-            ),
-            "unstable": "files that changed each time they were read",
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the revision that has the files",
+        "digest": "the digest of the snapshot",
+        "files": "regular files in it",
+        "bytes": "bytes in them",
+        "files_read": "files whose content was read; the others had not changed",
+        "bytes_read": "bytes that were read",
+        "ignored": "files and directories that the rules leave out",
+        "left_out": nested(
+            "other paths that are not in the snapshot", {"path": "the path", "reason": "why"}
+        ),
+        "unstable": "files that changed each time they were read",
+    },
     "casstore workspace snapshot project --session coder --label tested",
     "casstore workspace snapshot transcripts --session archive --no-defaults",
-    name="snapshot",
+    schema="workspace-snapshot",
 )
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
@@ -241,11 +234,10 @@ def snapshot(
 
 
 @command(
-    _SECTION,
-    Shape("workspace-status", {"session": "the session", "changes": _CHANGES}),
+    {"session": "the session", "changes": _CHANGES},
     "casstore workspace status project --session coder",
     "casstore workspace status project --session coder@1 --text",
-    name="status",
+    schema="workspace-status",
 )
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
@@ -278,18 +270,14 @@ def status(app: App, /, directory: str, place: str, as_text: bool, **options: An
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-diff",
-        {
-            "old": "the revision compared with, null: no files",
-            "new": "the revision compared",
-            "changes": _CHANGES,
-        },
-    ),
+    {
+        "old": "the revision compared with, null: no files",
+        "new": "the revision compared",
+        "changes": _CHANGES,
+    },
     "casstore workspace diff coder@1 coder",
     "casstore workspace diff coder@1 coder@2 --text",
-    name="diff",
+    schema="workspace-diff",
 )
 @click.argument("old", shell_complete=complete_name)
 @click.argument("new", shell_complete=complete_name)
@@ -328,35 +316,31 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-restore",
-        {
-            "dry_run": "true: nothing was changed",
-            "snapshot": "the digest of the snapshot",
-            "created": "how many paths are, or in a dry run would be, created",
-            "changed": "how many are changed",
-            "deleted": "how many are deleted",
-            "plan": nested(
-                "what a dry run found, null without --dry-run",
-                {
-                    "created": "paths that are missing",
-                    "changed": "paths that differ",
-                    "deleted": "paths that the snapshot does not have",
-                    "untracked": "paths in no snapshot, which would stay",
-                },
-            ),
-            "conflicts": nested(
-                "paths with changes that would be lost", {"path": "the path", "reason": "why"}
-            ),
-            "bytes_written": "bytes written, null in a dry run",
-            "saved": "the snapshot of the state before a forced restore, null: none was needed",
-            "saved_pin": "the pin that keeps it",
-        },
-    ),
+    {
+        "dry_run": "true: nothing was changed",
+        "snapshot": "the digest of the snapshot",
+        "created": "how many paths are, or in a dry run would be, created",
+        "changed": "how many are changed",
+        "deleted": "how many are deleted",
+        "plan": nested(
+            "what a dry run found, null without --dry-run",
+            {
+                "created": "paths that are missing",
+                "changed": "paths that differ",
+                "deleted": "paths that the snapshot does not have",
+                "untracked": "paths in no snapshot, which would stay",
+            },
+        ),
+        "conflicts": nested(
+            "paths with changes that would be lost", {"path": "the path", "reason": "why"}
+        ),
+        "bytes_written": "bytes written, null in a dry run",
+        "saved": "the snapshot of the state before a forced restore, null: none was needed",
+        "saved_pin": "the pin that keeps it",
+    },
     "casstore workspace restore coder@1 project --dry-run",
     "casstore workspace restore coder@1 project",
-    name="restore",
+    schema="workspace-restore",
 )
 @click.argument("name", metavar="NAME", shell_complete=complete_name)
 @click.argument("directory", type=click.Path(file_okay=False))
@@ -471,27 +455,23 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-log",
-        {
-            "session": "the session",
-            "snapshots": nested(
-                "revisions whose files differ from the revision before, newest first",
-                {
-                    "revision": "its number",
-                    "committed_at": "when",
-                    "turn": "the turn that made it, null if it had none",
-                    "labels": "its labels",
-                    "digest": "the digest of the snapshot",
-                    "files": "regular files",
-                    "bytes": "bytes in them",
-                },
-            ),
-        },
-    ),
+    {
+        "session": "the session",
+        "snapshots": nested(
+            "revisions whose files differ from the revision before, newest first",
+            {
+                "revision": "its number",
+                "committed_at": "when",
+                "turn": "the turn that made it, null if it had none",
+                "labels": "its labels",
+                "digest": "the digest of the snapshot",
+                "files": "regular files",
+                "bytes": "bytes in them",
+            },
+        ),
+    },
     "casstore workspace log coder",
-    name="log",
+    schema="workspace-log",
 )
 @click.argument("session", shell_complete=complete_name)
 @click.option(
@@ -557,22 +537,18 @@ for _one in (snapshot, status, diff, restore, log_):
 
 
 @command(
-    "Comparing",
-    Shape(
-        "bisect",
-        {
-            "session": "the session",
-            "revision": "the first bad revision",
-            "turn": "the turn that made it, null if it had none",
-            "committed_at": "when",
-            "nodes": "the nodes that it added",
-            "changes": _CHANGES,
-            "runs": nested(
-                "each run of the command, in order",
-                {"revision": "the revision", "exit_code": "how the command ended"},
-            ),
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the first bad revision",
+        "turn": "the turn that made it, null if it had none",
+        "committed_at": "when",
+        "nodes": "the nodes that it added",
+        "changes": _CHANGES,
+        "runs": nested(
+            "each run of the command, in order",
+            {"revision": "the revision", "exit_code": "how the command ended"},
+        ),
+    },
     "casstore bisect coder --good 1 --bad 3 -- grep -q pass a.py",
 )
 @click.argument("session", shell_complete=complete_name)
