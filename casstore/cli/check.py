@@ -8,6 +8,7 @@ import click
 
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.options import YES
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, count
 from casstore.cli.text import safe
@@ -277,7 +278,7 @@ def _row_title(row: LostRow | StrayRow) -> str:
     "--discard-log", is_flag=True,
     help="Open without the log; commits that only the log holds are lost.",
 )  # fmt: skip
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> None:
     """Apply the redo log of a store that was not closed.
 

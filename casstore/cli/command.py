@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import IO, Any, Concatenate, Final, ParamSpec, cast
 
 import click
 
@@ -18,9 +18,6 @@ from casstore.engine.protocol import DURABILITIES
 from casstore.errors import InvalidInputError
 from casstore.store import Store
 from casstore.store import open as open_store
-
-if TYPE_CHECKING:
-    from casstore.records.lifecycles.key_files import FileKeys
 
 Given = ParamSpec("Given")
 
@@ -253,33 +250,3 @@ def needs_extra(user: str, extra: str, packages: Sequence[str]) -> Iterator[None
         raise InvalidInputError(
             f"{user} needs {exc.name}: pip install '.[{extra}]' in the clone of casstore"
         ) from exc
-
-
-# One read of this length gets every valid secret whole, and enough of a longer file to refuse it.
-_MAX_SECRET_BYTES: Final = 5000
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def keys_option(help: str, *, exists: bool) -> Callable[[Decorated], Decorated]:
-    """Add the option ``--keys DIRECTORY``, passed as ``key_directory``."""
-    return click.option(
-        "--keys", "key_directory", type=click.Path(file_okay=False, exists=exists), help=help
-    )
-
-
-def secret_option(help: str) -> Callable[[Decorated], Decorated]:
-    """Add the option ``--secret FILE``, passed as ``secret_file``."""
-    return click.option("--secret", "secret_file", type=click.File("rb"), help=help)
-
-
-def open_keys(directory: str | None) -> FileKeys | None:
-    """The keys in a directory, if one was given."""
-    from casstore.records.lifecycles.key_files import FileKeys
-
-    return None if directory is None else FileKeys(directory)
-
-
-def read_secret(file: BinaryIO | None) -> bytes | None:
-    """The secret in a file, if one was given; where it is used, a secret too long is refused."""
-    return None if file is None else file.read(_MAX_SECRET_BYTES)

@@ -6,17 +6,17 @@ from typing import BinaryIO, Final
 
 import click
 
-from casstore.cli.command import (
-    App,
-    command,
+from casstore.cli.command import App, command, require_yes
+from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.naming import NameNotFoundError
+from casstore.cli.options import (
+    YES,
+    dry_run_option,
     keys_option,
     open_keys,
     read_secret,
-    require_yes,
     secret_option,
 )
-from casstore.cli.fields import Field, Fields, document, nested
-from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Printer, bad, bold, dim, good, name
 from casstore.cli.quantities import count, size
 from casstore.cli.retention import MISSING, write_missing
@@ -91,7 +91,7 @@ _FIELDS: Final[Fields] = {
     "casstore erase user-42 --yes && casstore gc --grace 0 && casstore compact",
 )
 @click.argument("subject")
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be erased; change nothing.")
+@dry_run_option("erased")
 @click.option(
     "--no-survey", is_flag=True, help="Faster: do not measure which objects others share."
 )
@@ -102,7 +102,7 @@ _FIELDS: Final[Fields] = {
 @secret_option(
     "The file whose bytes are the secret that subjects are hashed with, if there is one."
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def erase(
     app: App,
     subject: str,

@@ -9,16 +9,9 @@ from typing import Any, Final
 
 import click
 
-from casstore.cli.command import (
-    App,
-    Kinds,
-    command,
-    keys_option,
-    open_keys,
-    read_secret,
-    secret_option,
-)
+from casstore.cli.command import App, Kinds, command
 from casstore.cli.fields import Fields, Shape, nested
+from casstore.cli.options import keys_option, open_keys, read_secret, secret_option
 from casstore.cli.output import Printer, bad, good, name
 from casstore.cli.quantities import count, size
 from casstore.compat.importing import IMPORTED, UPDATED, ImportReport

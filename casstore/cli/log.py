@@ -13,6 +13,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.fields import Field, nested
 from casstore.cli.naming import Target, complete_name
+from casstore.cli.options import limit_option
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
 from casstore.cli.quantities import clock, count
@@ -290,10 +291,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
 @click.option("--forks", is_flag=True, help="Include sessions that are forks or sources of these.")
 @click.option("--all", "-a", "everything", is_flag=True, help="All sessions.")
 @click.option("--rewound", is_flag=True, help="Include the nodes that sessions had before rewinds.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=100, show_default=True,
-    help="List at most this many nodes; 0: all.",
-)  # fmt: skip
+@limit_option(100, "List at most this many nodes; 0: all.")
 @click.option("--before", metavar="ID", help="Of a record: only the steps older than this one.")
 @click.option("--payloads", "-p", is_flag=True, help="Include whole payloads.")
 def log(

@@ -22,6 +22,7 @@ from casstore.cli.command import App, command
 from casstore.cli.configuration import EVERYTHING, Config, Steps, find_stores, read_config
 from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
 from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
+from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, dry_run_option
 from casstore.cli.output import is_terminal, let_go
 from casstore.cli.progress import Meter
 from casstore.cli.quantities import DURATION, duration, size
@@ -417,7 +418,7 @@ class _Log:
 @click.option(
     "--config", "config_file", metavar="FILE", help="A TOML file, see docs/reference/cli.md."
 )
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing.")
+@dry_run_option("removed")
 @click.option(
     "--grace", "grace_ms", type=DURATION,
     help="Keep objects that were put within this time, and what they link to. Default: 1h.",
@@ -430,12 +431,9 @@ class _Log:
 @with_policy
 @click.option(
     "--override-policies/--no-override-policies", default=None,
-    help="Apply the given policy to sessions that have their own policy as well.",
+    help=OVERRIDE_POLICIES_HELP,
 )  # fmt: skip
-@click.option(
-    "--attachments", type=DURATION,
-    help="Give up attachments announced longer ago than this and never committed.",
-)  # fmt: skip
+@ATTACHMENTS
 @click.option("--vacuum/--no-vacuum", default=None, help="Remove hidden nodes for good.")
 @click.option("--pack/--no-pack", default=None, help="Rewrite small slabs into large ones.")
 @click.option(
@@ -445,6 +443,7 @@ class _Log:
 @click.option("--report", metavar="FILE", help="Write the JSON report to FILE as well.")
 def maintain(
     app: App,
+    /,
     stores: tuple[str, ...],
     config_file: str | None,
     dry_run: bool,

@@ -10,6 +10,7 @@ import click
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
+from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, YES, dry_run_option, options
 from casstore.cli.output import Cells, Column, Printer, bad, dim, name
 from casstore.cli.quantities import DURATION, count, duration
 from casstore.engine.files import source_error
@@ -46,7 +47,8 @@ def _keep_each(period: str) -> Any:
     )  # fmt: skip
 
 
-_POLICY: Final = (
+#: The options of a retention policy; ``policy_of`` reads them.
+with_policy: Final = options(
     click.option(
         "--last", type=click.IntRange(0), metavar="N", help="Keep the N newest revisions."
     ),
@@ -56,13 +58,6 @@ _POLICY: Final = (
     click.option("--everything", is_flag=True, help="Keep all revisions."),
     click.option("--unlabelled", is_flag=True, help="Do not keep a revision for its labels."),
 )
-
-
-def with_policy(function: Any) -> Any:
-    """Give a command the options of a retention policy."""
-    for option in reversed(_POLICY):
-        function = option(function)
-    return function
 
 
 def policy_of(given: dict[str, Any]) -> Policy | None:
@@ -119,7 +114,7 @@ _POLICY_MEANING: Final = (
 @click.option("--session", metavar="ID", help="Of this session; otherwise the store's default.")
 @with_policy
 @click.option("--delete", "-d", is_flag=True, help="Delete the policy.")
-def policy(app: App, session: str | None, delete: bool, **given: Any) -> None:
+def policy(app: App, /, session: str | None, delete: bool, **given: Any) -> None:
     """Show, set or delete the policy by which prune keeps revisions.
 
     A revision is kept if any rule keeps it. Always kept are the head, and revisions that are
@@ -245,22 +240,20 @@ def prune_document(
 @with_policy
 @click.option(
     "--override-policies", is_flag=True,
-    help="Apply the given policy to sessions that have their own policy as well.",
+    help=OVERRIDE_POLICIES_HELP,
 )  # fmt: skip
 @click.option(
     "--receipts", type=DURATION,
     help="Forget turns committed longer ago than this: repeated, such a turn commits again.",
 )  # fmt: skip
-@click.option(
-    "--attachments", type=DURATION,
-    help="Give up attachments announced longer ago than this and never committed.",
-)  # fmt: skip
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing.")
+@ATTACHMENTS
+@dry_run_option("removed")
 @click.option("--plan", "plan_file", metavar="FILE", help="With --dry-run: write the plan to FILE.")
 @click.option("--from", "from_file", metavar="FILE", help="Carry out the plan in FILE.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def prune(
     app: App,
+    /,
     sessions: tuple[str, ...],
     prefix: str,
     override_policies: bool,

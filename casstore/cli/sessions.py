@@ -16,6 +16,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
+from casstore.cli.options import YES, limit_option
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
 from casstore.cli.text import clip_name, short
@@ -230,10 +231,7 @@ _SESSION: Final[Fields] = {
 )
 @click.argument("prefix", default="", shell_complete=complete_name)
 @click.option("--recent", "-r", is_flag=True, help="The last change first; otherwise by name.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=0,
-    help="List at most this many; 0: all.",
-)  # fmt: skip
+@limit_option(0)
 @click.option("--after", metavar="NAME", help="Only names after this one, to continue a list.")
 def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None) -> None:
     """List the sessions and records in the store.
@@ -302,10 +300,7 @@ def _changed_at(item: _Item) -> int:
     "casstore history agent --limit 10",
 )
 @click.argument("session", shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
-    help="List at most this many; 0: all.",
-)  # fmt: skip
+@limit_option(50)
 @click.option("--before", type=click.IntRange(1), help="Only revisions earlier than this one.")
 @click.option("--labelled", is_flag=True, help="Only revisions that have a label.")
 def history(app: App, session: str, limit: int, before: int | None, labelled: bool) -> None:
@@ -536,7 +531,7 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
 @click.argument(
     "sessions_", nargs=-1, required=True, metavar="SESSION…", shell_complete=complete_name
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 @click.option("--dry-run", is_flag=True, help="Report what would be deleted; change nothing.")
 def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> None:
     """Delete sessions for good; their ids cannot be used again.

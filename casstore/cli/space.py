@@ -11,6 +11,7 @@ from casstore.cli.command import App, command
 from casstore.cli.fields import PROBLEM, Field, Fields, document, nested
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
+from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, count, duration
 from casstore.engine.protocol import DEFAULT_BATCH
@@ -138,14 +139,11 @@ _GRACE: Final = click.option(
     "--grace", "grace_ms", type=DURATION, default="1h", show_default=True,
     help="Keep objects that were put within this time, and what they link to.",
 )  # fmt: skip
-_DRY_RUN: Final = click.option(
-    "--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing."
-)
 
 
 @command(GC_FIELDS, "casstore gc --dry-run", "casstore gc --grace 10m")
 @_GRACE
-@_DRY_RUN
+@dry_run_option("removed")
 @click.option(
     "--batch", type=click.IntRange(1, collecting.MAX_BATCH), default=DEFAULT_BATCH,
     show_default=True, help="Objects removed in one transaction. Writers wait for it.",
@@ -228,7 +226,7 @@ def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None
     help="Rewrite only this session; may be repeated. Otherwise all that have hidden nodes.",
 )  # fmt: skip
 @_GRACE
-@_DRY_RUN
+@dry_run_option("removed")
 def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) -> None:
     """Remove hidden nodes for good; then collect and pack.
 

@@ -12,6 +12,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
+from casstore.cli.options import YES, limit_option
 from casstore.cli.output import Printer, dim, good, name, needs_ascii
 from casstore.cli.quantities import DURATION, duration, time_words
 from casstore.cli.sessions import ENTRY_FIELDS, entry_documents, operation_words
@@ -197,7 +198,7 @@ def _lease(lease: Lease, now_ms: int) -> dict[str, Any]:
 @click.argument("session", required=False, shell_complete=complete_name)
 @click.option("--all", "-a", "everything", is_flag=True, help="Include expired and released ones.")
 @click.option("--release", is_flag=True, help="Release the lease of SESSION.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def leases(app: App, session: str | None, everything: bool, release: bool, yes: bool) -> None:
     """List the leases of sessions, or release one.
 
@@ -303,7 +304,7 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 @click.option("--all", "-a", "everything", is_flag=True, help="Of SESSION: committed ones as well.")
 @click.option("--cancel", metavar="ID", help="Condemn this one: no commit may refer to it.")
 @click.option("--release", metavar="ID", help="Remove this one; delete its bytes elsewhere first.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def attachments(
     app: App,
     session: str | None,
@@ -378,10 +379,7 @@ def attachments(
     "casstore watch agent --since 0 --limit 1 --json",
 )
 @click.argument("session", required=False, shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=0, show_default=True,
-    help="End after this many commits; 0: never.",
-)  # fmt: skip
+@limit_option(0, "End after this many commits; 0: never.")
 @click.option("--since", type=click.IntRange(0), help="Of SESSION: begin after this revision.")
 def watch(app: App, session: str | None, limit: int, since: int | None) -> None:
     """Print commits as they happen.

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -16,6 +16,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, Kinds, command
 from casstore.cli.fields import nested
 from casstore.cli.naming import complete_name
+from casstore.cli.options import limit_option, options
 from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, good, name, other
 from casstore.cli.quantities import clock, count, moment, size
 from casstore.cli.text import safe
@@ -62,36 +63,29 @@ def workspace() -> None:
     """
 
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def _files_options(function: Decorated) -> Decorated:
-    """The options that say which files of a directory count."""
-    for option in reversed(
-        (
-            click.option(
-                "--ignore", "-i", multiple=True, metavar="PATTERN",
-                help="Leave out what matches, as .gitignore writes it; may be given again.",
-            ),
-            click.option(
-                "--no-defaults", is_flag=True,
-                help="Ignore only what --ignore names, not repositories, caches and the like.",
-            ),
-            click.option(
-                "--gitignore", is_flag=True,
-                help="Leave out what the .gitignore files in the directory name.",
-            ),
-            click.option(
-                "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
-                show_default=True, help="Leave out larger files, in bytes.",
-            ),
-            click.option(
-                "--skip-unreadable", is_flag=True, help="Leave out what cannot be read."
-            ),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# The options that say which files of a directory count; ``_workspace`` takes them.
+_files_options: Final = options(
+    click.option(
+        "--ignore", "-i", multiple=True, metavar="PATTERN",
+        help="Leave out what matches, as .gitignore writes it; may be given again.",
+    ),
+    click.option(
+        "--no-defaults", is_flag=True,
+        help="Ignore only what --ignore names, not repositories, caches and the like.",
+    ),
+    click.option(
+        "--gitignore", is_flag=True,
+        help="Leave out what the .gitignore files in the directory name.",
+    ),
+    click.option(
+        "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
+        show_default=True, help="Leave out larger files, in bytes.",
+    ),
+    click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read."),
+)  # fmt: skip
+_SHOW_TEXT: Final = click.option(
+    "--text", "-t", "as_text", is_flag=True, help="Show what changed in text files."
+)
 
 
 def _workspace(app: App, directory: str, **options: Any) -> Workspace:
@@ -244,7 +238,7 @@ def snapshot(
     "--session", "-S", "place", required=True, shell_complete=complete_name,
     help="The session, or SESSION@REVISION, to compare with.",
 )  # fmt: skip
-@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+@_SHOW_TEXT
 @_files_options
 def status(app: App, /, directory: str, place: str, as_text: bool, **options: Any) -> None:
     """Show what changed in a directory since a revision of a session.
@@ -281,7 +275,7 @@ def status(app: App, /, directory: str, place: str, as_text: bool, **options: An
 )
 @click.argument("old", shell_complete=complete_name)
 @click.argument("new", shell_complete=complete_name)
-@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+@_SHOW_TEXT
 def diff(app: App, old: str, new: str, as_text: bool) -> None:
     """Show what changed in the files between two revisions.
 
@@ -474,10 +468,7 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
     schema="workspace-log",
 )
 @click.argument("session", shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
-    help="List at most this many; 0 lists all.",
-)  # fmt: skip
+@limit_option(50)
 def log_(app: App, session: str, limit: int) -> None:
     """List the revisions in which the files of a session changed, newest first.
 
