@@ -138,7 +138,8 @@ def queue(app: App, session: str | None, batch: str | None, cancel: str | None) 
             if cancel is not None and answer and waiting.cancel(cancel) is None:
                 raise ConflictError(
                     f"batch {cancel!r} of session {one!r} is claimed by {answer[0]['owner']!r} "
-                    f"until {answer[0]['expires_at']}; wait, or: casstore leases {one} --release"
+                    f"until {answer[0]['expires_at']}; wait, or: "
+                    f"casstore leases --release {naming.quoted(one)}"
                 )
         missing = cancel or batch
         if missing is not None and not answer:

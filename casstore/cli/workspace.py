@@ -364,10 +364,10 @@ def restore(
         plan: RestorePlan | None = None
         report: RestoreReport | None = None
         if session is None:
-            assert target.digest is not None
+            digest = target.require_digest()
             if dry_run:
                 raise click.UsageError("--dry-run needs a session, or SESSION@REVISION")
-            report = ws.restore_snapshot(store, target.digest, force=force)
+            report = ws.restore_snapshot(store, digest, force=force)
         elif dry_run:
             plan = ws.plan_restore(session, at)
         else:
