@@ -8,17 +8,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, Kinds, command
-from casstore.cli.fields import nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import limit_option, options
-from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, good, name, other
-from casstore.cli.quantities import clock, count, moment, size
+from casstore.cli.output import Part, Printer, bad, bold, dim, good, name, other
+from casstore.cli.quantities import clock, count, size
 from casstore.cli.text import safe
 from casstore.errors import InvalidInputError, SnapshotNotFoundError
 from casstore.format.digest import plain_hash
@@ -116,24 +117,23 @@ def _place(store: Store, text: str) -> tuple[Session, int | None]:
     return store.session(target.session), target.revision
 
 
-_CHANGE_FIELDS: Final = {
-    "kind": "added, removed, changed, mode or renamed",
-    "path": "relative to the directory",
-    "old_path": "what a renamed file was called before, else null",
-}
-_CHANGES: Final = nested("in order of path", _CHANGE_FIELDS)
+def _paths(help: str, key: str) -> Field:
+    """A list of paths in a report, as they are printed."""
+    return Field(help, of=lambda report: [printable(path) for path in getattr(report, key)])
+
+
+_CHANGES: Final = nested(
+    "in order of path",
+    {
+        "kind": "added, removed, changed, mode or renamed",
+        "path": Field("relative to the directory", of=lambda one: printable(one.path)),
+        "old_path": Field(
+            "what a renamed file was called before, else null",
+            of=lambda one: one.old_path and printable(one.old_path),
+        ),
+    },
+)
 _MARKS: Final = {"added": "+", "removed": "-", "changed": "M", "mode": "m", "renamed": "R"}
-
-
-def _change_documents(changes: Sequence[FileChange]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": one.kind,
-            "path": printable(one.path),
-            "old_path": one.old_path and printable(one.old_path),
-        }
-        for one in changes
-    ]
 
 
 def _mark(change: FileChange) -> list[Part]:
@@ -143,12 +143,23 @@ def _mark(change: FileChange) -> list[Part]:
     return [style(f"{_MARKS[change.kind]}  "), printable(change.path), dim(came)]
 
 
-def _render_text(to: Printer, lines: Sequence[str]) -> None:
-    for line in lines:
-        if line.startswith(("---", "+++", "@@")):
-            to.line(bold(line))
-        else:
-            to.line({"+": good, "-": bad}.get(line[:1], str)(line))
+def _answer_changes(
+    app: App, changes: Sequence[FileChange], texts: Sequence[Sequence[str]], **more: Any
+) -> None:
+    """Answer with changes; ``texts`` are the lines to show of each."""
+
+    def render(to: Printer) -> None:
+        if not changes:
+            app.remark("nothing changed")
+        for change, lines in zip(changes, texts, strict=True):
+            to.line(*_mark(change))
+            for line in lines:
+                if line.startswith(("---", "+++", "@@")):
+                    to.line(bold(line))
+                else:
+                    to.line({"+": good, "-": bad}.get(line[:1], str)(line))
+
+    app.answer({"changes": changes, **more}, render)
 
 
 # --- snapshot ---------------------------------------------------------------------------------
@@ -160,14 +171,19 @@ def _render_text(to: Printer, lines: Sequence[str]) -> None:
         "revision": "the revision that has the files",
         "digest": "the digest of the snapshot",
         "files": "regular files in it",
-        "bytes": "bytes in them",
+        "bytes": Field("bytes in them", of="size_bytes"),
         "files_read": "files whose content was read; the others had not changed",
         "bytes_read": "bytes that were read",
         "ignored": "files and directories that the rules leave out",
         "left_out": nested(
-            "other paths that are not in the snapshot", {"path": "the path", "reason": "why"}
+            "other paths that are not in the snapshot",
+            {
+                "path": Field("the path", of=lambda item: printable(item[0])),
+                "reason": Field("why", of=lambda item: item[1]),
+            },
+            of=lambda found: [*found.left_out.items()],
         ),
-        "unstable": "files that changed each time they were read",
+        "unstable": _paths("files that changed each time they were read", "unstable"),
     },
     "casstore workspace snapshot project --session coder --label tested",
     "casstore workspace snapshot transcripts --session archive --no-defaults",
@@ -205,23 +221,7 @@ def snapshot(
         for path in found.unstable:
             to.line(bad("unstable   "), printable(path), dim(" (changed while it was read)"))
 
-    app.answer(
-        {
-            "session": session_id,
-            "revision": result.revision,
-            "digest": found.digest.hex(),
-            "files": found.files,
-            "bytes": found.size_bytes,
-            "files_read": found.files_read,
-            "bytes_read": found.bytes_read,
-            "ignored": found.ignored,
-            "left_out": [
-                {"path": printable(path), "reason": why} for path, why in found.left_out.items()
-            ],
-            "unstable": [printable(path) for path in found.unstable],
-        },
-        render,
-    )
+    app.answer(found, render, session=session_id, revision=result.revision)
 
 
 # --- status and diff --------------------------------------------------------------------------
@@ -250,17 +250,8 @@ def status(app: App, /, directory: str, place: str, as_text: bool, **options: An
     with app.open() as store:
         session, at = _place(store, place)
         changes = ws.status(session, at)
-        texts = [ws.status_text(session, one) for one in changes] if as_text else []
-
-    def render(to: Printer) -> None:
-        if not changes:
-            app.remark("nothing changed")
-        for at, change in enumerate(changes):
-            to.line(*_mark(change))
-            if as_text:
-                _render_text(to, texts[at])
-
-    app.answer({"session": session.id, "changes": _change_documents(changes)}, render)
+        texts = [ws.status_text(session, one) if as_text else [] for one in changes]
+    _answer_changes(app, changes, texts, session=session.id)
 
 
 @command(
@@ -292,18 +283,8 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
             digests.append(found.digest)
             shown.append(f"{session.id}@{session.entry(at).revision}")
         changes = diff_snapshots(store, *digests)
-        texts = [diff_text(store, one) for one in changes] if as_text else []
-
-    def render(to: Printer) -> None:
-        if not changes:
-            app.remark("nothing changed")
-        for at, change in enumerate(changes):
-            to.line(*_mark(change))
-            if as_text:
-                _render_text(to, texts[at])
-
-    document = {"old": shown[0], "new": shown[1], "changes": _change_documents(changes)}
-    app.answer(document, render)
+        texts = [diff_text(store, one) if as_text else [] for one in changes]
+    _answer_changes(app, changes, texts, old=shown[0], new=shown[1])
 
 
 # --- restore ----------------------------------------------------------------------------------
@@ -312,21 +293,22 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
 @command(
     {
         "dry_run": "true: nothing was changed",
-        "snapshot": "the digest of the snapshot",
+        "snapshot": Field("the digest of the snapshot", of="target"),
         "created": "how many paths are, or in a dry run would be, created",
         "changed": "how many are changed",
         "deleted": "how many are deleted",
         "plan": nested(
             "what a dry run found, null without --dry-run",
             {
-                "created": "paths that are missing",
-                "changed": "paths that differ",
-                "deleted": "paths that the snapshot does not have",
-                "untracked": "paths in no snapshot, which would stay",
+                "created": _paths("paths that are missing", "created"),
+                "changed": _paths("paths that differ", "changed"),
+                "deleted": _paths("paths that the snapshot does not have", "deleted"),
+                "untracked": _paths("paths in no snapshot, which would stay", "untracked"),
             },
         ),
         "conflicts": nested(
-            "paths with changes that would be lost", {"path": "the path", "reason": "why"}
+            "paths with changes that would be lost",
+            {"path": Field("the path", of=lambda one: printable(one.path)), "reason": "why"},
         ),
         "bytes_written": "bytes written, null in a dry run",
         "saved": "the snapshot of the state before a forced restore, null: none was needed",
@@ -379,42 +361,14 @@ def restore(
         if report is not None:
             _render_report(to, report)
 
-    app.answer(_restore_document(plan, report), render)
-
-
-def _restore_document(plan: RestorePlan | None, report: RestoreReport | None) -> dict[str, Any]:
     if report is not None:
-        return {
-            "dry_run": False,
-            "snapshot": report.target.hex(),
-            "created": report.created,
-            "changed": report.changed,
-            "deleted": report.deleted,
-            "plan": None,
-            "conflicts": [],
-            "bytes_written": report.bytes_written,
-            "saved": None if report.saved is None else report.saved.hex(),
-            "saved_pin": report.saved_pin,
-        }
-    assert plan is not None
-    paths = {
-        field: [printable(path) for path in getattr(plan, field)]
-        for field in ("created", "changed", "deleted", "untracked")
-    }
-    return {
-        "dry_run": True,
-        "snapshot": plan.target.hex(),
-        "created": len(plan.created),
-        "changed": len(plan.changed),
-        "deleted": len(plan.deleted),
-        "plan": paths,
-        "conflicts": [
-            {"path": printable(one.path), "reason": one.reason} for one in plan.conflicts
-        ],
-        "bytes_written": None,
-        "saved": None,
-        "saved_pin": None,
-    }
+        app.answer(report, render, dry_run=False, plan=None, conflicts=[])
+    elif plan is not None:
+        counts = {key: len(getattr(plan, key)) for key in ("created", "changed", "deleted")}
+        app.answer(
+            plan, render, dry_run=True, **counts, plan=plan,
+            bytes_written=None, saved=None, saved_pin=None,
+        )  # fmt: skip
 
 
 def _render_plan(to: Printer, plan: RestorePlan) -> None:
@@ -448,20 +402,24 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
 # --- log --------------------------------------------------------------------------------------
 
 
+_LOGGED: Final[Fields] = {
+    "revision": Field("its number", "revision", "revision", of=lambda one: one.entry.revision),
+    "committed_at": Field("when", "committed", of=lambda one: one.entry.committed_at_ms),
+    "turn": Field(
+        "the turn that made it, null if it had none", "turn", of=lambda one: one.entry.turn
+    ),
+    "labels": Field("its labels", "labels", of=lambda one: one.entry.labels, gives=True),
+    "digest": Field("the digest of the snapshot", of=lambda one: one.snapshot.digest),
+    "files": Field("regular files", "files", "file", of=lambda one: one.snapshot.files),
+    "bytes": Field("bytes in them", "size", of=lambda one: one.snapshot.size_bytes),
+}
+
+
 @command(
     {
         "session": "the session",
         "snapshots": nested(
-            "revisions whose files differ from the revision before, newest first",
-            {
-                "revision": "its number",
-                "committed_at": "when",
-                "turn": "the turn that made it, null if it had none",
-                "labels": "its labels",
-                "digest": "the digest of the snapshot",
-                "files": "regular files",
-                "bytes": "bytes in them",
-            },
+            "revisions whose files differ from the revision before, newest first", _LOGGED
         ),
     },
     "casstore workspace log coder",
@@ -476,48 +434,16 @@ def log_(app: App, session: str, limit: int) -> None:
     """
     with app.open() as store:
         found_id = naming.resolve_session(store, session)
-        found = []
-        for logged in snapshots(store.session(found_id)):
-            found.append(logged)
-            if limit and len(found) == limit:
-                break
+        logged = islice(snapshots(store.session(found_id)), limit or None)
+        found = [document(_LOGGED, one) for one in logged]
 
     def render(to: Printer) -> None:
-        if not found:
+        if found:
+            to.rows(_LOGGED, found)
+        else:
             app.remark("no files")
-            return
-        columns = [
-            Column("revision", right=True), Column("committed"), Column("files", right=True),
-            Column("size", right=True), Column("turn"), Column("labels", gives=True),
-        ]  # fmt: skip
-        rows: list[Cells] = [
-            [
-                str(one.entry.revision), clock(one.entry.committed_at_ms),
-                f"{one.snapshot.files:,}", size(one.snapshot.size_bytes), one.entry.turn or "",
-                name(", ".join(one.entry.labels)),
-            ]
-            for one in found
-        ]  # fmt: skip
-        to.table(columns, rows)
 
-    app.answer(
-        {
-            "session": found_id,
-            "snapshots": [
-                {
-                    "revision": one.entry.revision,
-                    "committed_at": moment(one.entry.committed_at_ms),
-                    "turn": one.entry.turn,
-                    "labels": list(one.entry.labels),
-                    "digest": one.snapshot.digest.hex(),
-                    "files": one.snapshot.files,
-                    "bytes": one.snapshot.size_bytes,
-                }
-                for one in found
-            ],
-        },
-        render,
-    )
+    app.answer({"session": found_id, "snapshots": found}, render)
 
 
 for _one in (snapshot, status, diff, restore, log_):
@@ -590,9 +516,9 @@ def bisect(app: App, session: str, good: str, bad_: str, command_: tuple[str, ..
             "session": found.id,
             "revision": first.revision,
             "turn": first.turn,
-            "committed_at": moment(first.committed_at_ms),
+            "committed_at": first.committed_at_ms,
             "nodes": nodes,
-            "changes": _change_documents(changes),
+            "changes": changes,
             "runs": runs,
         },
         render,
