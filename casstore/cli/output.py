@@ -75,6 +75,11 @@ def other(text: str) -> Styled:
     return Styled(text, fg="cyan")
 
 
+def diff_line(line: str, indent: str = "") -> Styled:
+    """A line of a unified diff: green if it was added, red if removed, cyan for a heading."""
+    return Styled(indent + line, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
+
+
 class Column(NamedTuple):
     """A column of a table."""
 

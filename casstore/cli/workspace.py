@@ -18,7 +18,7 @@ from casstore.cli.command import App, Kinds, command
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import limit_option, options
-from casstore.cli.output import Part, Printer, bad, bold, dim, good, name, other
+from casstore.cli.output import Part, Printer, bad, bold, diff_line, dim, good, name, other
 from casstore.cli.quantities import clock, count, size
 from casstore.cli.text import safe
 from casstore.errors import InvalidInputError, SnapshotNotFoundError
@@ -154,10 +154,7 @@ def _answer_changes(
         for change, lines in zip(changes, texts, strict=True):
             to.line(*_mark(change))
             for line in lines:
-                if line.startswith(("---", "+++", "@@")):
-                    to.line(bold(line))
-                else:
-                    to.line({"+": good, "-": bad}.get(line[:1], str)(line))
+                to.line(diff_line(line))
 
     app.answer({"changes": changes, **more}, render)
 
