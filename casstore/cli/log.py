@@ -74,7 +74,8 @@ class Graph:
         own = [*nodes.digests()]
         new = [digest for digest in own if digest not in self.headers]
         for start in range(0, len(new), _BATCH):
-            self._take(new[start : start + _BATCH])
+            page = new[start : start + _BATCH]
+            self.headers.update(zip(page, graph.read_headers(self._reader, page), strict=True))
         self._attribute(handle, target.revision, own)
         path = handle.nodes(at=target.at, payloads=False)
         if path and target.node is None:
@@ -86,9 +87,8 @@ class Graph:
         handle = self._store.session(session)
         for entry in handle.history():
             if entry.operation == "rewind":
-                try:
-                    earlier = handle.entry(entry.revision - 1)
-                except NotFoundError:
+                earlier = _find_entry(handle, entry.revision - 1)
+                if earlier is None:
                     # The revision was removed since, and its nodes may have been collected.
                     continue
                 place = Target(naming.REVISION, "", earlier.manifest, session, earlier.revision)
@@ -106,7 +106,7 @@ class Graph:
             key=lambda one: self.headers[one].seq,
         )
         while left and revision is not None:
-            entry = self._entry(handle, revision)
+            entry = _find_entry(handle, revision)
             if entry is None:
                 return
             if entry.operation == "rewind" and entry.rewound_to is not None:
@@ -114,7 +114,7 @@ class Graph:
                 continue
             before = None
             if entry.operation == "commit" and revision > 1:
-                before = self._entry(handle, revision - 1)
+                before = _find_entry(handle, revision - 1)
                 if before is None:
                     return
             first = 0
@@ -123,16 +123,6 @@ class Graph:
             while left and self.headers[left[-1]].seq >= first:
                 self.added[left.pop()] = entry
             revision = None if before is None else before.revision
-
-    def _entry(self, handle: Session, revision: int) -> Entry | None:
-        try:
-            return handle.entry(revision)
-        except NotFoundError:
-            return None
-
-    def _take(self, digests: Sequence[bytes]) -> None:
-        for digest, header in zip(digests, graph.read_headers(self._reader, digests), strict=True):
-            self.headers[digest] = header
 
     def mark(self, digest: bytes, kind: str, text: str) -> None:
         """Add a mark to a node."""
@@ -162,9 +152,8 @@ class Graph:
     def mark_forks(self, forks: Sequence[Fork]) -> None:
         """Mark where other sessions were forked from these."""
         for fork in forks[:_MARKS]:
-            try:
-                entry = self._store.session(fork.source).entry(fork.revision)
-            except NotFoundError:
+            entry = _find_entry(self._store.session(fork.source), fork.revision)
+            if entry is None:
                 continue
             if fork.node is not None:
                 found = naming.find_node(self._store, fork.source, fork.node, fork.revision)
@@ -202,6 +191,14 @@ class Graph:
         """Nodes with their payloads, which are ``Stored``, or None."""
         for start in range(0, len(digests), _BATCH):
             yield from graph.stored_nodes(self._reader, digests[start : start + _BATCH])
+
+
+def _find_entry(session: Session, revision: int) -> Entry | None:
+    """The entry of a revision; None if it was removed."""
+    try:
+        return session.entry(revision)
+    except NotFoundError:
+        return None
 
 
 class Fork(NamedTuple):
@@ -479,17 +476,21 @@ def _text(part: Text) -> str:
     return part if isinstance(part, str) else part.text
 
 
+# The colour of each kind of mark, and the words before its name.
+_MARK_STYLES: Final = {
+    "leaf": ("green", ""),
+    "label": ("cyan", "label "),
+    "tag": ("magenta", "tag "),
+    "fork": ("blue", "forked as "),
+}
+
+
 def _marks(marks: Sequence[Mark]) -> list[Text]:
-    if not marks:
-        return []
-    colours = {"leaf": "green", "label": "cyan", "tag": "magenta", "fork": "blue"}
-    words = {"leaf": "", "label": "label ", "tag": "tag ", "fork": "forked as "}
-    parts: list[Text] = ["("]
-    for at, mark in enumerate(marks):
-        if at:
-            parts.append(", ")
-        parts.append(Styled(words[mark.kind] + mark.text, fg=colours[mark.kind], bold=True))
-    return [*parts, ") "]
+    parts: list[Text] = []
+    for mark in marks:
+        colour, words = _MARK_STYLES[mark.kind]
+        parts += [", " if parts else "(", Styled(words + mark.text, fg=colour, bold=True)]
+    return [*parts, ") "] if parts else []
 
 
 _LANE_COLOURS: Final = ("red", "green", "blue", "magenta", "cyan")
@@ -561,35 +562,15 @@ class Lanes:
     def _close(self, at: int) -> list[str]:
         """End a lane; the lanes to its right move left."""
         del self._lanes[at]
-        if at == len(self._lanes):
-            return []
-        return [self._picture(at, dict.fromkeys(range(at, len(self._lanes)), "/"))]
-
-    def _picture(self, straight: int, bent: Mapping[int, str]) -> str:
-        """Lanes left of ``straight`` continue; the others move one position to the left."""
-        cells = [" "] * (2 * len(self._lanes) + 1)
-        for lane in range(straight):
-            cells[2 * lane] = "|"
-        for lane in bent:
-            cells[2 * lane + 1] = "/"
-        return "".join(cells).rstrip()
+        right = len(self._lanes) - at
+        return ["| " * at + " /" * right] if right else []
 
     def _merge(self, left: int, right: int) -> list[str]:
         """Bend the right lane into the left one, across the lanes between them."""
-        lines: list[str] = []
-        before = len(self._lanes)
         del self._lanes[right]
-        for step in range(right, left, -1):
-            cells = [" "] * (2 * before)
-            for lane in range(before):
-                if step == right:
-                    # The first line: the lane leaves its column; lanes right of it move left.
-                    if lane < right:
-                        cells[2 * lane] = "|"
-                    elif lane > right:
-                        cells[2 * lane - 1] = "/"
-                elif lane < before - 1:
-                    cells[2 * lane] = "|"
-            cells[2 * step - 1] = "/"
-            lines.append("".join(cells).rstrip())
+        count = len(self._lanes)
+        # First the lane leaves its column, and the lanes to its right move left.
+        lines = ["| " * (right - 1) + "|/" + " /" * (count - right)]
+        for step in range(right - 1, left, -1):
+            lines.append(("| " * (step - 1) + "|/" + "| " * (count - step)).rstrip())
         return lines
