@@ -364,14 +364,10 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
     """The configuration file, if there is one, with the options of the command line applied."""
     config = Config((), EVERYTHING, {}) if config_file is None else read_config(config_file)
     policy = policy_of(given)
-    changes: dict[str, Any] = {}
-    if given["grace_ms"] is not None:
-        changes["grace_ms"] = given["grace_ms"]
-    if given["attachments"] is not None:
-        changes["attachments_ms"] = given["attachments"]
-    for key in ("batch", "override_policies", "prune", "vacuum", "pack", "compact"):
-        if given[key] is not None:
-            changes[key] = given[key]
+    # These options have the names of the fields of Steps.
+    changes = {
+        key: value for key, value in given.items() if key in Steps._fields and value is not None
+    }
     if policy is not None:
         # policy_from raises for an invalid policy before any store is opened.
         changes.update(policy=policy_from(policy_fields(policy)), prune=True)

@@ -23,6 +23,7 @@ OVERRIDE_POLICIES_HELP: Final = (
 )
 ATTACHMENTS: Final = click.option(
     "--attachments",
+    "attachments_ms",
     type=DURATION,
     help="Give up attachments announced longer ago than this and never committed.",
 )
