@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
@@ -13,7 +12,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.fields import Field, nested
 from casstore.cli.naming import Target, complete_name
-from casstore.cli.options import limit_option
+from casstore.cli.options import limit_option, page
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
 from casstore.cli.quantities import clock, count
@@ -374,19 +373,17 @@ def _answer_steps(app: App, store: Store, target: Target, limit: int, before: st
     assert target.system is not None
     assert target.entry is not None
     title = target.system.title
-    ask = limit or sys.maxsize - 1
-    if before is None:
-        steps = [*target.system.steps(store, target.entry.id, limit=ask + 1)]
-    else:
-        every = iter(target.system.steps(store, target.entry.id, limit=sys.maxsize))
-        if not any(step.id == before for step in every):
-            remedy = f"casstore log {naming.quoted(target.text.partition(':')[2])}"
-            raise naming.NameNotFoundError(before, remedy)
-        steps = [*islice(every, ask + 1)]
-    cursor = steps[ask - 1].id if len(steps) > ask else None
+    # To continue a list, the steps before it are read as well.
+    asked = limit + 1 if limit and before is None else sys.maxsize
+    every = iter(target.system.steps(store, target.entry.id, limit=asked))
+    if before is not None and not any(step.id == before for step in every):
+        remedy = f"casstore log {naming.quoted(target.text.partition(':')[2])}"
+        raise naming.NameNotFoundError(before, remedy)
+    steps, more = page(every, limit)
+    cursor = steps[-1].id if more else None
 
     def render(to: Printer) -> None:
-        for step in steps[:ask]:
+        for step in steps:
             taken = len(step.id) + _DATE_COLUMNS + 4
             date = "" if step.made_at_ms is None else clock(step.made_at_ms)[:_DATE_COLUMNS]
             to.line(name(step.id), " ", dim(date), " ", clip(step.summary, to.room(taken, 200)))
@@ -395,7 +392,7 @@ def _answer_steps(app: App, store: Store, target: Target, limit: int, before: st
         if cursor is not None:
             app.remark(f"there are more: --before {naming.quoted(cursor)}, or --limit 0")
 
-    document = {"sessions": [], "nodes": [], "steps": steps[:ask], "more": None, "cursor": cursor}
+    document = {"sessions": [], "nodes": [], "steps": steps, "more": None, "cursor": cursor}
     app.answer(document, render)
 
 

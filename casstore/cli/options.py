@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _MAX_SECRET_BYTES: Final = 5000
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Item = TypeVar("Item")
 
 YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 OVERRIDE_POLICIES_HELP: Final = (
@@ -54,6 +56,12 @@ def limit_option(
     return click.option(
         "--limit", "-n", type=click.IntRange(0), default=default, show_default=True, help=help
     )
+
+
+def page(items: Iterable[Item], limit: int) -> tuple[list[Item], bool]:
+    """The first ``limit`` items (0: all), and whether there are more."""
+    taken = [*islice(items, limit + 1 if limit else None)]
+    return (taken[:limit], len(taken) > limit) if limit else (taken, False)
 
 
 def keys_option(help: str, *, exists: bool) -> Callable[[Decorated], Decorated]:

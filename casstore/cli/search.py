@@ -14,7 +14,7 @@ from casstore.cli.command import App, command
 from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Part, Printer, bold, dim, name
-from casstore.cli.quantities import count, moment, parse_duration, size
+from casstore.cli.quantities import count, moment, parse_duration
 from casstore.session.found import Hit
 
 _HIT_FIELDS: Final[Fields] = {
@@ -94,6 +94,7 @@ def _where(hit: Hit) -> str:
                 "sessions": Field("sessions in the index", "sessions", "session"),
                 "size_bytes": Field("the space that the index takes", "size"),
             },
+            "index",
         ),
     },
     "casstore search postgres timeout",
@@ -172,9 +173,4 @@ def _rebuild(app: App) -> None:
 
     with app.open(write=True) as store, app.meter() as progress:
         report = rebuild(store, progress=progress)
-
-    def render(to: Printer) -> None:
-        found = f"indexed {count(report.texts_added, 'text')} of "
-        to.line(f"{found}{count(report.sessions, 'session')} in {size(report.size_bytes)}")
-
-    app.answer({"hits": [], "index": report}, render)
+    app.answer({"hits": [], "index": report})

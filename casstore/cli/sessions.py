@@ -6,8 +6,7 @@ They are ``sessions``, ``history``, ``label``, ``fork``, ``adopt``, ``rewind``, 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import click
@@ -16,14 +15,14 @@ from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
-from casstore.cli.options import YES, limit_option
+from casstore.cli.options import YES, limit_option, page
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
 from casstore.cli.text import clip_name, short
 from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.maintenance import systems
 from casstore.maintenance.contents import measure_own
-from casstore.maintenance.systems import RecordSystem, SystemEntry
+from casstore.maintenance.systems import SystemEntry
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
@@ -117,7 +116,6 @@ class _Item(NamedTuple):
     changed_at_ms: int | None
     title: str
     info: SessionInfo | None
-    system: RecordSystem | None
     entry: SystemEntry | None
 
 
@@ -143,7 +141,7 @@ def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
             if found.startswith(prefix):
                 yield _Item(
                     found, naming.prefix_of(system), entry.changed_at_ms,
-                    entry.title, None, system, entry,
+                    entry.title, None, entry,
                 )  # fmt: skip
 
 
@@ -153,7 +151,7 @@ def _session_item(info: SessionInfo) -> _Item:
         title = f"{info.meta.name}: {title}" if title else info.meta.name
     head = info.head
     changed_at_ms = info.meta.created_at_ms if head is None else head.committed_at_ms
-    return _Item(info.meta.session, "session", changed_at_ms, title, info, None, None)
+    return _Item(info.meta.session, "session", changed_at_ms, title, info, None)
 
 
 def _revision_of(item: _Item) -> int | None:
@@ -165,14 +163,13 @@ def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
     sizes = None
     if any(item.info is not None for item in found):
         sizes = measure_own(store, max_objects=_MAX_MEASURED)
-    return [
-        item.entry.size_bytes
-        if item.entry is not None
-        else None
-        if sizes is None
-        else sizes.get(keys.session_key(item.name), 0)
-        for item in found
-    ]
+
+    def own_size(item: _Item) -> int | None:
+        if item.entry is not None:
+            return item.entry.size_bytes
+        return None if sizes is None else sizes.get(keys.session_key(item.name), 0)
+
+    return [own_size(item) for item in found]
 
 
 _LISTED: Final[Fields] = {
@@ -241,16 +238,12 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
     Their names begin with the system: langgraph:t0.
     """
     with app.open() as store:
-        running = _items(store, prefix, after)
-        if recent:
-            if limit:
-                found = heapq.nlargest(limit + 1, running, key=_changed_at)
-            else:
-                found = sorted(running, key=_changed_at, reverse=True)
-        else:
-            found = [*islice(running, limit + 1 if limit else None)]
-        more = bool(limit) and len(found) > limit
-        found = found[:limit] if limit else found
+        items: Iterable[_Item] = _items(store, prefix, after)
+        if recent and limit:
+            items = heapq.nlargest(limit + 1, items, key=_changed_at)
+        elif recent:
+            items = sorted(items, key=_changed_at, reverse=True)
+        found, more = page(items, limit)
         sizes = _own_sizes(store, found)
         held = systems.held_by(store)
     sized = [*zip(found, sizes, strict=True)]
@@ -309,9 +302,8 @@ def history(app: App, session: str, limit: int, before: int | None, labelled: bo
         found_id = naming.resolve_session(store, session)
         entries = store.session(found_id).history(before=before)
         wanted = (entry for entry in entries if entry.labels or not labelled)
-        listed = [*islice(wanted, limit + 1 if limit else None)]
-        more = bool(limit) and len(listed) > limit
-        found = entry_documents(store, found_id, listed[:limit] if limit else listed)
+        listed, more = page(wanted, limit)
+        found = entry_documents(store, found_id, listed)
 
     def render(to: Printer) -> None:
         to.rows(ENTRY_FIELDS, [{**one, "operation": operation_words(one)} for one in found])

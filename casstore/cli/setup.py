@@ -6,6 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,6 +18,8 @@ from casstore.errors import StorageError, StoreNotFoundError
 from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
 from casstore.version import __version__
+
+_PACKAGES: Final = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
 
 
 @command(
@@ -64,15 +67,14 @@ def _is_there(path: str) -> bool:
         "python": "the version of Python",
         "packages": nested(
             "the versions of the packages it uses, unknown if no installer recorded one",
-            {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
+            dict.fromkeys(_PACKAGES, ""),
         ),
     },
     "casstore version --json",
 )
 def version(app: App) -> None:
     """Print the versions of casstore and its packages."""
-    names = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
-    packages = {package: _installed(package) for package in names}
+    packages = {package: _installed(package) for package in _PACKAGES}
 
     def render(to: Printer) -> None:
         to.line(f"casstore {__version__}")
