@@ -151,10 +151,8 @@ def _write_check(to: Printer, answer: dict[str, Any]) -> None:
         looked += f"; {answer['contents_checked']:,} read and proven"
     if answer["harmless"]:
         looked += f"; {count(answer['harmless'], 'harmless note')}, listed by --json"
-    if answer["sound"]:
-        to.line(good("sound"), f"  {looked} (level {answer['level']})")
-    else:
-        to.line(bad("not sound"), f"  {looked} (level {answer['level']})")
+    verdict = good("sound") if answer["sound"] else bad("not sound")
+    to.line(verdict, f"  {looked} (level {answer['level']})")
 
 
 @command(

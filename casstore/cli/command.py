@@ -62,9 +62,7 @@ class App:
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
         """Open the store, or the one at ``path``; it must exist. Read-only unless ``write``."""
         place = self.path if path is None else path
-        if write:
-            return open_store(place, durability=self.durability, create=False)
-        return open_store(place, readonly=True, create=False)
+        return open_store(place, durability=self.durability, readonly=not write, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
         """A meter that reports progress on stderr; if ``stoppable``, Ctrl-C requests a stop."""

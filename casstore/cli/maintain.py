@@ -137,7 +137,9 @@ def maintain_store(
     words: list[str] = []
     try:
         with _only_run(path):
-            with _opened(path, steps, dry_run=dry_run) as store:
+            with open_store(
+                path, durability=steps.durability, readonly=dry_run, create=False
+            ) as store:
                 code = _steps(
                     store, steps, report, words, dry_run=dry_run, progress=progress, stop=stop
                 )
@@ -193,12 +195,6 @@ def _compact(
         words.append("not compacted: another process has the store open")
     else:
         words.append("compacted")
-
-
-def _opened(path: str, steps: Steps, *, dry_run: bool) -> Store:
-    if dry_run:
-        return open_store(path, readonly=True, create=False)
-    return open_store(path, durability=steps.durability, create=False)
 
 
 def _file_bytes(path: str) -> int | None:

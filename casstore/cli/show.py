@@ -240,8 +240,7 @@ class _Shown:
         return facts
 
     def _checkpoint(self) -> None:
-        assert self._target.digest is not None
-        found = checkpoint_document(self._store, self._target.digest, hydrate=False)
+        found = checkpoint_document(self._store, self._target.require_digest(), hydrate=False)
         room = self._to.room(26, 120)
         branches: list[TreeLine] = []
         for key, value in found.items():
@@ -264,9 +263,8 @@ class _Shown:
         self._to.tree(Styled(title, bold=True), branches)
 
     def _is_leaf_hidden(self) -> bool:
-        assert self._target.digest is not None
         reader = PieceReader(self._store.engine)
-        leaf = graph.read_manifest(reader, self._target.digest).leaf
+        leaf = graph.read_manifest(reader, self._target.require_digest()).leaf
         return leaf is not None and leaf in hidden_nodes(self._store, self._target.session)
 
     def _component(self, key: str, digest: Digest, room: int) -> TreeLine:
@@ -283,8 +281,6 @@ class _Shown:
         if total is None:
             return TreeLine(f"{label}  {brief(stored, room)}")
         below = _first(stored, 200 if self._full else 8, room)
-        if total > len(below):
-            below.append(TreeLine(dim(f"… {total - len(below):,} more")))
         return TreeLine(f"{label}  {count(total, 'entry', 'entries')}", below)
 
     def _node(self) -> None:
@@ -295,20 +291,18 @@ class _Shown:
         _write_value(self._to, node["payload"], full=self._full)
 
     def _view(self) -> None:
-        assert self._target.digest is not None
-        stored = open_object(self._store, self._target.digest)
+        stored = open_object(self._store, self._target.require_digest())
         total = stored.entry_count()
         if total is None:
             self._to.line(brief(stored, self._to.room(0, 200)))
             return
-        below = _first(stored, 1000 if self._full else 40, self._to.room(20, 120))
-        if total > len(below):
-            below.append(TreeLine(dim(f"… {total - len(below):,} more: --full, or --path")))
+        limit = 1000 if self._full else 40
+        below = _first(stored, limit, self._to.room(20, 120), ": --full, or --path")
         self._to.tree(Styled(count(total, "entry", "entries"), bold=True), below)
 
     def _blob(self) -> None:
-        assert self._target.digest is not None
-        with self._store.open_blob(self._target.digest) as blob:
+        digest = self._target.require_digest()
+        with self._store.open_blob(digest) as blob:
             begin = blob.read(_BLOB_SHOWN)
         try:
             # Text that is cut in the middle of a character is still text.
@@ -317,7 +311,7 @@ class _Shown:
             text = begin[:32].hex(" ")
         for line in text.splitlines()[:6]:
             self._to.line(dim(line[: self._to.room(0, 200)]))
-        self._to.line(dim("all of it: casstore cat " + short(self._target.digest)))
+        self._to.line(dim("all of it: casstore cat " + short(digest)))
 
     def _last_nodes(self) -> None:
         assert self._target.session is not None
@@ -331,12 +325,14 @@ class _Shown:
             self._to.line(name(node.id), "  ", said)
 
 
-def _first(stored: Stored, limit: int, room: int) -> list[TreeLine]:
-    """The first entries of a list or map, with their indices or keys."""
-    return [
+def _first(stored: Stored, limit: int, room: int, remedy: str = "") -> list[TreeLine]:
+    """The first entries of a list or map, with their indices or keys, and how many follow."""
+    lines = [
         TreeLine(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
         for step, value in islice(stored.entries(), limit)
     ]
+    left = (stored.entry_count() or 0) - len(lines)
+    return [*lines, TreeLine(dim(f"… {left:,} more{remedy}"))] if left > 0 else lines
 
 
 def _entry(value: Stored, room: int) -> str:
