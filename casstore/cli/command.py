@@ -22,6 +22,8 @@ from casstore.store import open as open_store
 Given = ParamSpec("Given")
 
 PATH_VARIABLE: Final = "CASSTORE_PATH"
+#: The key of ``click.Context.meta`` with the words that name the command: ``casstore import lash``.
+COMMAND_PATH: Final = "casstore.command_path"
 
 
 class App:
@@ -203,6 +205,7 @@ def command(
         @functools.wraps(function)
         def callback(**given: Any) -> None:
             ctx = click.get_current_context()
+            ctx.meta[COMMAND_PATH] = ctx.command_path
             before_command = ctx.find_root().params
             common: dict[str, Any] = {
                 key: given.pop(key) or before_command[key] for key in COMMON_NAMES

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from casstore.cli.command import COMMON, Command, Kinds, with_suggestion
+from casstore.cli.command import COMMAND_PATH, COMMON, Command, Kinds, with_suggestion
 from casstore.cli.fields import ERROR
 from casstore.cli.output import Printer, bad, dim, let_go, prepare_streams, write_json
 from casstore.errors import CasstoreError, StorageError
@@ -172,7 +172,7 @@ class CommandLine(click.Group):
     def _run(self, given: list[str], extra: dict[str, Any]) -> int:
         as_json = "--json" in given[: given.index("--") if "--" in given else len(given)]
         try:
-            code = self._invoke(given, extra)
+            code = self._invoke(given, extra, as_json)
             sys.stdout.flush()
             return code
         except BrokenPipeError:
@@ -185,22 +185,18 @@ class CommandLine(click.Group):
             return _report("Usage", exc.format_message(), _usage_hint(exc), USAGE, as_json)
         except (click.Abort, KeyboardInterrupt):
             return _report_interrupt(as_json)
-        except CasstoreError as exc:
-            from casstore.cli.advice import advice
-
-            name = _command_in(given)
-            help_command = f"casstore {name} --help" if name else "casstore --help"
-            remedy = advice(exc, name) or help_command
-            return _report(type(exc).__name__, str(exc), remedy, exc.exit_code, as_json)
         except OSError as exc:
             return _report_refusal(exc, as_json)
         except Exception as exc:
             return _report_fault(exc, as_json)
 
-    def _invoke(self, given: list[str], extra: dict[str, Any]) -> int:
+    def _invoke(self, given: list[str], extra: dict[str, Any], as_json: bool) -> int:
         try:
             with self.make_context("casstore", given, **extra) as ctx:
-                self.invoke(ctx)
+                try:
+                    self.invoke(ctx)
+                except CasstoreError as exc:
+                    return _report_error(exc, ctx.meta.get(COMMAND_PATH, "casstore"), as_json)
         except click.exceptions.Exit as exc:
             return exc.exit_code
         return 0
@@ -215,19 +211,6 @@ def _usage_hint(exc: click.ClickException) -> str | None:
     if extra is not None and os.path.exists(os.path.join(extra[1], "data.mdb")):
         return f"{ctx.command_path} --store {shlex.quote(extra[1])}"
     return f"{ctx.command_path} --help"
-
-
-def _command_in(given: list[str]) -> str | None:
-    """The command named in the arguments, with the kind for a group: ``import lash``."""
-    words = iter(given)
-    for word in words:
-        if word in ("-s", "--store", "--durability"):
-            # The next word is a value, though a store may have the name of a command.
-            next(words, None)
-        elif ALIASES.get(word, word) in MODULE_OF:
-            kind = next(words, "") if word in ("import", "workspace") else ""
-            return f"{word} {kind}" if kind and not kind.startswith("-") else word
-    return None
 
 
 def _report(kind: str, message: str, remedy: str | None, exit_code: int, as_json: bool) -> int:
@@ -246,6 +229,13 @@ def _report(kind: str, message: str, remedy: str | None, exit_code: int, as_json
         # stderr is closed.
         let_go(sys.stderr)
     return exit_code
+
+
+def _report_error(exc: CasstoreError, command_path: str, as_json: bool) -> int:
+    from casstore.cli.advice import advice
+
+    remedy = advice(exc, command_path.removeprefix("casstore ")) or f"{command_path} --help"
+    return _report(type(exc).__name__, str(exc), remedy, exc.exit_code, as_json)
 
 
 def _report_interrupt(as_json: bool) -> int:

@@ -61,7 +61,6 @@ NODE: Final = "node"
 TAG: Final = "tag"
 OBJECT: Final = "digest"
 ENTRY: Final = "entry"
-KINDS: Final = (SESSION, REVISION, NODE, ENTRY, TAG, OBJECT)
 STORE_MARK: Final = "::"
 
 # The most meanings of an ambiguous name that an error lists.
@@ -168,7 +167,7 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
         raise InvalidInputError("the name is empty")
     forced, mark, rest = text.partition(":")
     found: list[Target] = []
-    if mark and forced in KINDS:
+    if mark and forced in _FORCED:
         found = _distinct(_FORCED[forced](store, rest))
     if not found:
         # Qualified names take precedence: an id may itself start with "session:", but the names
