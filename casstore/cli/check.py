@@ -26,11 +26,11 @@ _FINDING: Final[Fields] = {
     "what": "what is wrong here",
     "meaning": "what the code means",
     "remedy": "what to do about it",
-    "session": Field("the session, null if none", of=lambda one: one.where.session),
-    "revision": Field("its revision, null if none", of=lambda one: one.where.revision),
-    "digest": Field("the object, null if none", of=lambda one: one.where.digest),
-    "table": Field("the table, null if none", of=lambda one: one.where.table),
-    "key": Field("the row's key in hexadecimal, null if none", of=lambda one: one.where.key),
+    "session": Field("the session, null if none", of="where.session"),
+    "revision": Field("its revision, null if none", of="where.revision"),
+    "digest": Field("the object, null if none", of="where.digest"),
+    "table": Field("the table, null if none", of="where.table"),
+    "key": Field("the row's key in hexadecimal, null if none", of="where.key"),
 }
 
 

@@ -67,7 +67,7 @@ _NODE: Final[Fields] = {
     ),
 }
 _SIDE: Final[Fields] = {
-    "name": Field("the unambiguous name", of=lambda place: place.target.text),
+    "name": Field("the unambiguous name", of="target.text"),
     "store": Field("the directory of its store, or the exported file", of="where"),
     "digest": Field(
         "its digest; null for a record",

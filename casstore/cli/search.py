@@ -17,6 +17,14 @@ from casstore.cli.output import Part, Printer, bold, dim, name
 from casstore.cli.quantities import count, moment, parse_duration
 from casstore.session.found import Hit
 
+
+def place_of(hit: Hit) -> str:
+    """The name under which ``casstore show`` shows a hit."""
+    if hit.entry is not None:
+        return hit.entry
+    return f"{hit.session}#{hit.node}" if hit.node is not None else str(hit.session)
+
+
 _HIT_FIELDS: Final[Fields] = {
     "kind": "`node`, `component`, or the name of a record system, such as `langgraph`",
     "session": "the oldest session that has the text, null for a record system",
@@ -25,7 +33,7 @@ _HIT_FIELDS: Final[Fields] = {
     "component": "the name of the component, null for anything else",
     "entry": "the entry of a record system as commands name it, null for anything else",
     "position": "where in the entry the text is, null for anything else",
-    "place": Field("what `casstore show` takes to show it", of=lambda hit: place_of(hit)),
+    "place": Field("what `casstore show` takes to show it", of=place_of),
     "snippet": "the part of the text around the words, on one line",
     "matches": "where the words are in the snippet: pairs of first character and end (exclusive)",
     "score": "higher is better; scores of different searches cannot be compared",
@@ -55,13 +63,6 @@ class Since(click.ParamType[int]):
             self.fail(
                 f"{value!r} is not a time; say 7d, 2026-11-18 or 2026-11-18T14:00:00Z", param, ctx
             )
-
-
-def place_of(hit: Hit) -> str:
-    """The name under which ``casstore show`` shows a hit."""
-    if hit.entry is not None:
-        return hit.entry
-    return f"{hit.session}#{hit.node}" if hit.node is not None else str(hit.session)
 
 
 def _marked(hit: Hit) -> list[Part]:

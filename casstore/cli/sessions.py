@@ -35,40 +35,35 @@ _MAX_MEASURED: Final = 100_000
 _NAMED: Final = 5
 
 
-def _of_head(attribute: str, otherwise: Any = None) -> Any:
-    """A function that reads this field of the head; ``otherwise`` before the first commit."""
-    return lambda info: otherwise if info.head is None else getattr(info.head, attribute)
-
-
-def _of_meta(attribute: str) -> Any:
-    return lambda info: getattr(info.meta, attribute)
-
-
 _ORIGIN: Final[Fields] = {
     "session": "the session",
     "revision": "its revision",
     "node": "the node that the fork ends in, null: the leaf of that revision",
 }
 SESSION_FIELDS: Final[Fields] = {
-    "id": Field("its id", "session", of=_of_meta("session")),
-    "name": Field("its title; its id if it was given none", of=_of_meta("name")),
-    "model": Field("the model, null if not given", "model", of=_of_meta("model")),
-    "cwd": Field("its working directory, null if not given", "directory", of=_of_meta("cwd")),
+    "id": Field("its id", "session", of="meta.session"),
+    "name": Field("its title; its id if it was given none", of="meta.name"),
+    "model": Field("the model, null if not given", "model", of="meta.model"),
+    "cwd": Field("its working directory, null if not given", "directory", of="meta.cwd"),
     "parent": Field(
-        "the session it was forked or started from, null if none", "parent", of=_of_meta("parent")
+        "the session it was forked or started from, null if none", "parent", of="meta.parent"
     ),
-    "created_at": Field("when it was created", "created", of=_of_meta("created_at_ms")),
-    "revision": Field("its revision, null before the first commit", of=_of_head("revision")),
+    "created_at": Field("when it was created", "created", of="meta.created_at"),
+    "revision": Field("its revision, null before the first commit", of="head.revision"),
     "manifest": Field(
-        "the digest of its checkpoint, null before the first commit", of=_of_head("manifest")
+        "the digest of its checkpoint, null before the first commit", of="head.manifest"
     ),
-    "leaf": Field("the node at the end of its active path", of=_of_head("leaf")),
-    "nodes": Field("nodes in its graph", unit="node", of=_of_head("node_count", 0)),
-    "committed_at": Field("when it was last committed to", of=_of_head("committed_at_ms")),
+    "leaf": Field("the node at the end of its active path", of="head.leaf"),
+    "nodes": Field(
+        "nodes in its graph",
+        unit="node",
+        of=lambda info: 0 if info.head is None else info.head.node_count,
+    ),
+    "committed_at": Field("when it was last committed to", of="head.committed_at"),
     "origin": nested(
         "the place that it was forked from, null if it is not a fork",
         _ORIGIN,
-        of=_of_head("origin"),
+        of="head.origin",
     ),
     "user_messages": Field("messages of the user on the active path", of="user_message_count"),
     "first_user_message": "the first of them",
@@ -154,10 +149,6 @@ def _session_item(info: SessionInfo) -> _Item:
     return _Item(info.meta.session, "session", changed_at_ms, title, info, None)
 
 
-def _revision_of(item: _Item) -> int | None:
-    return None if item.info is None or item.info.head is None else item.info.head.revision
-
-
 def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
     """The own size of each item; None for sessions if measuring them would take long."""
     sizes = None
@@ -180,10 +171,12 @@ _LISTED: Final[Fields] = {
         "uncompressed, of the objects that only this session reaches; of an entry, of its rows",
         "own size",
     ),
-    "revision": Field("of a session, its revision", "revision", "revision", of=_revision_of),
+    "revision": Field(
+        "of a session, its revision", "revision", "revision", of="info.head.revision"
+    ),
     "from": Field(
         "of a session, the one it was forked or started from", "from",
-        of=lambda item: None if item.info is None else item.info.meta.parent,
+        of="info.meta.parent",
     ),
     "title": Field("how a person recognises it", "title", gives=True),
 }  # fmt: skip
@@ -204,12 +197,12 @@ _SESSION: Final[Fields] = {
             {
                 "name": "the name that commands take: langgraph:t0",
                 "kind": "the part of that name before the colon",
-                "id": Field("its id within the system", of=lambda item: item.entry.id),
+                "id": Field("its id within the system", of="entry.id"),
                 "title": "how a person recognises it",
                 "changed_at": "when it last changed, null if not known",
                 "size_bytes": Field(
                     "keys and values of its rows, without objects that they link to",
-                    of=lambda item: item.entry.size_bytes,
+                    of="entry.size_bytes",
                 ),
             },
         ),

@@ -49,16 +49,16 @@ _BLOB_SHOWN: Final = 400
 _WHOLE_BYTES: Final = 1 << 20
 
 _ENTRY: Final[Fields] = {
-    "system": Field("the title of its record system", "records", of=lambda one: one.system.title),
-    "id": Field("its id within the system", "entry", of=lambda one: one.entry.id),
-    "title": Field("how a person recognises it", "title", of=lambda one: one.entry.title),
+    "system": Field("the title of its record system", "records", of="system.title"),
+    "id": Field("its id within the system", "entry", of="entry.id"),
+    "title": Field("how a person recognises it", "title", of="entry.title"),
     "changed_at": Field(
         "when it last changed, null if not known", "last change",
-        of=lambda one: one.entry.changed_at_ms,
+        of="entry.changed_at",
     ),
     "size_bytes": Field(
         "keys and values of its rows, without objects that they link to", "size of rows",
-        of=lambda one: one.entry.size_bytes,
+        of="entry.size_bytes",
     ),
 }  # fmt: skip
 _FIELDS: Final[Fields] = {

@@ -113,7 +113,7 @@ def vacuum_document(report: VacuumReport, grace_ms: int) -> dict[str, Any]:
     return document(VACUUM_FIELDS, report, {"collected": answer})
 
 
-def exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
+def _exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
     """The exit code of gc or vacuum: 0 if it did all there was to do."""
     if outcome in _FINE:
         return 0
@@ -124,7 +124,7 @@ def exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interru
 
 def gc_exit_code(report: GcReport, *, interrupted: bool) -> int:
     """The exit code of a collection."""
-    return exit_code(report.outcome.value, [report.problem], interrupted=interrupted)
+    return _exit_code(report.outcome.value, [report.problem], interrupted=interrupted)
 
 
 def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
@@ -132,7 +132,7 @@ def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
     problems = [report.problem, *[one.problem for one in report.sessions]]
     if report.collected is not None:
         problems.append(report.collected.problem)
-    return exit_code(report.outcome.value, problems, interrupted=interrupted)
+    return _exit_code(report.outcome.value, problems, interrupted=interrupted)
 
 
 _GRACE: Final = click.option(

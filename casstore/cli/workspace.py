@@ -400,15 +400,13 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
 
 
 _LOGGED: Final[Fields] = {
-    "revision": Field("its number", "revision", "revision", of=lambda one: one.entry.revision),
-    "committed_at": Field("when", "committed", of=lambda one: one.entry.committed_at_ms),
-    "turn": Field(
-        "the turn that made it, null if it had none", "turn", of=lambda one: one.entry.turn
-    ),
-    "labels": Field("its labels", "labels", of=lambda one: one.entry.labels, gives=True),
-    "digest": Field("the digest of the snapshot", of=lambda one: one.snapshot.digest),
-    "files": Field("regular files", "files", "file", of=lambda one: one.snapshot.files),
-    "bytes": Field("bytes in them", "size", of=lambda one: one.snapshot.size_bytes),
+    "revision": Field("its number", "revision", "revision", of="entry.revision"),
+    "committed_at": Field("when", "committed", of="entry.committed_at"),
+    "turn": Field("the turn that made it, null if it had none", "turn", of="entry.turn"),
+    "labels": Field("its labels", "labels", of="entry.labels", gives=True),
+    "digest": Field("the digest of the snapshot", of="snapshot.digest"),
+    "files": Field("regular files", "files", "file", of="snapshot.files"),
+    "bytes": Field("bytes in them", "size", of="snapshot.size_bytes"),
 }
 
 
