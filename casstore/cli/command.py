@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Concatenate, Final, ParamSpec, cast
 
@@ -96,6 +96,15 @@ class App:
         with Pager(sys.stdout) as pages:
             # A Pager has only the attributes of a stream that Printer uses.
             yield Printer(cast(IO[str], pages), shown_on=sys.stdout)
+
+    def rows(
+        self, to: Printer, fields: Fields, found: Sequence[Mapping[str, Any]], otherwise: str
+    ) -> None:
+        """Print documents as a table; if there are none, remark ``otherwise``."""
+        if found:
+            to.rows(fields, found)
+        else:
+            self.remark(otherwise)
 
     def remark(self, text: str) -> None:
         """Add a remark for people; ``write_remarks`` writes it to stderr after the answer."""

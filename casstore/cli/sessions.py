@@ -242,10 +242,9 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
     sized = [*zip(found, sizes, strict=True)]
 
     def render(to: Printer) -> None:
-        if found:
-            to.rows(_LISTED, [document(_LISTED, item, {"own_bytes": own}) for item, own in sized])
-        else:
-            app.remark("nothing" + (f" begins with {prefix!r}" if prefix else " is stored yet"))
+        rows = [document(_LISTED, item, {"own_bytes": own}) for item, own in sized]
+        empty = f"nothing begins with {prefix!r}" if prefix else "nothing is stored yet"
+        app.rows(to, _LISTED, rows, empty)
         if more:
             app.remark(f"there are more: --after {naming.quoted(found[-1].name)}, or --limit 0")
         if None in sizes:

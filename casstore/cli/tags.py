@@ -58,10 +58,9 @@ def _keep(
     def render(to: Printer) -> None:
         if changed == "removed":
             to.line("removed ", name(pins[0].name), "  ", dim(pins[0].digest.hex()))
-        elif pins:
-            to.rows(_PIN_FIELDS, [document(_PIN_FIELDS, pin) for pin in pins])
         else:
-            app.remark("no tags or pins")
+            rows = [document(_PIN_FIELDS, pin) for pin in pins]
+            app.rows(to, _PIN_FIELDS, rows, "no tags or pins")
 
     app.answer({f"{kind}s": pins, "changed": changed}, render)
 

@@ -151,10 +151,8 @@ def queue(app: App, session: str | None, batch: str | None, cancel: str | None) 
         elif batch is not None:
             to.report(_BATCH, answer[0])
             to.json(answer[0]["content"])
-        elif answer:
-            to.rows(_BATCH, answer)
         else:
-            app.remark("no work is queued")
+            app.rows(to, _BATCH, answer, "no work is queued")
 
     app.answer({"batches": answer, "changed": None if cancel is None else "cancelled"}, render)
 
@@ -228,22 +226,15 @@ def leases(app: App, session: str | None, everything: bool, release: bool, yes: 
             require_yes(yes=yes, question=f"Take the lease from {owner}? It expires in {left}.")
             store.session(found[0].session).release_lease(found[0])
             found = [found[0]._replace(expires_at_ms=0)]
+    answer = [_lease(one, now_ms) for one in found]
 
     def render(to: Printer) -> None:
         if release:
             to.line(good("released "), name(found[0].session), f" from {found[0].owner}")
-        elif found:
-            to.rows(_LEASE, [_lease(one, now_ms) for one in found])
         else:
-            app.remark("no lease is held")
+            app.rows(to, _LEASE, answer, "no lease is held")
 
-    app.answer(
-        {
-            "leases": [_lease(one, now_ms) for one in found],
-            "changed": "released" if release else None,
-        },
-        render,
-    )
+    app.answer({"leases": answer, "changed": "released" if release else None}, render)
 
 
 # --- attachments ----------------------------------------------------------------------------------
@@ -360,13 +351,11 @@ def attachments(
             to.line(good(f"{changed} "), name(str(chosen)), f" of {session}")
         elif attachment is not None:
             to.report(_ATTACHMENT_ALONE, answer[0])
-        elif answer:
-            to.rows(
-                _ATTACHMENT,
-                [{**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer],
-            )
         else:
-            app.remark("no attachments")
+            rows = [
+                {**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer
+            ]
+            app.rows(to, _ATTACHMENT, rows, "no attachments")
 
     app.answer({"attachments": answer, "changed": changed}, render)
 

@@ -431,14 +431,10 @@ def log_(app: App, session: str, limit: int) -> None:
         found_id = naming.resolve_session(store, session)
         logged = islice(snapshots(store.session(found_id)), limit or None)
         found = [document(_LOGGED, one) for one in logged]
-
-    def render(to: Printer) -> None:
-        if found:
-            to.rows(_LOGGED, found)
-        else:
-            app.remark("no files")
-
-    app.answer({"session": found_id, "snapshots": found}, render)
+    app.answer(
+        {"session": found_id, "snapshots": found},
+        lambda to: app.rows(to, _LOGGED, found, "no files"),
+    )
 
 
 for _one in (snapshot, status, diff, restore, log_):
