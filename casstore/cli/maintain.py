@@ -48,6 +48,7 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     BusyError,
     CasstoreError,
+    CorruptionError,
     InvalidInputError,
     StorageError,
     StoreNotFoundError,
@@ -226,7 +227,7 @@ def _steps(
         )
         report["pruned"] = prune_document(pruned, expired, listed)
         words += _pruned(pruned, expired, steps, dry_run=dry_run)
-        codes.append(8 if pruned.refused_count else 0)
+        codes.append(CorruptionError.exit_code if pruned.refused_count else 0)
     packed: PackReport | None = None
     if steps.vacuum:
         done = vacuum.vacuum(
@@ -258,7 +259,7 @@ def _steps(
     if packed is not None:
         report["packed"] = packed
         words.append(_packed(packed, COLD_AGE_MS if report["vacuumed"] is None else 0))
-        codes.append(8 if packed.damaged else 0)
+        codes.append(CorruptionError.exit_code if packed.damaged else 0)
     return max(codes)
 
 

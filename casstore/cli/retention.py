@@ -15,7 +15,7 @@ from casstore.cli.output import Printer, bad, dim, name
 from casstore.cli.quantities import DURATION, count, duration
 from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
-from casstore.errors import InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import expiring, retention
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields
@@ -321,7 +321,7 @@ def prune(
             progress=meter,
         )
     if report.refused_count:
-        app.exit_code = 8
+        app.exit_code = CorruptionError.exit_code
     answer = prune_document(report, expired, listed)
     app.answer(answer, lambda to: write_prune(to, answer, expired.removed))
     if not dry_run:

@@ -15,7 +15,7 @@ from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, count, duration
 from casstore.engine.protocol import DEFAULT_BATCH
-from casstore.errors import CasstoreError
+from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
 from casstore.maintenance import pack as packing
@@ -119,7 +119,8 @@ def _exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interr
         return 0
     if interrupted:
         return INTERRUPTED
-    return max([one.exit_code for one in problems if one is not None], default=7)
+    found = [one.exit_code for one in problems if one is not None]
+    return max(found, default=BusyError.exit_code)
 
 
 def gc_exit_code(report: GcReport, *, interrupted: bool) -> int:

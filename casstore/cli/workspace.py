@@ -336,36 +336,28 @@ def restore(
     ws = _workspace(app, directory, **options)
     with app.open(write=not dry_run) as store:
         target = naming.resolve_place(store, name)
-        session: Session | None = None
-        at: int | None = None
-        if target.session is not None:
-            session, at = _place(store, name)
-        plan: RestorePlan | None = None
-        report: RestoreReport | None = None
-        if session is None:
+        if target.session is None:
             digest = target.require_digest()
             if dry_run:
                 raise click.UsageError("--dry-run needs a session, or SESSION@REVISION")
             report = ws.restore_snapshot(store, digest, force=force)
-        elif dry_run:
-            plan = ws.plan_restore(session, at)
         else:
+            session, at = _place(store, name)
+            if dry_run:
+                _answer_plan(app, ws.plan_restore(session, at))
+                return
             report = ws.restore(session, at, force=force)
+    app.answer(
+        report, lambda to: _render_report(to, report), dry_run=False, plan=None, conflicts=[]
+    )
 
-    def render(to: Printer) -> None:
-        if plan is not None:
-            _render_plan(to, plan)
-        if report is not None:
-            _render_report(to, report)
 
-    if report is not None:
-        app.answer(report, render, dry_run=False, plan=None, conflicts=[])
-    elif plan is not None:
-        counts = {key: len(getattr(plan, key)) for key in ("created", "changed", "deleted")}
-        app.answer(
-            plan, render, dry_run=True, **counts, plan=plan,
-            bytes_written=None, saved=None, saved_pin=None,
-        )  # fmt: skip
+def _answer_plan(app: App, plan: RestorePlan) -> None:
+    counts = {key: len(getattr(plan, key)) for key in ("created", "changed", "deleted")}
+    app.answer(
+        plan, lambda to: _render_plan(to, plan), dry_run=True, **counts, plan=plan,
+        bytes_written=None, saved=None, saved_pin=None,
+    )  # fmt: skip
 
 
 def _render_plan(to: Printer, plan: RestorePlan) -> None:
