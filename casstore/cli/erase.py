@@ -140,8 +140,8 @@ def erase(
             with app.meter() as meter:
                 report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
-    came = [] if report is None else list(report.remaining)
-    came_records = [] if report is None else [": ".join(one) for one in report.records_remaining]
+    remaining = () if report is None else report.remaining
+    records_remaining = () if report is None else report.records_remaining
     shared = plan.sharing
     answer = document(
         _FIELDS,
@@ -151,12 +151,11 @@ def erase(
             "dry_run": dry_run,
             "records": records,
             "records_erased": None if report is None else report.records_erased,
-            "stays": list(stays),
+            "stays": stays,
             "shared": None if no_survey else shared,
             "sessions_deleted": None if report is None else report.sessions_deleted,
-            "remaining": came,
-            "records_remaining": came_records,
-            "missing_systems": list(plan.missing_systems),
+            "remaining": remaining,
+            "records_remaining": [": ".join(one) for one in records_remaining],
             "still_to_run": ["casstore gc --grace 0", "casstore compact"],
         },
     )
@@ -180,7 +179,7 @@ def erase(
             )
             for sharer in shared.sharers[:10]:
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
-        for each in (*came, *came_records):
+        for each in (*answer["remaining"], *answer["records_remaining"]):
             to.line(bad("remains "), name(each), dim("  added during the run: erase again"))
         write_missing(to, answer["missing_systems"])
         if report is not None:

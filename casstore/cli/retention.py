@@ -227,7 +227,7 @@ def prune_document(
         {
             "dry_run": plan is not None,
             "expired_rows": expired,
-            "missing_systems": list(expired.missing_systems),
+            "missing_systems": expired.missing_systems,
             "plan": plan or [],
         },
     )
