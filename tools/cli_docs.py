@@ -21,7 +21,7 @@ from casstore import errors
 from casstore.cli import naming
 from casstore.cli.command import COMMON, Command, Kinds
 from casstore.cli.fields import ERROR, Shape
-from casstore.cli.main import MODULE_OF, SECTIONS, cli
+from casstore.cli.main import SECTIONS, cli
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 
@@ -52,12 +52,13 @@ GROUPS = sorted(
 )
 
 
-def commands() -> list[Command | Kinds]:
-    """All commands, by section."""
+def commands(names: list[str]) -> Iterator[Command | Kinds]:
+    """The commands of these names."""
     with click.Context(cli, info_name="casstore") as ctx:
-        found = [cli.get_command(ctx, name) for name in MODULE_OF]
-    known = [one for one in found if one is not None]
-    return sorted(known, key=lambda one: SECTIONS.index(one.section))
+        for name in names:
+            found = cli.get_command(ctx, name)
+            assert found is not None
+            yield found
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -150,13 +151,10 @@ def answer(shape: Shape) -> Iterator[str]:
 
 def document() -> str:
     """The whole page."""
-    found = commands()
-    contents: list[tuple[str, ...]] = []
-    for title in SECTIONS:
-        names = [one.name or "" for one in found if one.section == title]
-        if names:
-            links = " · ".join([f"[`{name}`](#{name})" for name in names])
-            contents.append((title, links))
+    contents: list[tuple[str, ...]] = [
+        (title, " · ".join([f"[`{name}`](#{name})" for name in names]))
+        for title, names in SECTIONS.items()
+    ]
     codes: list[tuple[str, ...]] = [(str(code), told) for code, told in OUTCOMES]
     for group in GROUPS:
         said = " ".join((group.__doc__ or "").split()).replace("``", "`")
@@ -166,12 +164,10 @@ def document() -> str:
     codes += [(str(code), told) for code, told in ENDINGS]
     error_rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in ERROR.lines()]
     parts: list[str] = []
-    for title in SECTIONS:
-        inside = [one for one in found if one.section == title]
-        if inside:
-            parts.append(f"## {title}\n")
-            for command in inside:
-                parts += section(command)
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for command in commands(names):
+            parts += section(command)
     filled = {
         "contents": table(("", ""), contents),
         "grammar": grammar(),

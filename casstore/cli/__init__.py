@@ -1,8 +1,9 @@
 """The command line of casstore.
 
-``main`` has the group of commands and maps errors to exit codes; ``command`` has the common part of
-all commands; ``naming`` resolves names; each family of commands has its own module. Only this
-package reads environment variables and writes to terminals.
+``main`` has the table of commands and maps errors to exit codes; ``command`` has the common part of
+all commands, and ``options`` the options that several have; ``naming`` resolves names; each family
+of commands has its own module. Only this package reads environment variables and writes to
+terminals.
 
 This module handles Ctrl-C until the command line is loaded. It imports no other module of casstore,
 because an interrupt during an import would end with a traceback.

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from casstore import errors
 from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, NothingCommittedError, quoted
 from casstore.errors import CasstoreError
 
 _OTHER_ID: Final = "import it under another id: casstore import {} FILE --name ID"
-_GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
+# A text, or a function that makes it from the error.
+_Advice = str | Callable[[Any], str]
+
+
+def _candidates(exc: AmbiguousNameError) -> str:
+    return "one of: " + "  ".join([one if one == "…" else quoted(one) for one in exc.candidates])
+
+
+# The first class that fits decides.
+_GENERAL: Final[tuple[tuple[type[CasstoreError], _Advice], ...]] = (
+    (AmbiguousNameError, _candidates),
+    (NameNotFoundError, lambda exc: exc.remedy),
+    (NothingCommittedError, lambda exc: f"casstore show {quoted(exc.session)}"),
+    (
+        errors.LeaseHeldError,
+        lambda exc: f"wait; or if its owner died: casstore leases --release {quoted(exc.session)}",
+    ),
+    (errors.SessionNotFoundError, "casstore sessions"),
+    (errors.RevisionNotFoundError, lambda exc: f"casstore history {quoted(exc.session)}"),
+    (errors.NodeNotFoundError, lambda exc: f"casstore log {quoted(exc.session)}"),
     (errors.SourceNotFoundError, "name the file to read from"),
     (errors.StoreNotFoundError, "name another with --store or CASSTORE_PATH, or: casstore init"),
     (errors.SessionDeletedError, "choose another id; casstore sessions lists those in use"),
@@ -53,7 +73,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
 # Advice by command, where the general advice is the command that failed, or is about another store.
-_OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
+_OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], _Advice], ...]]] = {
     "check": (
         (errors.CorruptionError, "casstore salvage DAMAGED NEW, into a new directory; or a backup"),
     ),
@@ -88,26 +108,7 @@ def advice(exc: CasstoreError, command: str | None = None) -> str | None:
     """What to try after this command failed; None if the message is sufficient."""
     if isinstance(exc, errors.CorruptionError) and _DISCARD in str(exc):
         return f"put redo.log back, or restore a backup; without either: {_DISCARD}"
-    for kind, text in _OF_COMMAND.get(command or "", ()):
+    for kind, text in (*_OF_COMMAND.get(command or "", ()), *_GENERAL):
         if isinstance(exc, kind):
-            return text
-    if isinstance(exc, AmbiguousNameError):
-        return "one of: " + "  ".join(
-            [one if one == "…" else quoted(one) for one in exc.candidates]
-        )
-    if isinstance(exc, NameNotFoundError):
-        return exc.remedy
-    if isinstance(exc, NothingCommittedError):
-        return f"casstore show {quoted(exc.session)}"
-    if isinstance(exc, errors.LeaseHeldError):
-        return f"wait; or if its owner died: casstore leases --release {quoted(exc.session)}"
-    if isinstance(exc, errors.SessionNotFoundError):
-        return "casstore sessions"
-    if isinstance(exc, errors.RevisionNotFoundError):
-        return f"casstore history {quoted(exc.session)}"
-    if isinstance(exc, errors.NodeNotFoundError):
-        return f"casstore log {quoted(exc.session)}"
-    for kind, text in _GENERAL:
-        if isinstance(exc, kind):
-            return text
+            return text if isinstance(text, str) else text(exc)
     return None

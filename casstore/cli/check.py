@@ -7,7 +7,8 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.options import YES
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, count
 from casstore.cli.text import safe
@@ -19,55 +20,48 @@ from casstore.maintenance import salvage as salvaging
 from casstore.maintenance.salvaged_rows import LostRow, StrayRow
 from casstore.store import is_server
 
-_SECTION: Final = "Maintenance"
-
-
 _FINDING: Final[Fields] = {
     "code": "what kind of finding it is, one of a fixed list",
     "severity": "error, warning or info",
     "what": "what is wrong here",
     "meaning": "what the code means",
     "remedy": "what to do about it",
-    "session": Field("the session, null if none", of=lambda one: one.where.session),
-    "revision": Field("its revision, null if none", of=lambda one: one.where.revision),
-    "digest": Field("the object, null if none", of=lambda one: one.where.digest),
-    "table": Field("the table, null if none", of=lambda one: one.where.table),
-    "key": Field("the row's key in hexadecimal, null if none", of=lambda one: one.where.key),
+    "session": Field("the session, null if none", of="where.session"),
+    "revision": Field("its revision, null if none", of="where.revision"),
+    "digest": Field("the object, null if none", of="where.digest"),
+    "table": Field("the table, null if none", of="where.table"),
+    "key": Field("the row's key in hexadecimal, null if none", of="where.key"),
 }
 
 
-_CHECK: Final = Shape(
-    "check",
-    {
-        "sound": "true: no error was found",
-        "level": "the level of the check",
-        "since_last": "true: only what was added since the last check without an error was checked",
-        "findings": nested("what was found, the worst first", _FINDING),
-        "omitted": Field("findings beyond --max-findings", of="findings_omitted"),
-        "counts": "how many of each code: {code: number}",
-        "harmless": "how many findings need no remedy",
-        "affected": nested(
-            "sessions that need what is damaged or missing",
-            {
-                "session": "the session",
-                "head": "true: its present state needs it",
-                "revisions": "the newest revisions that need it",
-                "revision_count": "how many revisions need it",
-                "others": "queued batches and attachments that need it",
-            },
-        ),
-        "affected_omitted": "affected sessions that are not listed",
-        "affected_pins": "tags and pins that need what is damaged or missing",
-        "rows_checked": "rows looked at",
-        "objects_checked": "objects looked at",
-        "contents_checked": "objects whose content was read and compared with its digest",
-        "checked_at": "when the check ended",
-    },
-)
+_CHECK: Final[Fields] = {
+    "sound": "true: no error was found",
+    "level": "the level of the check",
+    "since_last": "true: only what was added since the last check without an error was checked",
+    "findings": nested("what was found, the worst first", _FINDING),
+    "omitted": Field("findings beyond --max-findings", of="findings_omitted"),
+    "counts": "how many of each code: {code: number}",
+    "harmless": "how many findings need no remedy",
+    "affected": nested(
+        "sessions that need what is damaged or missing",
+        {
+            "session": "the session",
+            "head": "true: its present state needs it",
+            "revisions": "the newest revisions that need it",
+            "revision_count": "how many revisions need it",
+            "others": "queued batches and attachments that need it",
+        },
+    ),
+    "affected_omitted": "affected sessions that are not listed",
+    "affected_pins": "tags and pins that need what is damaged or missing",
+    "rows_checked": "rows looked at",
+    "objects_checked": "objects looked at",
+    "contents_checked": "objects whose content was read and compared with its digest",
+    "checked_at": "when the check ended",
+}
 
 
 @command(
-    _SECTION,
     _CHECK,
     "casstore check",
     "casstore check --level full",
@@ -115,7 +109,7 @@ def check(
         )
     _record(app, report)
     app.exit_code = 0 if report.sound else 1
-    answer = document(_CHECK.fields, report)
+    answer = document(_CHECK, report)
     app.answer(report, lambda to: _write_check(to, answer))
 
 
@@ -157,23 +151,17 @@ def _write_check(to: Printer, answer: dict[str, Any]) -> None:
         looked += f"; {answer['contents_checked']:,} read and proven"
     if answer["harmless"]:
         looked += f"; {count(answer['harmless'], 'harmless note')}, listed by --json"
-    if answer["sound"]:
-        to.line(good("sound"), f"  {looked} (level {answer['level']})")
-    else:
-        to.line(bad("not sound"), f"  {looked} (level {answer['level']})")
+    verdict = good("sound") if answer["sound"] else bad("not sound")
+    to.line(verdict, f"  {looked} (level {answer['level']})")
 
 
 @command(
-    _SECTION,
-    Shape(
-        "rebuild",
-        {
-            "objects_named": Field("objects in the index now", "in the index", "object"),
-            "objects_found": Field("of those, not in it before", "added", "object"),
-            "objects_dropped": Field("entries removed from the index", "removed", "object"),
-            "objects_missing": Field("objects that are needed and lost", "missing", "object"),
-        },
-    ),
+    {
+        "objects_named": Field("objects in the index now", "in the index", "object"),
+        "objects_found": Field("of those, not in it before", "added", "object"),
+        "objects_dropped": Field("entries removed from the index", "removed", "object"),
+        "objects_missing": Field("objects that are needed and lost", "missing", "object"),
+    },
     "casstore rebuild",
 )
 @click.option(
@@ -207,36 +195,32 @@ _SAVED: Final[Fields] = {
     ),
     "from_strays": "true: some of its rows may be outdated: no table refers to their pages",
 }
-_SALVAGE: Final = Shape(
-    "salvage",
-    {
-        "source": "the damaged store",
-        "target": "the new one",
-        "complete": "true: everything was saved",
-        "sessions": nested("the outcome for each session", _SAVED),
-        "objects_saved": "objects copied",
-        "objects_lost": "objects that are needed and lost",
-        "rows_saved": "rows copied",
-        "rows_lost": Field(
-            "rows left out, and why",
-            of=lambda report: [f"{_row_title(row)}: {row.why}" for row in report.rows_lost],
-        ),
-        "rows_from_strays": Field(
-            "policies, protections and similar rows that may be outdated",
-            of=lambda report: [_row_title(row) for row in report.rows_from_strays],
-        ),
-        "rows_existing": "rows that the target has with other content, left unchanged",
-        "gaps": Field(
-            "damaged parts of tables, in which rows with unknown names may be missing",
-            of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps],
-        ),
-        "dictionaries_lost": "compression dictionaries that are lost",
-    },
-)
+_SALVAGE: Final[Fields] = {
+    "source": "the damaged store",
+    "target": "the new one",
+    "complete": "true: everything was saved",
+    "sessions": nested("the outcome for each session", _SAVED),
+    "objects_saved": "objects copied",
+    "objects_lost": "objects that are needed and lost",
+    "rows_saved": "rows copied",
+    "rows_lost": Field(
+        "rows left out, and why",
+        of=lambda report: [f"{_row_title(row)}: {row.why}" for row in report.rows_lost],
+    ),
+    "rows_from_strays": Field(
+        "policies, protections and similar rows that may be outdated",
+        of=lambda report: [_row_title(row) for row in report.rows_from_strays],
+    ),
+    "rows_existing": "rows that the target has with other content, left unchanged",
+    "gaps": Field(
+        "damaged parts of tables, in which rows with unknown names may be missing",
+        of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps],
+    ),
+    "dictionaries_lost": "compression dictionaries that are lost",
+}
 
 
 @command(
-    _SECTION,
     _SALVAGE,
     "casstore salvage damaged rescued",
 )
@@ -252,7 +236,7 @@ def salvage(app: App, source: str, target: str) -> None:
     with app.meter() as meter:
         report = salvaging.salvage(source, target, progress=meter)
     app.exit_code = 0 if report.complete else 1
-    answer = document(_SALVAGE.fields, report, {"target": target})
+    answer = document(_SALVAGE, report, {"target": target})
 
     def render(to: Printer) -> None:
         to.rows(_SAVED, answer["sessions"][:1000])
@@ -278,16 +262,12 @@ def _row_title(row: LostRow | StrayRow) -> str:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "recover",
-        {
-            "needed_log": "false: the store was closed, and nothing was changed",
-            "commits_recovered": "commits read from the log, now in data.mdb",
-            "commits_discarded": "readable commits that were lost with the log, null: the log was "
-            "not discarded",
-        },
-    ),
+    {
+        "needed_log": "false: the store was closed, and nothing was changed",
+        "commits_recovered": "commits read from the log, now in data.mdb",
+        "commits_discarded": "readable commits that were lost with the log, null: the log was "
+        "not discarded",
+    },
     "casstore recover",
     "casstore recover agents --discard-log --yes",
 )
@@ -296,7 +276,7 @@ def _row_title(row: LostRow | StrayRow) -> str:
     "--discard-log", is_flag=True,
     help="Open without the log; commits that only the log holds are lost.",
 )  # fmt: skip
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> None:
     """Apply the redo log of a store that was not closed.
 
@@ -306,9 +286,7 @@ def recover(app: App, directory: str | None, discard_log: bool, yes: bool) -> No
     missing, damaged or another store's; if you have the right log, put it back instead. No other
     process may have the store open.
     """
-    if directory == "":
-        raise click.UsageError("the store's name is empty")
-    path = directory or app.path
+    path = app.place_of(directory)
     if discard_log:
         readable = recovery.count_unapplied(path)
         if readable is not None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import IO, Any, Concatenate, Final, ParamSpec, cast
 
 import click
 
-from casstore.cli.fields import Shape
+from casstore.cli.fields import Fields, Shape
 from casstore.cli.output import Pager, Printer, is_terminal, write_json
 from casstore.cli.progress import Meter
 from casstore.engine.protocol import DURABILITIES
+from casstore.errors import InvalidInputError
 from casstore.store import Store
 from casstore.store import open as open_store
-
-if TYPE_CHECKING:
-    from casstore.records.lifecycles.key_files import FileKeys
 
 Given = ParamSpec("Given")
 
 PATH_VARIABLE: Final = "CASSTORE_PATH"
+#: The key of ``click.Context.meta`` with the words that name the command: ``casstore import lash``.
+COMMAND_PATH: Final = "casstore.command_path"
 
 
 class App:
@@ -37,8 +37,9 @@ class App:
         as_json: bool,
         quiet: bool,
         durability: str | None,
-        no_pager: bool = False,
+        no_pager: bool,
     ) -> None:
+        """The keyword arguments are the options in ``COMMON``, by their names."""
         self.shape = command.shape
         self._place = store
         self.as_json = as_json
@@ -54,12 +55,16 @@ class App:
         """The path of the store: by option, environment variable, or current directory."""
         return self._place or os.environ.get(PATH_VARIABLE) or os.curdir
 
+    def place_of(self, argument: str | None) -> str:
+        """The store that an optional argument names, else that of the options."""
+        if argument == "":
+            raise click.UsageError("the store's name is empty")
+        return self.path if argument is None else argument
+
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
         """Open the store, or the one at ``path``; it must exist. Read-only unless ``write``."""
         place = self.path if path is None else path
-        if write:
-            return open_store(place, durability=self.durability, create=False)
-        return open_store(place, readonly=True, create=False)
+        return open_store(place, durability=self.durability, readonly=not write, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
         """A meter that reports progress on stderr; if ``stoppable``, Ctrl-C requests a stop."""
@@ -92,6 +97,15 @@ class App:
             # A Pager has only the attributes of a stream that Printer uses.
             yield Printer(cast(IO[str], pages), shown_on=sys.stdout)
 
+    def rows(
+        self, to: Printer, fields: Fields, found: Sequence[Mapping[str, Any]], otherwise: str
+    ) -> None:
+        """Print documents as a table; if there are none, remark ``otherwise``."""
+        if found:
+            to.rows(fields, found)
+        else:
+            self.remark(otherwise)
+
     def remark(self, text: str) -> None:
         """Add a remark for people; ``write_remarks`` writes it to stderr after the answer."""
         if not self.quiet and not self.as_json:
@@ -110,7 +124,6 @@ class Command(click.Command):
 
     shape: Shape
     examples: Sequence[str]
-    section: str
 
 
 class Kinds(click.Group):
@@ -123,7 +136,6 @@ class Kinds(click.Group):
 
     shape: Shape | None = None
     examples: Sequence[str] = ()
-    section: str
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -190,38 +202,36 @@ COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability", "no_pager")
 
 
 def command(
-    section: str, shape: Shape, *examples: str, name: str | None = None
+    fields: Fields, *examples: str, name: str | None = None, schema: str | None = None
 ) -> Callable[[Callable[Concatenate[App, Given], None]], Command]:
-    """Make a command of a function that takes the ``App`` and the command's own options."""
+    """Make a command of a function that takes the ``App`` and the command's own options.
+
+    ``fields`` is its JSON answer. ``name`` is that of the function unless given, and ``schema``,
+    the name of the answer, that of the command.
+    """
 
     def wrap(function: Callable[Concatenate[App, Given], None]) -> Command:
         @functools.wraps(function)
         def callback(**given: Any) -> None:
             ctx = click.get_current_context()
-            root = ctx.find_root()
-            asked = {}
-            for key in COMMON_NAMES:
-                asked[key] = given.pop(key, None) or root.params.get(key)
+            ctx.meta[COMMAND_PATH] = ctx.command_path
+            before_command = ctx.find_root().params
+            common: dict[str, Any] = {
+                key: given.pop(key) or before_command[key] for key in COMMON_NAMES
+            }
             assert isinstance(ctx.command, Command)
-            app = App(
-                ctx.command,
-                store=asked["store"],
-                as_json=bool(asked["as_json"]),
-                quiet=bool(asked["quiet"]),
-                durability=asked["durability"],
-                no_pager=bool(asked["no_pager"]),
-            )
+            app = App(ctx.command, **common)
             # Not typed: click passes exactly the function's own options.
             call: Callable[..., None] = function
             call(app, **given)
             app.write_remarks()
             ctx.exit(app.exit_code)
 
-        made = click.command(name or function.__name__.strip("_"), cls=Command)(callback)
+        own_name = name or function.__name__.strip("_")
+        made = click.command(own_name, cls=Command)(callback)
         made.params.extend(COMMON)
-        made.shape = shape
+        made.shape = Shape(schema or own_name, fields)
         made.examples = examples
-        made.section = section
         return made
 
     return wrap
@@ -236,31 +246,17 @@ def require_yes(*, yes: bool, question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-# One read of this length gets every valid secret whole, and enough of a longer file to refuse it.
-_MAX_SECRET_BYTES: Final = 5000
+@contextmanager
+def needs_extra(user: str, extra: str, packages: Sequence[str]) -> Iterator[None]:
+    """Import optional packages inside; a missing one is an InvalidInputError that names the extra.
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def keys_option(help: str, *, exists: bool) -> Callable[[Decorated], Decorated]:
-    """Add the option ``--keys DIRECTORY``, passed as ``key_directory``."""
-    return click.option(
-        "--keys", "key_directory", type=click.Path(file_okay=False, exists=exists), help=help
-    )
-
-
-def secret_option(help: str) -> Callable[[Decorated], Decorated]:
-    """Add the option ``--secret FILE``, passed as ``secret_file``."""
-    return click.option("--secret", "secret_file", type=click.File("rb"), help=help)
-
-
-def open_keys(directory: str | None) -> FileKeys | None:
-    """The keys in a directory, if one was given."""
-    from casstore.records.lifecycles.key_files import FileKeys
-
-    return None if directory is None else FileKeys(directory)
-
-
-def read_secret(file: BinaryIO | None) -> bytes | None:
-    """The secret in a file, if one was given; where it is used, a secret too long is refused."""
-    return None if file is None else file.read(_MAX_SECRET_BYTES)
+    A module that is not in ``packages`` is missing because of a fault.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in packages:
+            raise
+        raise InvalidInputError(
+            f"{user} needs {exc.name}: pip install '.[{extra}]' in the clone of casstore"
+        ) from exc

@@ -20,7 +20,9 @@ from casstore.maintenance.policy import policy_from
 from casstore.maintenance.retention import Policy
 from casstore.store import is_server
 
-_DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
+# The keys whose values are durations, and the fields that they set: of Steps, and of a policy.
+_STEP_DURATIONS: Final = {"grace": "grace_ms", "attachments": "attachments_ms"}
+_POLICY_DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
 
 
 class Steps(NamedTuple):
@@ -122,14 +124,10 @@ def change_steps(steps: Steps, changes: Mapping[str, Any], where: str) -> Steps:
             raise InvalidInputError(
                 f"{where}: durability must be one of {', '.join(DURABILITIES)}, got {value!r}"
             )
-        if key == "grace":
-            steps = steps._replace(grace_ms=_duration(value, f"{where}: grace"))
-        elif key == "attachments":
-            steps = steps._replace(attachments_ms=_duration(value, f"{where}: attachments"))
-        elif key == "retention":
+        if key == "retention":
             steps = _with_retention(steps, value, where)
         else:
-            steps = steps._replace(**{key: value})
+            steps = steps._replace(**_with_durations({key: value}, _STEP_DURATIONS, where))
     return steps
 
 
@@ -137,23 +135,27 @@ def _with_retention(steps: Steps, value: Mapping[str, Any] | bool, where: str) -
     if isinstance(value, bool):
         # True: by the policies in the store itself.
         return steps._replace(policy=None, prune=value)
-    fields = {
-        _DURATIONS.get(key, key): _duration(given, f"{where}: {key}")
-        if key in _DURATIONS
-        else given
-        for key, given in value.items()
-    }
+    fields = _with_durations(value, _POLICY_DURATIONS, where)
     try:
         return steps._replace(policy=policy_from(fields), prune=True)
     except InvalidInputError as exc:
         raise InvalidInputError(f"{where}: retention: {exc}") from exc
 
 
-def _duration(text: object, where: str) -> int:
-    try:
-        return parse_duration(text if isinstance(text, str) else "")
-    except ValueError as exc:
-        raise InvalidInputError(f"{where}: {exc}") from exc
+def _with_durations(
+    table: Mapping[str, Any], durations: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """The fields that the keys of a table set, with durations in milliseconds."""
+    fields: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in durations:
+            fields[key] = value
+            continue
+        try:
+            fields[durations[key]] = parse_duration(value if isinstance(value, str) else "")
+        except ValueError as exc:
+            raise InvalidInputError(f"{where}: {key}: {exc}") from exc
+    return fields
 
 
 def find_stores(patterns: Sequence[str]) -> list[str]:

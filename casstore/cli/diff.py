@@ -13,10 +13,30 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.differences import BLOB, CHECKPOINT, RECORD, Difference, Place, compare, unified
-from casstore.cli.fields import Shape, nested
+from casstore.cli.differences import (
+    BLOB,
+    CHECKPOINT,
+    RECORD,
+    Difference,
+    Place,
+    compare,
+    open_bundle,
+    unified,
+)
+from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import complete_name
-from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
+from casstore.cli.output import (
+    Printer,
+    Styled,
+    bad,
+    bold,
+    diff_line,
+    dim,
+    good,
+    name,
+    needs_ascii,
+    other,
+)
 from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
 from casstore.cli.quantities import count, size
 from casstore.cli.text import brief, clip_name, json_pieces, short
@@ -24,104 +44,110 @@ from casstore.errors import InvalidInputError, render_path
 from casstore.format.digest import Digest
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
-from casstore.session.component_formats import Detail
-from casstore.session.data import Usage
+from casstore.session.data import Node, Usage
 from casstore.store import Store, is_server, shown_place
 
-_SECTION: Final = "Comparing"
 _SHOWN: Final = 100
 _TEXT_LINES: Final = 12
 # Texts up to this length are compared line by line.
 _TEXT_CHARACTERS: Final = 1_000_000
-_NODE: Final = {
+_NODE: Final[Fields] = {
     "id": "its id",
     "parent": "the id of its parent",
     "seq": "its number in insertion order",
     "depth": "the number of nodes on its path",
     "digest": "its digest, which identifies its whole path",
-    "summary": "role and beginning of its text; null if it is hidden",
-    "hidden": "true: a tombstone hides it in this session, or in any if no session was named",
+    "summary": Field(
+        "role and beginning of its text; null if it is hidden",
+        of=lambda node: None if node.payload is HIDDEN else node_summary(node, 200),
+    ),
+    "hidden": Field(
+        "true: a tombstone hides it in this session, or in any if no session was named",
+        of=lambda node: node.payload is HIDDEN,
+    ),
 }
-_SIDE: Final = {
-    "name": "the unambiguous name",
-    "store": "the directory of its store, or the exported file",
-    "digest": "its digest; null for a record",
+_SIDE: Final[Fields] = {
+    "name": Field("the unambiguous name", of="target.text"),
+    "store": Field("the directory of its store, or the exported file", of="where"),
+    "digest": Field(
+        "its digest; null for a record",
+        of=lambda place: None if place.kind == RECORD else place.digest,
+    ),
 }
 
-SHAPE: Final = Shape(
-    "diff",
-    {
-        "kind": "what was compared: checkpoint, node, value, blob or record",
-        "equal": "true if they have the same content",
-        "old": nested("the first one", _SIDE),
-        "new": nested("the second one", _SIDE),
-        "counts": nested(
-            "how much differs",
-            {
-                "nodes_added": "nodes that only the new one has",
-                "nodes_dropped": "nodes that only the old one has",
-                "added": "paths that only the new one has",
-                "removed": "paths that only the old one has",
-                "changed": "paths with another value",
-            },
-        ),
-        "by_part": "the same for each component: {name: {added, removed, changed}}",
-        "nodes": nested(
-            "of checkpoints, else null",
-            {
-                "ancestor": "the last node on both paths, null if they share none",
-                "old_leaf": "where the old one ends",
-                "new_leaf": "where the new one ends",
-                "added": nested("by insertion order", _NODE),
-                "dropped": nested("by insertion order", _NODE),
-            },
-        ),
-        "changes": nested(
-            "in order; empty with --stat",
-            {
-                "op": "added, removed or changed",
-                "path": "the path in the new one; of a removed value, in the old one",
-                "old_path": "the path in the old one; null if the value was added",
-                "before": "the old value, null if there was none",
-                "after": "the new value, null if it was deleted",
-                "usage": nested(
-                    "of a change of token usage, which count; else null",
-                    {
-                        "source": "the source of the usage, as it was committed",
-                        "model": "the model",
-                        "field": "input, output …; null: the whole entry",
-                    },
-                ),
-            },
-        ),
-        "details": nested(
-            "of components whose format is known, such as the files of a workspace; "
-            "in no count; empty with --stat and --patch",
-            {
-                "component": "the component; changes and counts have it as a plain value",
-                "kind": "added, removed, changed, mode or renamed",
-                "path": "the path of the file in the new one; of a removed one, in the old one",
-                "old_path": "what a renamed file was called before, else null",
-                "old_mode": "its permission bits before, null if it was absent",
-                "new_mode": "its permission bits, null if it is absent",
-                "text": "lines of a unified diff, at most 201; empty if the content is the same",
-            },
-        ),
-        "failures": "components without details because of an error: {component: reason}",
-        "omitted": nested(
-            "how many are not listed because of --limit",
-            {"nodes": "nodes", "changes": "changes", "details": "details"},
-        ),
-        "text": "of two short text blobs, a unified diff by lines; else null",
-        "first_difference": "of other blobs, the first byte that differs; else null",
-        "patch": "with --patch, a JSON Patch; else null",
-    },
-)
+_FIELDS: Final[Fields] = {
+    "kind": "what was compared: checkpoint, node, value, blob or record",
+    "equal": "true if they have the same content",
+    "old": nested("the first one", _SIDE),
+    "new": nested("the second one", _SIDE),
+    "counts": nested(
+        "how much differs",
+        {
+            "nodes_added": "nodes that only the new one has",
+            "nodes_dropped": "nodes that only the old one has",
+            "added": "paths that only the new one has",
+            "removed": "paths that only the old one has",
+            "changed": "paths with another value",
+        },
+    ),
+    "by_part": "the same for each component: {name: {added, removed, changed}}",
+    "nodes": nested(
+        "of checkpoints, else null",
+        {
+            "ancestor": "the last node on both paths, null if they share none",
+            "old_leaf": "where the old one ends",
+            "new_leaf": "where the new one ends",
+            "added": nested("by insertion order", _NODE),
+            "dropped": nested("by insertion order", _NODE),
+        },
+    ),
+    "changes": nested(
+        "in order; empty with --stat",
+        {
+            "op": "added, removed or changed",
+            "path": "the path in the new one; of a removed value, in the old one",
+            "old_path": "the path in the old one; null if the value was added",
+            "before": "the old value, null if there was none",
+            "after": "the new value, null if it was deleted",
+            "usage": nested(
+                "of a change of token usage, which count; else null",
+                {
+                    "source": "the source of the usage, as it was committed",
+                    "model": "the model",
+                    "field": "input, output …; null: the whole entry",
+                },
+            ),
+        },
+    ),
+    "details": nested(
+        "of components whose format is known, such as the files of a workspace; "
+        "in no count; empty with --stat and --patch",
+        {
+            "component": "the component; changes and counts have it as a plain value",
+            "kind": "added, removed, changed, mode or renamed",
+            "path": "the path of the file in the new one; of a removed one, in the old one",
+            "old_path": "what a renamed file was called before, else null",
+            "old_mode": "its permission bits before, null if it was absent",
+            "new_mode": "its permission bits, null if it is absent",
+            "text": Field(
+                "lines of a unified diff, at most 201; empty if the content is the same",
+                of=lambda one: one.lines(),
+            ),
+        },
+    ),
+    "failures": "components without details because of an error: {component: reason}",
+    "omitted": nested(
+        "how many are not listed because of --limit",
+        {"nodes": "nodes", "changes": "changes", "details": "details"},
+    ),
+    "text": "of two short text blobs, a unified diff by lines; else null",
+    "first_difference": "of other blobs, the first byte that differs; else null",
+    "patch": "with --patch, a JSON Patch; else null",
+}
 
 
 @command(
-    _SECTION,
-    SHAPE,
+    _FIELDS,
     "casstore diff agent@41 agent",
     "casstore diff agent other --stat",
     "casstore diff agent~5 agent --patch",
@@ -185,8 +211,6 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
     path = shown if is_server(shown) else os.path.realpath(shown)
     if path not in opened:
         if os.path.isfile(path):
-            from casstore.cli.differences import open_bundle
-
             with app.meter() as meter:
                 opened[path] = open_bundle(stack, path, meter)
         else:
@@ -288,8 +312,8 @@ class _Listing:
         return {
             "kind": found.kind,
             "equal": found.equal,
-            "old": _side(found.old),
-            "new": _side(found.new),
+            "old": found.old,
+            "new": found.new,
             "counts": {
                 "nodes_added": len(self.added),
                 "nodes_dropped": len(self.dropped),
@@ -301,9 +325,7 @@ class _Listing:
             },
             "nodes": nodes,
             "changes": [self._change(change) for change in listed] if with_values else [],
-            "details": [_detail_document(one) for one in self.cut(self.details)]
-            if with_values
-            else [],
+            "details": self.cut(self.details) if with_values else [],
             "failures": self.failures,
             "omitted": {
                 "nodes": len(self.added) + len(self.dropped) - listed_nodes,
@@ -317,44 +339,19 @@ class _Listing:
             "patch": None,
         }
 
-    def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[dict[str, Any]]:
+    def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[Node]:
         digests = [node.digest for node in self.cut(nodes)]
-        listed = read_nodes(place.store, digests, place.target.session)
-        return [
-            {
-                "id": node.id,
-                "parent": node.parent,
-                "seq": node.seq,
-                "depth": node.depth,
-                "digest": node.digest.hex(),
-                "summary": None if node.payload is HIDDEN else node_summary(node, 200),
-                "hidden": node.payload is HIDDEN,
-            }
-            for node in listed
-        ]
+        return [*read_nodes(place.store, digests, place.target.session)]
 
     def _change(self, change: Change) -> dict[str, Any]:
-        usage = self.usage_of(change)
         return {
             "op": change.op,
-            "path": list(change.path),
-            "old_path": None if change.old_path is None else list(change.old_path),
+            "path": change.path,
+            "old_path": change.old_path,
             "before": change.stored_before(),
             "after": change.stored_after(),
-            "usage": None if usage is None else usage._asdict(),
+            "usage": self.usage_of(change),
         }
-
-
-def _detail_document(one: Detail) -> dict[str, Any]:
-    return {**one._asdict(), "text": one.lines()}
-
-
-def _side(place: Place) -> dict[str, Any]:
-    return {
-        "name": place.target.text,
-        "store": place.where,
-        "digest": None if place.kind == RECORD else place.digest.hex(),
-    }
 
 
 def _digest_of(place: Place) -> str:
@@ -376,6 +373,10 @@ def _usage_words(entry: Any) -> str:
     """The counts of a stored usage entry in words."""
     counts = zip(Usage._fields[2:], entry[2:], strict=False)
     return ", ".join([f"{name} {number:,}" for name, number in counts if number]) or "nothing"
+
+
+def _label(op: str, where: str) -> Styled:
+    return good(f"  + {where}") if op == ADDED else bad(f"  - {where}")
 
 
 class _Page:
@@ -441,6 +442,19 @@ class _Page:
                 more = len(nodes) - len(shown)
                 self._to.line(dim(f"  {mark} … {more:,} more: --limit 0"))
 
+    def _more(
+        self,
+        before: str,
+        what: str,
+        found: Sequence[Any],
+        shown: Sequence[Any],
+        remedy: str = "--limit 0",
+    ) -> None:
+        """Report how many items are not shown, if there are any."""
+        if len(found) > len(shown):
+            left = count(len(found) - len(shown), what)
+            self._to.line(dim(f"{before}{left}: {remedy}"))
+
     # --- values ---------------------------------------------------------------------------
 
     def _stat(self) -> None:
@@ -471,14 +485,11 @@ class _Page:
                 self._usage(change, usage)
             elif part == "usage" and not path:
                 # The whole ledger, if the other side has none.
-                mark, entries = ("+", change.after) if change.op == ADDED else ("-", change.before)
-                for entry in entries:
-                    self._entry(mark, f"{entry[0]}, {entry[1]}", entry)
+                for entry in change.after if change.op == ADDED else change.before:
+                    self._entry(change.op, f"{entry[0]}, {entry[1]}", entry)
             else:
                 self._change(change, render_path(path))
-        if len(plain) > len(shown):
-            more = len(plain) - len(shown)
-            self._to.line(dim(f"… {count(more, 'more change')}: --limit 0, or --stat"))
+        self._more("… ", "more change", plain, shown, "--limit 0, or --stat")
         self._details()
         if self._found.comparison is not None and not listing.changes:
             self._to.line(dim("the components outside the graph are the same"))
@@ -494,41 +505,28 @@ class _Page:
                 self._to.line(bold(part), dim(f"  {count(totals[part], 'change')}"))
             style = {"added": good, "removed": bad}.get(one.kind, other)
             self._to.line(style(f"  {one.summary}"))
-            lines = one.lines()
-            for line in lines if self._full else lines[:_TEXT_LINES]:
-                colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-                self._to.line(Styled(f"      {line}", fg=colour))
-            if not self._full and len(lines) > _TEXT_LINES:
-                more = count(len(lines) - _TEXT_LINES, "more line")
-                self._to.line(dim(f"      … {more}: --full"))
-        if len(details) > len(shown):
-            more = count(len(details) - len(shown), "more change")
-            self._to.line(dim(f"… {more}: --limit 0"))
+            self._lines(one.lines())
+        self._more("… ", "more change", details, shown)
         for component, why in self._listing.failures.items():
             self._to.line(bad(f"! {component}: {why}"))
 
     def _usage(self, change: Change, usage: _UsageField) -> None:
         if usage.field is not None or change.op == CHANGED:
             self._change(change, str(usage))
-        elif change.op == ADDED:
-            self._entry("+", str(usage), change.after)
         else:
-            self._entry("-", str(usage), change.before)
+            entry = change.after if change.op == ADDED else change.before
+            self._entry(change.op, str(usage), entry)
 
-    def _entry(self, mark: str, where: str, entry: Any) -> None:
-        style = good if mark == "+" else bad
-        self._to.line(style(f"  {mark} {where}"), "  ", _usage_words(entry))
+    def _entry(self, op: str, where: str, entry: Any) -> None:
+        self._to.line(_label(op, where), "  ", _usage_words(entry))
 
     def _change(self, change: Change, where: str) -> None:
         room = 1_000_000 if self._full else self._to.room(6, 160)
-        if change.op == ADDED:
-            shown = brief(change.stored_after(), max(20, room - len(where)))
-            self._to.line(good(f"  + {where}"), "  ", shown)
-        elif change.op == REMOVED:
-            shown = brief(change.stored_before(), max(20, room - len(where)))
-            self._to.line(bad(f"  - {where}"), "  ", shown)
-        else:
+        if change.op == CHANGED:
             self._changed(change, where, room)
+            return
+        value = change.stored_after() if change.op == ADDED else change.stored_before()
+        self._to.line(_label(change.op, where), "  ", brief(value, max(20, room - len(where))))
 
     def _changed(self, change: Change, where: str, room: int) -> None:
         before, after = change.stored_before(), change.stored_after()
@@ -537,7 +535,7 @@ class _Page:
         left, right = before.whole_text(_TEXT_CHARACTERS), after.whole_text(_TEXT_CHARACTERS)
         if left is not None and right is not None and "\n" in left + right:
             self._to.line(other(f"  ~ {where}"))
-            self._lines(left, right)
+            self._lines(unified(left, right, around=1)[2:])
             return
         old, new = brief(before, max(20, room)), brief(after, max(20, room))
         if len(where) + len(old) + len(new) + 8 <= room:
@@ -547,16 +545,13 @@ class _Page:
             self._to.line(bad(f"      - {old}"))
             self._to.line(good(f"      + {new}"))
 
-    def _lines(self, before: str, after: str) -> None:
-        """Two texts, line by line."""
-        lines = unified(before, after, around=1)[2:]
+    def _lines(self, lines: Sequence[str]) -> None:
+        """The lines of a unified diff, cut unless --full is given."""
         shown = lines if self._full else lines[:_TEXT_LINES]
         for line in shown:
-            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
             text = line if self._full else line[: self._to.room(8, 160)]
-            self._to.line(Styled(f"      {text}", fg=colour))
-        if len(lines) > len(shown):
-            self._to.line(dim(f"      … {count(len(lines) - len(shown), 'more line')}: --full"))
+            self._to.line(diff_line(text, "      "))
+        self._more("      … ", "more line", lines, shown, "--full")
 
     # --- blobs ----------------------------------------------------------------------------
 
@@ -567,9 +562,7 @@ class _Page:
         if blobs.lines is None:
             self._to.line(f"they differ from byte {blobs.first_difference:,} on")
         elif not self._listing.stat:
-            for line in self._listing.cut(blobs.lines):
-                colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-                self._to.line(Styled(line, fg=colour))
-            more = len(blobs.lines) - len(self._listing.cut(blobs.lines))
-            if more:
-                self._to.line(dim(f"… {count(more, 'more line')}: --limit 0"))
+            shown = self._listing.cut(blobs.lines)
+            for line in shown:
+                self._to.line(diff_line(line))
+            self._more("… ", "more line", blobs.lines, shown)

@@ -108,18 +108,12 @@ class Difference(NamedTuple):
             if found.old_leaf != found.new_leaf:
                 yield {"op": "replace", "path": "/leaf", "value": found.new_leaf}
             for node in found.dropped:
-                yield {"op": "remove", "path": _node_pointer(node.id)}
+                yield {"op": "remove", "path": pointer(("nodes", node.id))}
             digests = [node.digest for node in found.added]
             for added in read_nodes(self.new.store, digests, self.new.target.session):
-                value = node_document(added)
-                yield {"op": "add", "path": _node_pointer(added.id), "value": value}
+                path = pointer(("nodes", added.id))
+                yield {"op": "add", "path": path, "value": node_document(added)}
         yield from operations(self.changes)
-
-
-def _node_pointer(node_id: str) -> str:
-    from casstore.cli.differences import pointer
-
-    return pointer(("nodes", node_id))
 
 
 class _Either:
@@ -210,10 +204,10 @@ def _records(old: Place, new: Place) -> tuple[Change, ...]:
     writer = PieceWriter()
     reader = PendingReader(old.store.engine, writer)
     before, after = [
-        {"content": splitting.encode_split(load(place.store, place.target), MAX_DEPTH, writer.emit)}
+        splitting.encode_split(load(place.store, place.target), MAX_DEPTH, writer.emit)
         for place in (old, new)
     ]
-    fields = [(name, before[name], after[name]) for name in before]
+    fields = [("content", before, after)]
     return tuple(value_diff.diff_fields(reader, fields, DEFAULT_MAX_BYTES))
 
 

@@ -6,17 +6,17 @@ from typing import BinaryIO, Final
 
 import click
 
-from casstore.cli.command import (
-    App,
-    command,
+from casstore.cli.command import App, command, require_yes
+from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.naming import NameNotFoundError
+from casstore.cli.options import (
+    YES,
+    dry_run_option,
     keys_option,
     open_keys,
     read_secret,
-    require_yes,
     secret_option,
 )
-from casstore.cli.fields import Field, Shape, document, nested
-from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Printer, bad, bold, dim, good, name
 from casstore.cli.quantities import count, size
 from casstore.cli.retention import MISSING, write_missing
@@ -24,80 +24,74 @@ from casstore.cli.text import safe
 from casstore.maintenance import erasure
 from casstore.records.lifecycles.erasure import LifecycleErasure, records_of
 
-_SECTION: Final = "Space"
-
 
 def _unknown_subject(subject: str) -> NameNotFoundError:
     """The error for a subject without sessions or records. A store has no list of subjects."""
-    error = NameNotFoundError(
-        subject, "write it as it was given to sessions and records, with --secret if they had one"
+    return NameNotFoundError(
+        subject,
+        "write it as it was given to sessions and records, with --secret if they had one",
+        f"no session and no record is about {subject!r}",
     )
-    error.args = (f"no session and no record is about {subject!r}",)
-    return error
 
 
-_SHAPE: Final = Shape(
-    "erase",
-    {
-        "subject": "the subject",
-        "dry_run": "true: a plan, nothing was changed",
-        "sessions": nested(
-            "sessions about the subject",
-            {
-                "id": Field("the session", of="session"),
-                "revisions": "its revisions",
-                "labels": "its labels",
-                "batches": "batches in its queue",
-                "attachments": "its attachments",
-                "elsewhere": "attachments whose bytes are outside the store: delete them yourself",
-                "also_about": "other subjects that it is about",
-            },
-        ),
-        "pins": Field(
-            "tags and pins on their checkpoints, which are removed too",
-            of=lambda plan: [pin for pin, _ in plan.pins],
-        ),
-        "records": "records about the subject, or derived from such records",
-        "records_erased": "records erased, null for a plan",
-        "stays": nested(
-            "records that may not be erased",
-            {
-                "provider": "the system that the record belongs to",
-                "record": "its name",
-                "reason": "a hold and its end, a seal, a key that is pending",
-            },
-        ),
-        "recipients": "recipients of erased data, who must be informed",
-        "shared": nested(
-            "what others reach as well, so that it stays; null with --no-survey",
-            {
-                "objects": "objects that the sessions reach",
-                "size_bytes": Field("their size, uncompressed", of="bytes"),
-                "shared_objects": "of those, objects that others reach too",
-                "shared_bytes": "their size, uncompressed",
-                "sharers": Field(
-                    "the others: sessions, tags and so on, those that share most first",
-                    of=lambda sharing: [one.name for one in sharing.sharers],
-                ),
-            },
-        ),
-        "sessions_deleted": "sessions deleted, null for a plan",
-        "remaining": "sessions about the subject that were not in the plan: run it again",
-        "records_remaining": "records about the subject that were not in the plan",
-        "missing_systems": MISSING,
-        "still_to_run": "commands to run next, which remove the bytes from the disk",
-    },
-)
+_FIELDS: Final[Fields] = {
+    "subject": "the subject",
+    "dry_run": "true: a plan, nothing was changed",
+    "sessions": nested(
+        "sessions about the subject",
+        {
+            "id": Field("the session", of="session"),
+            "revisions": "its revisions",
+            "labels": "its labels",
+            "batches": "batches in its queue",
+            "attachments": "its attachments",
+            "elsewhere": "attachments whose bytes are outside the store: delete them yourself",
+            "also_about": "other subjects that it is about",
+        },
+    ),
+    "pins": Field(
+        "tags and pins on their checkpoints, which are removed too",
+        of=lambda plan: [pin for pin, _ in plan.pins],
+    ),
+    "records": "records about the subject, or derived from such records",
+    "records_erased": "records erased, null for a plan",
+    "stays": nested(
+        "records that may not be erased",
+        {
+            "provider": "the system that the record belongs to",
+            "record": "its name",
+            "reason": "a hold and its end, a seal, a key that is pending",
+        },
+    ),
+    "recipients": "recipients of erased data, who must be informed",
+    "shared": nested(
+        "what others reach as well, so that it stays; null with --no-survey",
+        {
+            "objects": "objects that the sessions reach",
+            "size_bytes": Field("their size, uncompressed", of="bytes"),
+            "shared_objects": "of those, objects that others reach too",
+            "shared_bytes": "their size, uncompressed",
+            "sharers": Field(
+                "the others: sessions, tags and so on, those that share most first",
+                of=lambda sharing: [one.name for one in sharing.sharers],
+            ),
+        },
+    ),
+    "sessions_deleted": "sessions deleted, null for a plan",
+    "remaining": "sessions about the subject that were not in the plan: run it again",
+    "records_remaining": "records about the subject that were not in the plan",
+    "missing_systems": MISSING,
+    "still_to_run": "commands to run next, which remove the bytes from the disk",
+}
 
 
 @command(
-    _SECTION,
-    _SHAPE,
+    _FIELDS,
     "casstore erase user-42 --dry-run",
     "casstore erase user-42 --yes && casstore gc --grace 0 && casstore compact",
 )
 @click.argument("subject")
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be erased; change nothing.")
+@dry_run_option("erased")
 @click.option(
     "--no-survey", is_flag=True, help="Faster: do not measure which objects others share."
 )
@@ -108,7 +102,7 @@ _SHAPE: Final = Shape(
 @secret_option(
     "The file whose bytes are the secret that subjects are hashed with, if there is one."
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def erase(
     app: App,
     subject: str,
@@ -146,23 +140,22 @@ def erase(
             with app.meter() as meter:
                 report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
-    came = [] if report is None else list(report.remaining)
-    came_records = [] if report is None else [": ".join(one) for one in report.records_remaining]
+    remaining = () if report is None else report.remaining
+    records_remaining = () if report is None else report.records_remaining
     shared = plan.sharing
     answer = document(
-        _SHAPE.fields,
+        _FIELDS,
         plan,
         {
             "subject": subject,
             "dry_run": dry_run,
             "records": records,
             "records_erased": None if report is None else report.records_erased,
-            "stays": list(stays),
+            "stays": stays,
             "shared": None if no_survey else shared,
             "sessions_deleted": None if report is None else report.sessions_deleted,
-            "remaining": came,
-            "records_remaining": came_records,
-            "missing_systems": list(plan.missing_systems),
+            "remaining": remaining,
+            "records_remaining": [": ".join(one) for one in records_remaining],
             "still_to_run": ["casstore gc --grace 0", "casstore compact"],
         },
     )
@@ -186,7 +179,7 @@ def erase(
             )
             for sharer in shared.sharers[:10]:
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
-        for each in (*came, *came_records):
+        for each in (*answer["remaining"], *answer["records_remaining"]):
             to.line(bad("remains "), name(each), dim("  added during the run: erase again"))
         write_missing(to, answer["missing_systems"])
         if report is not None:

@@ -25,7 +25,8 @@ class Field(NamedTuple):
     label: str | None = None
     #: For a number: the thing that is counted, as in "node".
     unit: str | None = None
-    #: Where its value is: an attribute's name, or a function of the report. None: its own name.
+    #: Where its value is: an attribute, a path of attributes as in ``head.revision`` (None if a
+    #: part of it is None), or a function of the report. None: the attribute of its own name.
     of: str | Callable[[Any], Any] | None = None
     fields: Fields | None = None
     #: In a table: cut this column if the terminal is too narrow. Ids are never cut.
@@ -76,7 +77,11 @@ def _read(report: Any, key: str, field: Field) -> Any:
         return report[key]
     if callable(field.of):
         return field.of(report)
-    name = field.of or key
+    *path, name = (field.of or key).split(".")
+    for part in path:
+        report = getattr(report, part)
+        if report is None:
+            return None
     return getattr(report, name) if hasattr(report, name) else getattr(report, f"{name}_ms")
 
 
@@ -153,22 +158,22 @@ def _lines(prefix: str, fields: Fields) -> Iterator[tuple[str, str]]:
             yield from _lines(f"{prefix}{key}.", field.fields)
 
 
+def _remedy(exc: Exception) -> str | None:
+    from casstore.cli.advice import advice
+    from casstore.errors import CasstoreError
+
+    return advice(exc) if isinstance(exc, CasstoreError) else None
+
+
 #: The error of a step that reports errors instead of raising them.
 PROBLEM = nested(
     "the error that stopped it, null if none did",
     {
         "error": Field("the class of the error", of=lambda exc: type(exc).__name__),
         "message": Field("what is wrong", of=str),
-        "try": Field("the next command to try, null if none helps", of=lambda exc: _remedy(exc)),
+        "try": Field("the next command to try, null if none helps", of=_remedy),
     },
 )
-
-
-def _remedy(exc: Exception) -> str | None:
-    from casstore.cli.advice import advice
-    from casstore.errors import CasstoreError
-
-    return advice(exc) if isinstance(exc, CasstoreError) else None
 
 
 ERROR = Shape(

@@ -8,13 +8,11 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, Kinds, command
-from casstore.cli.fields import Shape
 from casstore.cli.main import ALIASES, CommandLine
 
 
 @command(
-    "Setup",
-    Shape("help", {"topic": "the topic", "text": "the help"}),
+    {"topic": "the topic", "text": "the help"},
     "casstore help all",
     "casstore help names",
     "casstore help import lash",

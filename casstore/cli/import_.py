@@ -9,58 +9,47 @@ from typing import Any, Final
 
 import click
 
-from casstore.cli.command import (
-    App,
-    Kinds,
-    command,
-    keys_option,
-    open_keys,
-    read_secret,
-    secret_option,
-)
-from casstore.cli.fields import Shape, nested
+from casstore.cli.command import App, Kinds, command
+from casstore.cli.fields import Fields, Shape, nested
+from casstore.cli.options import keys_option, open_keys, read_secret, secret_option
 from casstore.cli.output import Printer, bad, good, name
 from casstore.cli.quantities import count, size
 from casstore.compat.importing import IMPORTED, UPDATED, ImportReport
 
-_SECTION: Final = "Moving"
-_SHAPE: Final = Shape(
-    "import",
-    {
-        "kind": "the kind of the source",
-        "source": "the file, or the server without user and password",
-        "dry_run": "true: nothing was written",
-        "parts": nested(
-            "how many rows of each kind",
-            {
-                "name": "the kind of row",
-                "found": "rows in the source",
-                "imported": "rows that the store lacked: written, or in a dry run to be written",
-                "updated": "rows that the store had in an earlier state: updated, or in a dry run "
-                "to be updated",
-            },
-        ),
-        "sessions": nested(
-            "the sessions in the source; none if it holds records that belong to no session",
-            {
-                "session": "the id in the store",
-                "outcome": "imported, updated or unchanged",
-                "source": "the file it was read from",
-            },
-        ),
-        "notes": nested(
-            "rows that were left out, or are stored in another form",
-            {
-                "what": "which rows, and what became of them",
-                "number": "how many rows",
-                "examples": "the first of them, at most 100",
-            },
-        ),
-        "source_bytes": "the size of the source",
-        "store_bytes_before": "the size of the store before, null if its engine does not know",
-        "store_bytes": "the size of the store now, null if its engine does not know",
-    },
-)
+_FIELDS: Final[Fields] = {
+    "kind": "the kind of the source",
+    "source": "the file, or the server without user and password",
+    "dry_run": "true: nothing was written",
+    "parts": nested(
+        "how many rows of each kind",
+        {
+            "name": "the kind of row",
+            "found": "rows in the source",
+            "imported": "rows that the store lacked: written, or in a dry run to be written",
+            "updated": "rows that the store had in an earlier state: updated, or in a dry run "
+            "to be updated",
+        },
+    ),
+    "sessions": nested(
+        "the sessions in the source; none if it holds records that belong to no session",
+        {
+            "session": "the id in the store",
+            "outcome": "imported, updated or unchanged",
+            "source": "the file it was read from",
+        },
+    ),
+    "notes": nested(
+        "rows that were left out, or are stored in another form",
+        {
+            "what": "which rows, and what became of them",
+            "number": "how many rows",
+            "examples": "the first of them, at most 100",
+        },
+    ),
+    "source_bytes": "the size of the source",
+    "store_bytes_before": "the size of the store before, null if its engine does not know",
+    "store_bytes": "the size of the store now, null if its engine does not know",
+}
 # The most sessions that the text of a report names; the JSON names all.
 _SHOWN_SESSIONS: Final = 20
 
@@ -83,8 +72,7 @@ def import_() -> None:
     """
 
 
-import_.shape = _SHAPE
-import_.section = _SECTION
+import_.shape = Shape("import", _FIELDS)
 
 Options = Mapping[str, Any]
 
@@ -115,7 +103,7 @@ def _kind(
             app.answer(report, lambda to: _render(to, report))
 
         run.__doc__ = options.__doc__
-        made = command(_SECTION, _SHAPE, *examples, name=kind)(run)
+        made = command(_FIELDS, *examples, name=kind, schema="import")(run)
         dry_run = click.Option(
             ["-n", "--dry-run"], is_flag=True, help="Compare every row, and write nothing."
         )

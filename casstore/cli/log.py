@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Shape, nested
+from casstore.cli.fields import Field, nested
 from casstore.cli.naming import Target, complete_name
+from casstore.cli.options import limit_option, page
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
 from casstore.cli.quantities import clock, count
@@ -30,7 +30,6 @@ from casstore.session.session import Session
 from casstore.session.state import decode_head
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 _BATCH: Final = 256
 # The most labels, the most tags and the most forks that are read to mark nodes.
 _MARKS: Final = 1000
@@ -74,7 +73,8 @@ class Graph:
         own = [*nodes.digests()]
         new = [digest for digest in own if digest not in self.headers]
         for start in range(0, len(new), _BATCH):
-            self._take(new[start : start + _BATCH])
+            page = new[start : start + _BATCH]
+            self.headers.update(zip(page, graph.read_headers(self._reader, page), strict=True))
         self._attribute(handle, target.revision, own)
         path = handle.nodes(at=target.at, payloads=False)
         if path and target.node is None:
@@ -86,9 +86,8 @@ class Graph:
         handle = self._store.session(session)
         for entry in handle.history():
             if entry.operation == "rewind":
-                try:
-                    earlier = handle.entry(entry.revision - 1)
-                except NotFoundError:
+                earlier = _find_entry(handle, entry.revision - 1)
+                if earlier is None:
                     # The revision was removed since, and its nodes may have been collected.
                     continue
                 place = Target(naming.REVISION, "", earlier.manifest, session, earlier.revision)
@@ -106,7 +105,7 @@ class Graph:
             key=lambda one: self.headers[one].seq,
         )
         while left and revision is not None:
-            entry = self._entry(handle, revision)
+            entry = _find_entry(handle, revision)
             if entry is None:
                 return
             if entry.operation == "rewind" and entry.rewound_to is not None:
@@ -114,7 +113,7 @@ class Graph:
                 continue
             before = None
             if entry.operation == "commit" and revision > 1:
-                before = self._entry(handle, revision - 1)
+                before = _find_entry(handle, revision - 1)
                 if before is None:
                     return
             first = 0
@@ -123,16 +122,6 @@ class Graph:
             while left and self.headers[left[-1]].seq >= first:
                 self.added[left.pop()] = entry
             revision = None if before is None else before.revision
-
-    def _entry(self, handle: Session, revision: int) -> Entry | None:
-        try:
-            return handle.entry(revision)
-        except NotFoundError:
-            return None
-
-    def _take(self, digests: Sequence[bytes]) -> None:
-        for digest, header in zip(digests, graph.read_headers(self._reader, digests), strict=True):
-            self.headers[digest] = header
 
     def mark(self, digest: bytes, kind: str, text: str) -> None:
         """Add a mark to a node."""
@@ -162,9 +151,8 @@ class Graph:
     def mark_forks(self, forks: Sequence[Fork]) -> None:
         """Mark where other sessions were forked from these."""
         for fork in forks[:_MARKS]:
-            try:
-                entry = self._store.session(fork.source).entry(fork.revision)
-            except NotFoundError:
+            entry = _find_entry(self._store.session(fork.source), fork.revision)
+            if entry is None:
                 continue
             if fork.node is not None:
                 found = naming.find_node(self._store, fork.source, fork.node, fork.revision)
@@ -204,6 +192,14 @@ class Graph:
             yield from graph.stored_nodes(self._reader, digests[start : start + _BATCH])
 
 
+def _find_entry(session: Session, revision: int) -> Entry | None:
+    """The entry of a revision; None if it was removed."""
+    try:
+        return session.entry(revision)
+    except NotFoundError:
+        return None
+
+
 class Fork(NamedTuple):
     """A session that was forked from another."""
 
@@ -238,53 +234,49 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "log",
-        {
-            "sessions": "the sessions listed",
-            "nodes": nested(
-                "newest first, children before parents",
-                {
-                    "id": "its id",
-                    "digest": "its digest, which identifies its whole path",
-                    "parent": "the id of its parent, null for a root",
-                    "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
-                    "not hidden; null if that was not read",
-                    "seq": "its number in insertion order",
-                    "depth": "the number of nodes on its path",
-                    "time": "the time that the runtime gave it",
-                    "session": "the session whose revision added it, null if that was pruned",
-                    "revision": "that revision",
-                    "committed_at": "when that revision was committed",
-                    "turn": "the turn of that revision, null if it had none",
-                    "role": "the role of its message, null if it is not a message",
-                    "marks": nested(
-                        "names at this node",
-                        {
-                            "kind": "leaf, label, tag or fork",
-                            "name": Field("the session, label or tag", of="text"),
-                        },
-                    ),
-                    "summary": "role and beginning of its text",
-                    "payload": "with --payloads, otherwise null",
-                },
-            ),
-            "steps": nested(
-                "the steps of one entry of a record system, newest first; otherwise empty",
-                {
-                    "id": "its id",
-                    "made_at": "when it was made, null if not known",
-                    "summary": "one line of text",
-                    "details": "of LangGraph: namespace, parent, step, source, changed_channels; "
-                    "of Claude: transcript, type, role",
-                },
-            ),
-            "more": "how many nodes are not listed; null for steps, which are not counted",
-            "cursor": "what continues the list, null at the end: for nodes the NAME to give to "
-            "log, for steps the ID to give to --before",
-        },
-    ),
+    {
+        "sessions": "the sessions listed",
+        "nodes": nested(
+            "newest first, children before parents",
+            {
+                "id": "its id",
+                "digest": "its digest, which identifies its whole path",
+                "parent": "the id of its parent, null for a root",
+                "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
+                "not hidden; null if that was not read",
+                "seq": "its number in insertion order",
+                "depth": "the number of nodes on its path",
+                "time": "the time that the runtime gave it",
+                "session": "the session whose revision added it, null if that was pruned",
+                "revision": "that revision",
+                "committed_at": "when that revision was committed",
+                "turn": "the turn of that revision, null if it had none",
+                "role": "the role of its message, null if it is not a message",
+                "marks": nested(
+                    "names at this node",
+                    {
+                        "kind": "leaf, label, tag or fork",
+                        "name": Field("the session, label or tag", of="text"),
+                    },
+                ),
+                "summary": "role and beginning of its text",
+                "payload": "with --payloads, otherwise null",
+            },
+        ),
+        "steps": nested(
+            "the steps of one entry of a record system, newest first; otherwise empty",
+            {
+                "id": "its id",
+                "made_at": "when it was made, null if not known",
+                "summary": "one line of text",
+                "details": "of LangGraph: namespace, parent, step, source, changed_channels; "
+                "of Claude: transcript, type, role",
+            },
+        ),
+        "more": "how many nodes are not listed; null for steps, which are not counted",
+        "cursor": "what continues the list, null at the end: for nodes the NAME to give to "
+        "log, for steps the ID to give to --before",
+    },
     "casstore log agent",
     "casstore log agent --graph --forks",
     "casstore log --graph --all --limit 0",
@@ -295,10 +287,7 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
 @click.option("--forks", is_flag=True, help="Include sessions that are forks or sources of these.")
 @click.option("--all", "-a", "everything", is_flag=True, help="All sessions.")
 @click.option("--rewound", is_flag=True, help="Include the nodes that sessions had before rewinds.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=100, show_default=True,
-    help="List at most this many nodes; 0: all.",
-)  # fmt: skip
+@limit_option(100, "List at most this many nodes; 0: all.")
 @click.option("--before", metavar="ID", help="Of a record: only the steps older than this one.")
 @click.option("--payloads", "-p", is_flag=True, help="Include whole payloads.")
 def log(
@@ -384,19 +373,17 @@ def _answer_steps(app: App, store: Store, target: Target, limit: int, before: st
     assert target.system is not None
     assert target.entry is not None
     title = target.system.title
-    ask = limit or sys.maxsize - 1
-    if before is None:
-        steps = [*target.system.steps(store, target.entry.id, limit=ask + 1)]
-    else:
-        every = iter(target.system.steps(store, target.entry.id, limit=sys.maxsize))
-        if not any(step.id == before for step in every):
-            remedy = f"casstore log {naming.quoted(target.text.partition(':')[2])}"
-            raise naming.NameNotFoundError(before, remedy)
-        steps = [*islice(every, ask + 1)]
-    cursor = steps[ask - 1].id if len(steps) > ask else None
+    # To continue a list, the steps before it are read as well.
+    asked = limit + 1 if limit and before is None else sys.maxsize
+    every = iter(target.system.steps(store, target.entry.id, limit=asked))
+    if before is not None and not any(step.id == before for step in every):
+        remedy = f"casstore log {naming.quoted(target.text.partition(':')[2])}"
+        raise naming.NameNotFoundError(before, remedy)
+    steps, more = page(every, limit)
+    cursor = steps[-1].id if more else None
 
     def render(to: Printer) -> None:
-        for step in steps[:ask]:
+        for step in steps:
             taken = len(step.id) + _DATE_COLUMNS + 4
             date = "" if step.made_at_ms is None else clock(step.made_at_ms)[:_DATE_COLUMNS]
             to.line(name(step.id), " ", dim(date), " ", clip(step.summary, to.room(taken, 200)))
@@ -405,7 +392,7 @@ def _answer_steps(app: App, store: Store, target: Target, limit: int, before: st
         if cursor is not None:
             app.remark(f"there are more: --before {naming.quoted(cursor)}, or --limit 0")
 
-    document = {"sessions": [], "nodes": [], "steps": steps[:ask], "more": None, "cursor": cursor}
+    document = {"sessions": [], "nodes": [], "steps": steps, "more": None, "cursor": cursor}
     app.answer(document, render)
 
 
@@ -486,17 +473,21 @@ def _text(part: Text) -> str:
     return part if isinstance(part, str) else part.text
 
 
+# The colour of each kind of mark, and the words before its name.
+_MARK_STYLES: Final = {
+    "leaf": ("green", ""),
+    "label": ("cyan", "label "),
+    "tag": ("magenta", "tag "),
+    "fork": ("blue", "forked as "),
+}
+
+
 def _marks(marks: Sequence[Mark]) -> list[Text]:
-    if not marks:
-        return []
-    colours = {"leaf": "green", "label": "cyan", "tag": "magenta", "fork": "blue"}
-    words = {"leaf": "", "label": "label ", "tag": "tag ", "fork": "forked as "}
-    parts: list[Text] = ["("]
-    for at, mark in enumerate(marks):
-        if at:
-            parts.append(", ")
-        parts.append(Styled(words[mark.kind] + mark.text, fg=colours[mark.kind], bold=True))
-    return [*parts, ") "]
+    parts: list[Text] = []
+    for mark in marks:
+        colour, words = _MARK_STYLES[mark.kind]
+        parts += [", " if parts else "(", Styled(words + mark.text, fg=colour, bold=True)]
+    return [*parts, ") "] if parts else []
 
 
 _LANE_COLOURS: Final = ("red", "green", "blue", "magenta", "cyan")
@@ -568,35 +559,15 @@ class Lanes:
     def _close(self, at: int) -> list[str]:
         """End a lane; the lanes to its right move left."""
         del self._lanes[at]
-        if at == len(self._lanes):
-            return []
-        return [self._picture(at, dict.fromkeys(range(at, len(self._lanes)), "/"))]
-
-    def _picture(self, straight: int, bent: Mapping[int, str]) -> str:
-        """Lanes left of ``straight`` continue; the others move one position to the left."""
-        cells = [" "] * (2 * len(self._lanes) + 1)
-        for lane in range(straight):
-            cells[2 * lane] = "|"
-        for lane in bent:
-            cells[2 * lane + 1] = "/"
-        return "".join(cells).rstrip()
+        right = len(self._lanes) - at
+        return ["| " * at + " /" * right] if right else []
 
     def _merge(self, left: int, right: int) -> list[str]:
         """Bend the right lane into the left one, across the lanes between them."""
-        lines: list[str] = []
-        before = len(self._lanes)
         del self._lanes[right]
-        for step in range(right, left, -1):
-            cells = [" "] * (2 * before)
-            for lane in range(before):
-                if step == right:
-                    # The first line: the lane leaves its column; lanes right of it move left.
-                    if lane < right:
-                        cells[2 * lane] = "|"
-                    elif lane > right:
-                        cells[2 * lane - 1] = "/"
-                elif lane < before - 1:
-                    cells[2 * lane] = "|"
-            cells[2 * step - 1] = "/"
-            lines.append("".join(cells).rstrip())
+        count = len(self._lanes)
+        # First the lane leaves its column, and the lanes to its right move left.
+        lines = ["| " * (right - 1) + "|/" + " /" * (count - right)]
+        for step in range(right - 1, left, -1):
+            lines.append(("| " * (step - 1) + "|/" + "| " * (count - step)).rstrip())
         return lines

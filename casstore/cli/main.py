@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from casstore.cli.command import COMMON, Command, Kinds, with_suggestion
+from casstore.cli.command import COMMAND_PATH, COMMON, Command, Kinds, with_suggestion
 from casstore.cli.fields import ERROR
 from casstore.cli.output import Printer, bad, dim, let_go, prepare_streams, write_json
 from casstore.errors import CasstoreError, StorageError
@@ -31,45 +31,49 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 COMPLETE_VARIABLE: Final = "_CASSTORE_COMPLETE"
 
-# Where each command is; a module is loaded when one of its commands is used.
-_MODULES: Final = {
-    "help": ("help",),
-    "setup": ("init", "version", "completion"),
-    "objects": ("put", "cat"),
-    "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
-    "show": ("show",),
-    "log": ("log",),
-    "search": ("search",),
-    "tags": ("tag", "pin"),
-    "work": ("queue", "leases", "attachments", "watch"),
-    "diff": ("diff",),
-    "space": ("gc", "pack", "vacuum", "compact"),
-    "retention": ("policy", "prune"),
-    "erase": ("erase",),
-    "maintain": ("maintain",),
-    "stats": ("stats",),
-    "check": ("check", "rebuild", "salvage", "recover"),
-    "moving": ("backup", "copy", "export", "verify"),
-    "import_": ("import",),
-    "workspace": ("workspace", "bisect"),
-    "ui": ("ui", "html"),
-    "mcp": ("mcp",),
+#: All commands, by section of ``casstore help all`` and of the documentation, and by module.
+_SECTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "Sessions": {
+        "sessions": ("sessions", "history", "label", "fork", "adopt", "rewind", "delete"),
+        "show": ("show",),
+        "log": ("log",),
+        "search": ("search",),
+        "tags": ("tag", "pin"),
+        "workspace": ("workspace",),
+        "ui": ("ui", "html"),
+        "mcp": ("mcp",),
+    },
+    "Comparing": {"diff": ("diff",), "workspace": ("bisect",)},
+    "Work": {"work": ("queue", "leases", "attachments", "watch")},
+    "Objects": {"objects": ("put", "cat")},
+    "Maintenance": {
+        "maintain": ("maintain",),
+        "stats": ("stats",),
+        "check": ("check", "rebuild", "salvage", "recover"),
+    },
+    "Space": {
+        "space": ("gc", "pack", "vacuum", "compact"),
+        "retention": ("policy", "prune"),
+        "erase": ("erase",),
+    },
+    "Moving": {"moving": ("backup", "copy", "export", "verify"), "import_": ("import",)},
+    "Setup": {"help": ("help",), "setup": ("init", "version", "completion")},
 }
-MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
+#: The commands of each section.
+SECTIONS: Final = {
+    section: [command for commands in modules.values() for command in commands]
+    for section, modules in _SECTIONS.items()
+}
+#: The module of each command; it is loaded when one of its commands is used.
+MODULE_OF: Final = {
+    command: module
+    for modules in _SECTIONS.values()
+    for module, commands in modules.items()
+    for command in commands
+}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))
 #: Short names of commands: {short: name}.
 ALIASES: Final = {"ls": "sessions"}
-#: The sections of ``casstore help all`` and of the documentation.
-SECTIONS: Final = (
-    "Sessions",
-    "Comparing",
-    "Work",
-    "Objects",
-    "Maintenance",
-    "Space",
-    "Moving",
-    "Setup",
-)
 #: The commands that most people need, by task: what ``casstore --help`` lists.
 COMMON_TASKS: Final = {
     "Start a store": ("init", "import"),
@@ -134,12 +138,7 @@ class CommandLine(click.Group):
 
     def format_all(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """All commands, by section."""
-        sections: dict[str, list[str]] = {section: [] for section in SECTIONS}
-        for name in MODULE_OF:
-            found = self.get_command(ctx, name)
-            assert found is not None
-            sections[found.section].append(name)
-        self._format(ctx, formatter, sections)
+        self._format(ctx, formatter, SECTIONS)
 
     def _format(
         self,
@@ -173,7 +172,7 @@ class CommandLine(click.Group):
     def _run(self, given: list[str], extra: dict[str, Any]) -> int:
         as_json = "--json" in given[: given.index("--") if "--" in given else len(given)]
         try:
-            code = self._invoke(given, extra)
+            code = self._invoke(given, extra, as_json)
             sys.stdout.flush()
             return code
         except BrokenPipeError:
@@ -183,38 +182,24 @@ class CommandLine(click.Group):
             click.echo(exc.format_message(), err=True)
             return USAGE
         except click.ClickException as exc:
-            _report(_Failure("Usage", exc.format_message(), _usage_hint(exc), USAGE), as_json)
-            return USAGE
+            return _report("Usage", exc.format_message(), _usage_hint(exc), USAGE, as_json)
         except (click.Abort, KeyboardInterrupt):
-            _report(_Failure("Interrupted", "interrupted", None, INTERRUPTED), as_json)
-            return INTERRUPTED
-        except CasstoreError as exc:
-            from casstore.cli.advice import advice
-
-            name = _command_in(given)
-            remedy = advice(exc, name) or _help_for(name)
-            failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
-            _report(failure, as_json)
-            return exc.exit_code
+            return _report_interrupt(as_json)
         except OSError as exc:
             return _report_refusal(exc, as_json)
         except Exception as exc:
             return _report_fault(exc, as_json)
 
-    def _invoke(self, given: list[str], extra: dict[str, Any]) -> int:
+    def _invoke(self, given: list[str], extra: dict[str, Any], as_json: bool) -> int:
         try:
             with self.make_context("casstore", given, **extra) as ctx:
-                self.invoke(ctx)
+                try:
+                    self.invoke(ctx)
+                except CasstoreError as exc:
+                    return _report_error(exc, ctx.meta.get(COMMAND_PATH, "casstore"), as_json)
         except click.exceptions.Exit as exc:
             return exc.exit_code
         return 0
-
-
-class _Failure:
-    """The JSON report of an error that ended a command."""
-
-    def __init__(self, kind: str, message: str, remedy: str | None, exit_code: int) -> None:
-        self.data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
 
 
 def _usage_hint(exc: click.ClickException) -> str | None:
@@ -228,39 +213,33 @@ def _usage_hint(exc: click.ClickException) -> str | None:
     return f"{ctx.command_path} --help"
 
 
-def _command_in(given: list[str]) -> str | None:
-    """The command named in the arguments, with the kind for a group: ``import lash``."""
-    words = iter(given)
-    for word in words:
-        if word in ("-s", "--store", "--durability"):
-            # The next word is a value, though a store may have the name of a command.
-            next(words, None)
-        elif ALIASES.get(word, word) in MODULE_OF:
-            kind = next(words, "") if word in ("import", "workspace") else ""
-            return f"{word} {kind}" if kind and not kind.startswith("-") else word
-    return None
-
-
-def _help_for(name: str | None) -> str:
-    """The command that prints the help of a command."""
-    return "casstore --help" if name is None else f"casstore {name} --help"
-
-
-def _report(failure: _Failure, as_json: bool) -> None:
-    """Write an error and the next command to try to stderr."""
-    data = failure.data
+def _report(kind: str, message: str, remedy: str | None, exit_code: int, as_json: bool) -> int:
+    """Write an error and the next command to try to stderr; return the exit code."""
     try:
         if as_json:
+            data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
             write_json(sys.stderr, ERROR.document(data))
         else:
             printer = Printer(sys.stderr)
-            printer.line(bad("error: "), str(data["message"]))
-            if data["try"]:
-                printer.line(dim("try: "), str(data["try"]))
+            printer.line(bad("error: "), message)
+            if remedy:
+                printer.line(dim("try: "), remedy)
         sys.stderr.flush()
     except OSError:
         # stderr is closed.
         let_go(sys.stderr)
+    return exit_code
+
+
+def _report_error(exc: CasstoreError, command_path: str, as_json: bool) -> int:
+    from casstore.cli.advice import advice
+
+    remedy = advice(exc, command_path.removeprefix("casstore ")) or f"{command_path} --help"
+    return _report(type(exc).__name__, str(exc), remedy, exc.exit_code, as_json)
+
+
+def _report_interrupt(as_json: bool) -> int:
+    return _report("Interrupted", "interrupted", None, INTERRUPTED, as_json)
 
 
 def _report_refusal(exc: OSError, as_json: bool) -> int:
@@ -275,8 +254,7 @@ def _report_refusal(exc: OSError, as_json: bool) -> int:
     else:
         message = f"{exc.filename}: {message}"
     remedy = advice(StorageError(message))
-    _report(_Failure(StorageError.__name__, message, remedy, StorageError.exit_code), as_json)
-    return StorageError.exit_code
+    return _report(StorageError.__name__, message, remedy, StorageError.exit_code, as_json)
 
 
 def _report_fault(exc: Exception, as_json: bool) -> int:
@@ -299,8 +277,7 @@ def _report_fault(exc: Exception, as_json: bool) -> int:
                 Printer(sys.stderr).line(line)
             except OSError:
                 break
-    _report(_Failure(type(exc).__name__, message, remedy, CasstoreError.exit_code), as_json)
-    return CasstoreError.exit_code
+    return _report(type(exc).__name__, message, remedy, CasstoreError.exit_code, as_json)
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
@@ -343,9 +320,7 @@ def main(begin: Callable[[], None] | None = None) -> NoReturn:
         cli.main()
     except KeyboardInterrupt:
         # Interrupted before the command began or after its answer.
-        failure = _Failure("Interrupted", "interrupted", None, INTERRUPTED)
-        _report(failure, as_json="--json" in sys.argv)
-        sys.exit(INTERRUPTED)
+        sys.exit(_report_interrupt("--json" in sys.argv))
     except _Terminated as exc:
         let_go(sys.stdout)
         os.kill(os.getpid(), exc.number)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -22,6 +22,7 @@ from casstore.cli.command import App, command
 from casstore.cli.configuration import EVERYTHING, Config, Steps, find_stores, read_config
 from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, nested
 from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
+from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, dry_run_option
 from casstore.cli.output import is_terminal, let_go
 from casstore.cli.progress import Meter
 from casstore.cli.quantities import DURATION, duration, size
@@ -33,7 +34,6 @@ from casstore.cli.space import (
     VACUUM_FIELDS,
     gc_document,
     gc_exit_code,
-    pack_document,
     vacuum_document,
     vacuum_exit_code,
 )
@@ -48,6 +48,7 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     BusyError,
     CasstoreError,
+    CorruptionError,
     InvalidInputError,
     StorageError,
     StoreNotFoundError,
@@ -136,7 +137,9 @@ def maintain_store(
     words: list[str] = []
     try:
         with _only_run(path):
-            with _opened(path, steps, dry_run=dry_run) as store:
+            with open_store(
+                path, durability=steps.durability, readonly=dry_run, create=False
+            ) as store:
                 code = _steps(
                     store, steps, report, words, dry_run=dry_run, progress=progress, stop=stop
                 )
@@ -194,12 +197,6 @@ def _compact(
         words.append("compacted")
 
 
-def _opened(path: str, steps: Steps, *, dry_run: bool) -> Store:
-    if dry_run:
-        return open_store(path, readonly=True, create=False)
-    return open_store(path, durability=steps.durability, create=False)
-
-
 def _file_bytes(path: str) -> int | None:
     try:
         return os.stat(os.path.join(path, "data.mdb")).st_size
@@ -229,7 +226,7 @@ def _steps(
         )
         report["pruned"] = prune_document(pruned, expired, listed)
         words += _pruned(pruned, expired, steps, dry_run=dry_run)
-        codes.append(8 if pruned.refused_count else 0)
+        codes.append(CorruptionError.exit_code if pruned.refused_count else 0)
     packed: PackReport | None = None
     if steps.vacuum:
         done = vacuum.vacuum(
@@ -259,9 +256,9 @@ def _steps(
     if steps.pack and packed is None and not dry_run and not stop() and not max(codes):
         packed = pack.pack(store, progress=stopping)
     if packed is not None:
-        report["packed"] = pack_document(packed)
+        report["packed"] = packed
         words.append(_packed(packed, COLD_AGE_MS if report["vacuumed"] is None else 0))
-        codes.append(8 if packed.damaged else 0)
+        codes.append(CorruptionError.exit_code if packed.damaged else 0)
     return max(codes)
 
 
@@ -353,27 +350,20 @@ _PLANNED: Final[Fields] = {
     "nodes_removed": Field("hidden nodes that vacuum would remove", "would remove", "node"),
     "objects_removed": Field("objects that gc would remove", "would remove", "object"),
 }
-_SHAPE: Final = Shape(
-    "maintain",
-    {
-        "interrupted": "true: Ctrl-C or SIGTERM stopped the run; the next one continues",
-        "stores": nested("the stores, in the order given", _STORE),
-    },
-)
+_FIELDS: Final[Fields] = {
+    "interrupted": "true: Ctrl-C or SIGTERM stopped the run; the next one continues",
+    "stores": nested("the stores, in the order given", _STORE),
+}
 
 
 def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[str, Any]) -> Config:
     """The configuration file, if there is one, with the options of the command line applied."""
     config = Config((), EVERYTHING, {}) if config_file is None else read_config(config_file)
     policy = policy_of(given)
-    changes: dict[str, Any] = {}
-    if given["grace_ms"] is not None:
-        changes["grace_ms"] = given["grace_ms"]
-    if given["attachments"] is not None:
-        changes["attachments_ms"] = given["attachments"]
-    for key in ("batch", "override_policies", "prune", "vacuum", "pack", "compact"):
-        if given[key] is not None:
-            changes[key] = given[key]
+    # These options have the names of the fields of Steps.
+    changes = {
+        key: value for key, value in given.items() if key in Steps._fields and value is not None
+    }
     if policy is not None:
         # policy_from raises for an invalid policy before any store is opened.
         changes.update(policy=policy_from(policy_fields(policy)), prune=True)
@@ -382,11 +372,9 @@ def _configured(stores: tuple[str, ...], config_file: str | None, given: dict[st
     return Config((*config.stores, *stores), config.steps._replace(**changes), config.own, changes)
 
 
-def write_report(where: str, outcomes: list[StoreOutcome], *, interrupted: bool) -> None:
-    """Write one JSON document about all stores; the file is replaced as a whole."""
-    found = _SHAPE.document(
-        {"interrupted": interrupted, "stores": [one.report for one in outcomes]}
-    )
+def write_report(where: str, answer: Mapping[str, Any]) -> None:
+    """Write the JSON document of the command to a file, which is replaced as a whole."""
+    found = Shape("maintain", _FIELDS).document(answer)
     text = "".join(json_pieces(found, ascii_only=True)) + "\n"
     with whole_file(where, replace=True) as into:
         into.write(text.encode())
@@ -412,8 +400,7 @@ class _Log:
 
 
 @command(
-    "Maintenance",
-    _SHAPE,
+    _FIELDS,
     "casstore maintain",
     "casstore maintain agents --grace 1h --no-compact",
     "casstore maintain 'agents*' --last 20 --daily 14 --idle 90d --dry-run",
@@ -423,7 +410,7 @@ class _Log:
 @click.option(
     "--config", "config_file", metavar="FILE", help="A TOML file, see docs/reference/cli.md."
 )
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing.")
+@dry_run_option("removed")
 @click.option(
     "--grace", "grace_ms", type=DURATION,
     help="Keep objects that were put within this time, and what they link to. Default: 1h.",
@@ -436,12 +423,9 @@ class _Log:
 @with_policy
 @click.option(
     "--override-policies/--no-override-policies", default=None,
-    help="Apply the given policy to sessions that have their own policy as well.",
+    help=OVERRIDE_POLICIES_HELP,
 )  # fmt: skip
-@click.option(
-    "--attachments", type=DURATION,
-    help="Give up attachments announced longer ago than this and never committed.",
-)  # fmt: skip
+@ATTACHMENTS
 @click.option("--vacuum/--no-vacuum", default=None, help="Remove hidden nodes for good.")
 @click.option("--pack/--no-pack", default=None, help="Rewrite small slabs into large ones.")
 @click.option(
@@ -451,6 +435,7 @@ class _Log:
 @click.option("--report", metavar="FILE", help="Write the JSON report to FILE as well.")
 def maintain(
     app: App,
+    /,
     stores: tuple[str, ...],
     config_file: str | None,
     dry_run: bool,
@@ -499,14 +484,14 @@ def maintain(
             log.say(outcome.summary, sys.stderr)
         elif not app.quiet and not app.as_json:
             log.say(outcome.summary, sys.stdout)
+    answer = {"interrupted": stopped.is_set(), "stores": [one.report for one in outcomes]}
     if report is not None:
         try:
-            write_report(report, outcomes, interrupted=stopped.is_set())
+            write_report(report, answer)
         except (OSError, StorageError) as exc:
             raise StorageError(f"cannot write the report: {exc}") from exc
     worst = max([outcome.exit_code for outcome in outcomes], default=0)
     app.exit_code = INTERRUPTED if stopped.is_set() else worst or log.exit_code
-    summary = {"interrupted": stopped.is_set(), "stores": [one.report for one in outcomes]}
     if app.as_json or (len(outcomes) == 1 and not app.quiet and not app.exit_code):
         fields = _PLANNED if dry_run else _STORE
-        app.answer(summary, lambda to: to.report(fields, outcomes[0].report))
+        app.answer(answer, lambda to: to.report(fields, outcomes[0].report))

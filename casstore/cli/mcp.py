@@ -6,25 +6,19 @@ from typing import Final
 
 import click
 
-from casstore.cli.command import App, command
-from casstore.cli.fields import Shape
+from casstore.cli.command import App, command, needs_extra
 from casstore.cli.output import Printer, name
-from casstore.errors import InvalidInputError
 from casstore.store import shown_place
 
 _PACKAGES: Final = ("mcp", "mcp_types", "anyio", "pydantic")
 
 
 @command(
-    "Sessions",
-    Shape(
-        "mcp",
-        {
-            "store": "the store that is served",
-            "write": "true: the tools can change the store",
-            "tools": "the tools by name, and what each does",
-        },
-    ),
+    {
+        "store": "the store that is served",
+        "write": "true: the tools can change the store",
+        "tools": "the tools by name, and what each does",
+    },
     "casstore mcp my-store",
     "casstore mcp my-store --write",
     "casstore mcp my-store --tools",
@@ -41,15 +35,9 @@ def mcp(app: App, store_: str | None, write: bool, tools: bool) -> None:
     for --store, and no other store and no file can be reached. Hidden nodes stay hidden. Without
     --write the store is opened read-only. Needs casstore[mcp].
     """
-    try:
+    with needs_extra("the MCP server", "mcp", _PACKAGES):
         from casstore.mcp.server import describe_tools, serve
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] not in _PACKAGES:
-            raise
-        raise InvalidInputError(
-            f"the MCP server needs {exc.name}: pip install '.[mcp]' in the clone of casstore"
-        ) from exc
-    place = app.path if store_ is None else store_
+    place = app.place_of(store_)
     with app.open(write=write, path=place) as store:
         if not tools:
             serve(store, write=write)

@@ -8,34 +8,27 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape
+from casstore.cli.fields import Field, Fields
 from casstore.cli.naming import complete_name
 from casstore.cli.output import name
 from casstore.cli.quantities import count
 from casstore.engine.files import leftovers
-from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, verification
 from casstore.store import open as open_store
 from casstore.store import shown_place
 
-_SECTION: Final = "Moving"
-
 
 @command(
-    _SECTION,
-    Shape(
-        "backup",
-        {
-            "target": Field("the backup", "backup"),
-            "updated": Field("true: an earlier backup was updated", "updated"),
-            "objects": Field("objects copied", "copied", "object"),
-            "size_bytes": Field(
-                "the size of the new file; with --update, of the objects copied, uncompressed",
-                "size",
-            ),
-        },
-    ),
+    {
+        "target": Field("the backup", "backup"),
+        "updated": Field("true: an earlier backup was updated", "updated"),
+        "objects": Field("objects copied", "copied", "object"),
+        "size_bytes": Field(
+            "the size of the new file; with --update, of the objects copied, uncompressed",
+            "size",
+        ),
+    },
     "casstore backup /backups/agents",
     "casstore backup /backups/agents --update",
 )
@@ -68,22 +61,18 @@ def _name_leftovers(app: App, target: str) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "copy",
-        {
-            "target": Field("the store copied into", "target"),
-            "sessions": Field(
-                "sessions that are new in TARGET, or had another head there", "copied", "session"
-            ),
-            "new_objects": Field("objects that TARGET lacked", "new", "object"),
-            "object_bytes": Field("their size, uncompressed", "uncompressed"),
-            "rows": Field("rows written", "written", "row"),
-            "rows_removed": Field(
-                "rows removed from TARGET because SOURCE no longer has them", "removed", "row"
-            ),
-        },
-    ),
+    {
+        "target": Field("the store copied into", "target"),
+        "sessions": Field(
+            "sessions that are new in TARGET, or had another head there", "copied", "session"
+        ),
+        "new_objects": Field("objects that TARGET lacked", "new", "object"),
+        "object_bytes": Field("their size, uncompressed", "uncompressed"),
+        "rows": Field("rows written", "written", "row"),
+        "rows_removed": Field(
+            "rows removed from TARGET because SOURCE no longer has them", "removed", "row"
+        ),
+    },
     "casstore copy other-store",
     "casstore copy laptop-store postgresql://db.example/agents --create",
     "casstore copy postgresql://db.example/agents here --session agent --create",
@@ -131,17 +120,11 @@ _BUNDLE: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape(
-        "export",
-        {
-            "file": Field("the bundle, null: only a list for --have was written", "bundle"),
-            **_BUNDLE,
-            "objects": Field(
-                "objects in it; with --list-have, manifests listed", "objects", "object"
-            ),
-        },
-    ),
+    {
+        "file": Field("the bundle, null: only a list for --have was written", "bundle"),
+        **_BUNDLE,
+        "objects": Field("objects in it; with --list-have, manifests listed", "objects", "object"),
+    },
     "casstore export agent agent.bundle",
     "casstore export agent@41 moment.bundle",
     "casstore export agent rest.bundle --have known.txt",
@@ -176,13 +159,7 @@ def export(
     if list_have and (have or head_only or replace):
         raise click.UsageError("--list-have writes a list and takes no other option")
     with app.open() as store, app.meter() as meter:
-        target = naming.resolve_place(store, place)
-        if target.session is None or target.node is not None:
-            raise InvalidInputError(
-                f"{place!r} is {naming.described(store, target)}; only sessions can be exported"
-            )
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(store, place, "only sessions can be exported")
         if list_have:
             listed = exporting.write_have(store, file, target.session)
             document: dict[str, Any] = {
@@ -196,7 +173,7 @@ def export(
             store,
             target.session,
             file,
-            at=target.revision if target.kind == naming.REVISION else None,
+            at=None if target.is_session else target.revision,
             history=not head_only,
             have=known,
             replace=replace,
@@ -208,18 +185,14 @@ def export(
 
 
 @command(
-    _SECTION,
-    Shape(
-        "verify",
-        {
-            "file": Field("the bundle", "verified"),
-            **_BUNDLE,
-            "left_out": Field("objects that a thin one leaves out", "left out", "object"),
-            "unproven": Field(
-                "parts that only the store that has the rest can verify", "not verified", "part"
-            ),
-        },
-    ),
+    {
+        "file": Field("the bundle", "verified"),
+        **_BUNDLE,
+        "left_out": Field("objects that a thin one leaves out", "left out", "object"),
+        "unproven": Field(
+            "parts that only the store that has the rest can verify", "not verified", "part"
+        ),
+    },
     "casstore verify agent.bundle",
 )
 @click.argument("file")

@@ -61,7 +61,6 @@ NODE: Final = "node"
 TAG: Final = "tag"
 OBJECT: Final = "digest"
 ENTRY: Final = "entry"
-KINDS: Final = (SESSION, REVISION, NODE, ENTRY, TAG, OBJECT)
 STORE_MARK: Final = "::"
 
 # The most meanings of an ambiguous name that an error lists.
@@ -84,10 +83,10 @@ class AmbiguousNameError(InvalidInputError):
 
 
 class NameNotFoundError(NotFoundError):
-    """Nothing in the store has this name."""
+    """Nothing in the store has this name; ``remedy`` is what to try."""
 
-    def __init__(self, text: str, remedy: str) -> None:
-        super().__init__(f"nothing is called {text!r}")
+    def __init__(self, text: str, remedy: str, message: str | None = None) -> None:
+        super().__init__(message or f"nothing is called {text!r}")
         self.remedy = remedy
 
 
@@ -168,7 +167,7 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
         raise InvalidInputError("the name is empty")
     forced, mark, rest = text.partition(":")
     found: list[Target] = []
-    if mark and forced in KINDS:
+    if mark and forced in _FORCED:
         found = _distinct(_FORCED[forced](store, rest))
     if not found:
         # Qualified names take precedence: an id may itself start with "session:", but the names
@@ -213,6 +212,33 @@ def resolve_session(store: Store, text: str) -> str:
     if target.session is None or target.kind not in (SESSION, REVISION):
         raise InvalidInputError(f"{text!r} is not a session but {described(store, target)}")
     return target.session
+
+
+class NamedRevision(NamedTuple):
+    """A revision that a name refers to, or a node of the graph at it."""
+
+    session: str
+    revision: int
+    node: str | None
+    #: The revision to read; None: the head.
+    at: int | None
+    #: True if the name is that of the session alone.
+    is_session: bool
+
+
+def resolve_revision(
+    store: Store, text: str, otherwise: str, *, abbreviated: bool = True, nodes: bool = False
+) -> NamedRevision:
+    """Resolve a name to a session with a commit, or a revision; with ``nodes`` also to a node.
+
+    ``otherwise`` ends the error for names of other things.
+    """
+    found = resolve_place(store, text, abbreviated=abbreviated)
+    if found.session is None or (found.node is not None and not nodes):
+        raise InvalidInputError(f"{text!r} is {described(store, found)}; {otherwise}")
+    if found.revision is None:
+        raise NothingCommittedError(found.session)
+    return NamedRevision(found.session, found.revision, found.node, found.at, found.kind == SESSION)
 
 
 def described(store: Store, target: Target) -> str:
@@ -467,28 +493,26 @@ def _not_found(store: Store, text: str) -> Exception:
             for where in _places(store, place):
                 assert where.session is not None
                 asked = "log" if mark == "#" else "history"
-                remedy = f"casstore {asked} {quoted(where.session)}"
-                error = NameNotFoundError(text, remedy)
                 what = "node" if mark == "#" else "revision or label"
                 shown = rest if mark != "~" else f"~{rest}"
                 near = _similar_at(store, where.session, rest) if mark == "@" else []
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
-                error.args = (f"{described(store, where)} has no {what} {shown!r}{hint}",)
+                message = f"{described(store, where)} has no {what} {shown!r}{_did_you_mean(near)}"
                 if mark == "#" and rest in _hidden_ids(store, where.session):
                     message = f"node {rest!r} of session {where.session!r} is hidden by a tombstone"
-                    error.args = (message,)
-                return error
+                return NameNotFoundError(text, f"casstore {asked} {quoted(where.session)}", message)
     try:
         store.session(text).head()
-    except SessionDeletedError as exc:
+    except (SessionDeletedError, InvalidInputError) as exc:
         return exc
-    except InvalidInputError as exc:
-        return exc
-    error = NameNotFoundError(text, "casstore sessions; a digest needs at least 4 digits")
-    near = _similar(store, text)
-    if near:
-        error.args = (f"nothing is called {text!r}; did you mean {' or '.join(near)}?",)
-    return error
+    return NameNotFoundError(
+        text,
+        "casstore sessions; a digest needs at least 4 digits",
+        f"nothing is called {text!r}{_did_you_mean(_similar(store, text))}",
+    )
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _similar(store: Store, text: str) -> list[str]:

@@ -8,14 +8,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from shutil import copyfileobj
 from typing import IO, Any, BinaryIO, Final
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, is_terminal, name, write_json
 from casstore.cli.places import at_path, load, parse_path
@@ -29,7 +30,6 @@ from casstore.objects import stored
 from casstore.objects.stored import Stored
 from casstore.store import Store
 
-_SECTION: Final = "Objects"
 _PART_BYTES: Final = 1 << 20
 # Characters that make an output binary: control characters, which a terminal obeys, and
 # bidirectional controls, which change the order in which it shows text.
@@ -53,22 +53,18 @@ class _Counted:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "put",
-        {
-            "objects": nested(
-                "the stored objects, in the order given",
-                {
-                    "source": "the file, - for standard input",
-                    "digest": "its digest, which names it",
-                    "kind": "blob or value",
-                    "size_bytes": "the size of the file",
-                },
-            ),
-            "tag": "the tag that keeps it, null if none was given",
-        },
-    ),
+    {
+        "objects": nested(
+            "the stored objects, in the order given",
+            {
+                "source": "the file, - for standard input",
+                "digest": "its digest, which names it",
+                "kind": "blob or value",
+                "size_bytes": "the size of the file",
+            },
+        ),
+        "tag": "the tag that keeps it, null if none was given",
+    },
     "casstore put report.pdf",
     'echo \'{"plan": ["read", "edit"]}\' | casstore put --value --tag plan',
 )
@@ -103,43 +99,33 @@ def put(app: App, files: tuple[str, ...], value: bool, tag: str | None, move: bo
 
 
 def _put(store: Store, source: str, *, as_value: bool) -> dict[str, Any]:
-    try:
-        if source == "-":
-            return _put_open(store, source, sys.stdin.buffer, as_value=as_value)
-        with open(source, "rb") as found:
-            return _put_open(store, source, found, as_value=as_value)
-    except OSError as exc:
-        raise source_error("standard input" if source == "-" else source, exc) from exc
-
-
-def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) -> dict[str, Any]:
     title = "standard input" if source == "-" else source
-    if as_value:
-        data = found.read(_MAX_JSON_BYTES + 1)
-        if len(data) > _MAX_JSON_BYTES:
-            raise InvalidInputError(
-                f"{title} has more than {size(_MAX_JSON_BYTES)} of JSON; put it as a blob"
-            )
-        digest = store.put_value(parse_json(data, title))
-        kind, length = "value", len(data)
-    else:
-        counted: Any = _Counted(found)
-        digest = store.put_stream(counted)
-        kind, length = "blob", counted.size_bytes
+    try:
+        with nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb") as file:
+            if as_value:
+                data = file.read(_MAX_JSON_BYTES + 1)
+                if len(data) > _MAX_JSON_BYTES:
+                    raise InvalidInputError(
+                        f"{title} has more than {size(_MAX_JSON_BYTES)} of JSON; put it as a blob"
+                    )
+                digest = store.put_value(parse_json(data, title))
+                kind, length = "value", len(data)
+            else:
+                counted: Any = _Counted(file)
+                digest = store.put_stream(counted)
+                kind, length = "blob", counted.size_bytes
+    except OSError as exc:
+        raise source_error(title, exc) from exc
     return {"source": source, "digest": digest.hex(), "kind": kind, "size_bytes": length}
 
 
 @command(
-    _SECTION,
-    Shape(
-        "cat",
-        {
-            "name": "the unambiguous name",
-            "digest": "the digest of the object; null with --path",
-            "kind": "blob, value, node, manifest or record",
-            "value": "the content; bytes and links as for put",
-        },
-    ),
+    {
+        "name": "the unambiguous name",
+        "digest": "the digest of the object; null with --path",
+        "kind": "blob, value, node, manifest or record",
+        "value": "the content; bytes and links as for put",
+    },
     "casstore cat 3f2a91 > report.pdf",
     "casstore cat agent@12 --path tool_state.cwd --raw",
 )
@@ -221,20 +207,15 @@ def _write(app: App, blob: IO[bytes], output: str | None, *, force: bool) -> Non
     with blob:
         if output is not None:
             with _created(output, force=force) as into:
-                _copy(blob, into)
+                copyfileobj(blob, into, _PART_BYTES)
             app.remark(f"wrote {size(os.path.getsize(output))} to {output}")
             return
         sys.stdout.flush()
         if is_terminal(sys.stdout) and not force:
             _show(blob, sys.stdout.buffer)
         else:
-            _copy(blob, sys.stdout.buffer)
+            copyfileobj(blob, sys.stdout.buffer, _PART_BYTES)
         sys.stdout.buffer.flush()
-
-
-def _copy(source: IO[bytes], into: IO[bytes]) -> None:
-    while part := source.read(_PART_BYTES):
-        into.write(part)
 
 
 def _show(source: IO[bytes], into: IO[bytes]) -> None:

@@ -6,7 +6,6 @@ uses colours only on a terminal, and not if ``NO_COLOR`` is set.
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import shutil
@@ -74,6 +73,11 @@ def name(text: str) -> Styled:
 def other(text: str) -> Styled:
     """Cyan, for what changed."""
     return Styled(text, fg="cyan")
+
+
+def diff_line(line: str, indent: str = "") -> Styled:
+    """A line of a unified diff: green if it was added, red if removed, cyan for a heading."""
+    return Styled(indent + line, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
 
 
 class Column(NamedTuple):
@@ -206,11 +210,7 @@ class Printer:
         labelled = [(key, as_field(given)) for key, given in fields.items()]
         labelled = [(key, field) for key, field in labelled if field.label is not None]
         columns = [
-            Column(
-                field.label or "",
-                right=is_number(key, field),
-                gives=field.gives,
-            )
+            Column(field.label or "", right=is_number(key, field), gives=field.gives)
             for key, field in labelled
         ]
         self.table(
@@ -235,31 +235,16 @@ class Printer:
                 else:
                     self.report(field.fields, found[key])
 
-    def tree(self, title: Part, branches: Iterable[TreeLine]) -> None:
+    def tree(self, title: Part, branches: Sequence[TreeLine]) -> None:
         """An item and its children as a tree."""
-        from rich.tree import Tree
+        self.line(title)
+        self._branches(branches, "")
 
-        root = Tree(_rich_text(title), guide_style="dim")
-        _grow(root, branches)
-        self._render(root)
-
-    def _render(self, what: Any) -> None:
-        from rich.console import Console
-
-        page = io.StringIO()
-        console = Console(
-            file=page,
-            force_terminal=self._colour,
-            no_color=not self._colour,
-            width=self.width,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
-        console.print(what)
-        for line in page.getvalue().splitlines():
-            self._write(line.rstrip() + "\n")
+    def _branches(self, branches: Sequence[TreeLine], before: str) -> None:
+        for number, branch in enumerate(branches, 1):
+            guide, below = ("└── ", "    ") if number == len(branches) else ("├── ", "│   ")
+            self.line(dim(before + guide), branch.label)
+            self._branches(branch.below, before + below)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -334,24 +319,6 @@ class TreeLine(NamedTuple):
 
     label: Part
     below: Sequence[TreeLine] = ()
-
-
-def _grow(tree: Any, branches: Iterable[TreeLine]) -> None:
-    for branch in branches:
-        _grow(tree.add(_rich_text(branch.label)), branch.below)
-
-
-def _rich_text(part: Part) -> Any:
-    from rich.text import Text
-
-    if isinstance(part, str):
-        return Text(safe(part))
-    return Text(safe(part.text), style=_rich_style(part))
-
-
-def _rich_style(part: Styled) -> str:
-    words = [part.fg or "", "bold" if part.bold else "", "dim" if part.dim else ""]
-    return " ".join([word for word in words if word])
 
 
 def write_json(stream: IO[str], document: Mapping[str, Any]) -> None:

@@ -105,11 +105,9 @@ def _of_item(item: dict[str, Any]) -> dict[str, Any] | None:
     kind = item["type"]
     if kind in ("human", "ai", "system", "tool") and "content" in item:
         return {**item, "role": kind}
-    if kind in _CALLS and ("name" in item or "function" in item):
-        return {"role": "assistant", "content": [item]}
     if kind in _RESULTS:
         return {"role": "tool", "content": [item]}
-    if kind == "reasoning":
+    if kind == "reasoning" or (kind in _CALLS and ("name" in item or "function" in item)):
         return {"role": "assistant", "content": [item]}
     return None
 
@@ -166,11 +164,7 @@ def _call(part: dict[str, Any]) -> Block:
     function = part.get("function")
     inner = function if type(function) is dict else part
     name = inner.get("name", part.get("tool", ""))
-    given: Any = None
-    for key in ("input", "arguments", "args"):
-        if key in inner:
-            given = inner[key]
-            break
+    given = next((inner[key] for key in ("input", "arguments", "args") if key in inner), None)
     if type(given) is str:
         # Some APIs send the arguments as JSON in a text.
         try:

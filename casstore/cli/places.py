@@ -122,6 +122,13 @@ def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> I
             )  # fmt: skip
 
 
+# What a checkpoint has for a component that it lacks.
+_ABSENT: Final[dict[str, Any]] = {
+    "turn_state": None, "tool_state": None, "plugin_snapshot": None, "plugin_revision": None,
+    "execution_state": None, "frames": [], "current_frame": None, "config": None,
+}  # fmt: skip
+
+
 def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[str, Any]:
     """A checkpoint as it is shown: if ``hydrate``, with components as ``Stored``, else as links.
 
@@ -139,14 +146,7 @@ def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[s
     return {
         "leaf": manifest.leaf_id,
         "node_count": manifest.nodes,
-        "turn_state": found.pop("turn_state", None),
-        "tool_state": found.pop("tool_state", None),
-        "plugin_snapshot": found.pop("plugin_snapshot", None),
-        "plugin_revision": found.pop("plugin_revision", None),
-        "execution_state": found.pop("execution_state", None),
-        "frames": found.pop("frames", []),
-        "current_frame": found.pop("current_frame", None),
-        "config": found.pop("config", None),
+        **_ABSENT,
         **found,
         "usage": [entry._asdict() for entry in read_usage(reader, manifest.ledger)],
     }

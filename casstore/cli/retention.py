@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import click
 
-from casstore.cli.command import (
-    App,
-    command,
-    require_yes,
-)
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.command import App, command, require_yes
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
-from casstore.cli.output import Cells, Column, Printer, bad, dim, name
+from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, YES, dry_run_option, options
+from casstore.cli.output import Printer, bad, dim, name
 from casstore.cli.quantities import DURATION, count, duration
 from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
-from casstore.errors import InvalidInputError, StorageError
+from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import expiring, retention
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan, Tally
 from casstore.store import Store
 
-_SECTION: Final = "Space"
 _LISTED: Final = 100
+
+Result = TypeVar("Result")
 
 MISSING: Final = nested(
     "record systems in the store that are not installed: their rows are kept",
@@ -50,43 +48,36 @@ def _keep_each(period: str) -> Any:
     )  # fmt: skip
 
 
-_POLICY: Final = (
+#: The options of a retention policy; ``policy_of`` reads them.
+with_policy: Final = options(
     click.option(
         "--last", type=click.IntRange(0), metavar="N", help="Keep the N newest revisions."
     ),
     *[_keep_each(period) for period in ("hour", "day", "week", "month", "year")],
-    click.option("--within", type=DURATION, help="Keep revisions committed within this time."),
-    click.option("--idle", type=DURATION, help="Delete sessions idle for longer than this."),
+    click.option(
+        "--within", "within_ms", type=DURATION, help="Keep revisions committed within this time."
+    ),
+    click.option(
+        "--idle", "idle_ms", type=DURATION, help="Delete sessions idle for longer than this."
+    ),
     click.option("--everything", is_flag=True, help="Keep all revisions."),
     click.option("--unlabelled", is_flag=True, help="Do not keep a revision for its labels."),
 )
 
 
-def with_policy(function: Any) -> Any:
-    """Give a command the options of a retention policy."""
-    for option in reversed(_POLICY):
-        function = option(function)
-    return function
+_POLICY_NUMBERS: Final = (
+    "last", "hourly", "daily", "weekly", "monthly", "yearly", "within_ms", "idle_ms",
+)  # fmt: skip
 
 
 def policy_of(given: dict[str, Any]) -> Policy | None:
     """The policy of the options; None if no option is given."""
-    fields: dict[str, Any] = {}
-    for option in ("last", "hourly", "daily", "weekly", "monthly", "yearly"):
-        if given[option] is not None:
-            fields[option] = given[option]
-    for option, field in (("within", "within_ms"), ("idle", "idle_ms")):
-        if given[option] is not None:
-            fields[field] = given[option]
+    fields = {key: given[key] for key in _POLICY_NUMBERS if given[key] is not None}
     if given["everything"]:
         fields["everything"] = True
     if given["unlabelled"]:
         fields["labelled"] = False
     return Policy(**fields) if fields else None
-
-
-def _policy_document(policy: Policy | None) -> dict[str, Any] | None:
-    return None if policy is None else dict(policy._asdict())
 
 
 def policy_words(policy: Policy | None) -> str:
@@ -111,19 +102,15 @@ _POLICY_MEANING: Final = (
 
 
 @command(
-    _SECTION,
-    Shape(
-        "policy",
-        {
-            "session": "whose policy, null: the store's default",
-            "policy": _POLICY_MEANING,
-            "changed": "set, removed or null: only shown",
-            "sessions": nested(
-                "sessions with a policy of their own; only if the default was asked for",
-                {"id": "the session", "policy": _POLICY_MEANING},
-            ),
-        },
-    ),
+    {
+        "session": "whose policy, null: the store's default",
+        "policy": _POLICY_MEANING,
+        "changed": "set, removed or null: only shown",
+        "sessions": nested(
+            "sessions with a policy of their own; only if the default was asked for",
+            {"id": "the session", "policy": _POLICY_MEANING},
+        ),
+    },
     "casstore policy --last 10 --daily 7",
     "casstore policy --session agent --everything",
     "casstore policy",
@@ -131,7 +118,7 @@ _POLICY_MEANING: Final = (
 @click.option("--session", metavar="ID", help="Of this session; otherwise the store's default.")
 @with_policy
 @click.option("--delete", "-d", is_flag=True, help="Delete the policy.")
-def policy(app: App, session: str | None, delete: bool, **given: Any) -> None:
+def policy(app: App, /, session: str | None, delete: bool, **given: Any) -> None:
     """Show, set or delete the policy by which prune keeps revisions.
 
     A revision is kept if any rule keeps it. Always kept are the head, and revisions that are
@@ -163,9 +150,9 @@ def policy(app: App, session: str | None, delete: bool, **given: Any) -> None:
 
     document = {
         "session": session,
-        "policy": _policy_document(found),
+        "policy": found,
         "changed": changed,
-        "sessions": [{"id": one, "policy": _policy_document(theirs)} for one, theirs in own],
+        "sessions": [{"id": one, "policy": theirs} for one, theirs in own],
     }
     app.answer(document, render)
 
@@ -198,7 +185,7 @@ PRUNE_FIELDS: Final[Fields] = {
         "sessions whose stored policy the given one overrode; of a run the first 1,000",
         {
             "session": "the session",
-            "policy": Field("the stored policy", of=lambda one: _policy_document(one.policy)),
+            "policy": "the stored policy",
         },
     ),
     "own_policies": Field("sessions that their own policy decided about", "by their own policy",
@@ -239,15 +226,14 @@ def prune_document(
         {
             "dry_run": plan is not None,
             "expired_rows": expired,
-            "missing_systems": list(expired.missing_systems),
+            "missing_systems": expired.missing_systems,
             "plan": plan or [],
         },
     )
 
 
 @command(
-    _SECTION,
-    Shape("prune", PRUNE_FIELDS),
+    PRUNE_FIELDS,
     "casstore prune --dry-run",
     "casstore prune --last 10 --daily 7 --yes",
     "casstore prune --last 1 --override-policies --dry-run",
@@ -258,27 +244,25 @@ def prune_document(
 @with_policy
 @click.option(
     "--override-policies", is_flag=True,
-    help="Apply the given policy to sessions that have their own policy as well.",
+    help=OVERRIDE_POLICIES_HELP,
 )  # fmt: skip
 @click.option(
     "--receipts", type=DURATION,
     help="Forget turns committed longer ago than this: repeated, such a turn commits again.",
 )  # fmt: skip
-@click.option(
-    "--attachments", type=DURATION,
-    help="Give up attachments announced longer ago than this and never committed.",
-)  # fmt: skip
-@click.option("--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing.")
+@ATTACHMENTS
+@dry_run_option("removed")
 @click.option("--plan", "plan_file", metavar="FILE", help="With --dry-run: write the plan to FILE.")
 @click.option("--from", "from_file", metavar="FILE", help="Carry out the plan in FILE.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def prune(
     app: App,
+    /,
     sessions: tuple[str, ...],
     prefix: str,
     override_policies: bool,
     receipts: int | None,
-    attachments: int | None,
+    attachments_ms: int | None,
     dry_run: bool,
     plan_file: str | None,
     from_file: str | None,
@@ -310,7 +294,7 @@ def prune(
     with app.open(write=not dry_run) as opened, app.meter() as meter:
         store = opened
         if from_file is not None:
-            report = _execute_from(
+            report = _with_saved_plan(
                 from_file, lambda plan: retention.execute(store, plan, progress=meter)
             )
         else:
@@ -332,22 +316,22 @@ def prune(
         expired = expiring.expire_rows(
             store,
             receipts_older_than_ms=receipts,
-            attachments_older_than_ms=attachments,
+            attachments_older_than_ms=attachments_ms,
             progress=meter,
         )
     if report.refused_count:
-        app.exit_code = 8
+        app.exit_code = CorruptionError.exit_code
     answer = prune_document(report, expired, listed)
     app.answer(answer, lambda to: write_prune(to, answer, expired.removed))
     if not dry_run:
         app.remark("casstore gc frees the space")
 
 
-def _execute_from(path: str, execute: Any) -> RetentionReport:
+def _with_saved_plan(path: str, use: Callable[[Plan], Result]) -> Result:
+    """Call ``use`` with the plan in a file, which is read as the plan is iterated over."""
     try:
         with open(path, encoding="utf-8") as lines:
-            report: RetentionReport = execute(Plan.from_json(lines))
-            return report
+            return use(Plan.from_json(lines))
     except OSError as exc:
         raise source_error(path, exc) from exc
     except UnicodeDecodeError as exc:
@@ -358,21 +342,18 @@ def planned(
     plan: Plan, plan_file: str | None = None
 ) -> tuple[RetentionReport, list[dict[str, Any]]]:
     """The report of a plan and the sessions in it; writes the plan to ``plan_file`` if given."""
-    if plan_file is not None:
-        try:
-            with whole_file(plan_file) as into:
-                into.writelines(f"{line}\n".encode() for line in plan.to_json())
-        except FileExistsError as exc:
-            raise InvalidInputError(f"{plan_file} exists already; choose another name") from exc
-        try:
-            with open(plan_file, encoding="utf-8") as lines:
-                return _count(iter(Plan.from_json(lines)))
-        except OSError as exc:
-            raise StorageError(f"cannot read {plan_file}: {exc.strerror}") from exc
-    return _count(iter(plan))
+    if plan_file is None:
+        return _count(plan)
+    try:
+        with whole_file(plan_file) as into:
+            into.writelines(f"{line}\n".encode() for line in plan.to_json())
+    except FileExistsError as exc:
+        raise InvalidInputError(f"{plan_file} exists already; choose another name") from exc
+    # A plan reads the store each time it is iterated over: report what the file has.
+    return _with_saved_plan(plan_file, _count)
 
 
-def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str, Any]]]:
+def _count(parts: Iterable[SessionPlan]) -> tuple[RetentionReport, list[dict[str, Any]]]:
     tally = Tally(listed=None)
     listed: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -393,24 +374,28 @@ def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str
     return tally.report(), list(listed.values())
 
 
+_PLAN_TABLE: Final[Fields] = {
+    "session": Field("the session", "session"),
+    "removed": Field("how many revisions would be removed", "revisions removed", "revision"),
+    "kept": Field("how many are kept", "kept", "revision"),
+    "which": Field("the revisions that would be removed", "which", gives=True),
+}
+
+
 def write_prune(to: Printer, answer: dict[str, Any], expired_rows: int) -> None:
     """The document of prune, for people."""
     would = "would be " if answer["dry_run"] else ""
     if answer["plan"]:
-        rows: list[Cells] = [
-            [
-                name(one["session"]),
-                bad("all") if one["deleted"] else f"{len(one['removed']):,}",
-                f"{len(one['kept']):,}",
-                dim(_runs(one["removed"])),
-            ]
+        rows = [
+            {
+                "session": one["session"],
+                "removed": "all" if one["deleted"] else len(one["removed"]),
+                "kept": len(one["kept"]),
+                "which": _runs(one["removed"]),
+            }
             for one in answer["plan"][:_LISTED]
         ]
-        columns = [
-            Column("session"), Column("revisions removed", right=True),
-            Column("kept", right=True), Column("which", gives=True),
-        ]  # fmt: skip
-        to.table(columns, rows)
+        to.rows(_PLAN_TABLE, rows)
     to.facts(
         [
             ("sessions", f"{answer['sessions']:,} examined, "

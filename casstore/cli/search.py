@@ -11,13 +11,20 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Part, Printer, bold, dim, name
-from casstore.cli.quantities import count, moment, parse_duration, size
+from casstore.cli.quantities import count, moment, parse_duration
 from casstore.session.found import Hit
 
-_SECTION: Final = "Sessions"
+
+def place_of(hit: Hit) -> str:
+    """The name under which ``casstore show`` shows a hit."""
+    if hit.entry is not None:
+        return hit.entry
+    return f"{hit.session}#{hit.node}" if hit.node is not None else str(hit.session)
+
+
 _HIT_FIELDS: Final[Fields] = {
     "kind": "`node`, `component`, or the name of a record system, such as `langgraph`",
     "session": "the oldest session that has the text, null for a record system",
@@ -26,7 +33,7 @@ _HIT_FIELDS: Final[Fields] = {
     "component": "the name of the component, null for anything else",
     "entry": "the entry of a record system as commands name it, null for anything else",
     "position": "where in the entry the text is, null for anything else",
-    "place": Field("what `casstore show` takes to show it", of=lambda hit: place_of(hit)),
+    "place": Field("what `casstore show` takes to show it", of=place_of),
     "snippet": "the part of the text around the words, on one line",
     "matches": "where the words are in the snippet: pairs of first character and end (exclusive)",
     "score": "higher is better; scores of different searches cannot be compared",
@@ -58,13 +65,6 @@ class Since(click.ParamType[int]):
             )
 
 
-def place_of(hit: Hit) -> str:
-    """The name under which ``casstore show`` shows a hit."""
-    if hit.entry is not None:
-        return hit.entry
-    return f"{hit.session}#{hit.node}" if hit.node is not None else str(hit.session)
-
-
 def _marked(hit: Hit) -> list[Part]:
     """The snippet with its words in bold."""
     parts: list[Part] = []
@@ -85,22 +85,19 @@ def _where(hit: Hit) -> str:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "search",
-        {
-            "hits": nested("the texts with all words, best first", _HIT_FIELDS),
-            "index": nested(
-                "the index after --rebuild, null otherwise",
-                {
-                    "texts_added": Field("texts that were indexed", "indexed", "text"),
-                    "texts": Field("texts in the index", "in the index", "text"),
-                    "sessions": Field("sessions in the index", "sessions", "session"),
-                    "size_bytes": Field("the space that the index takes", "size"),
-                },
-            ),
-        },
-    ),
+    {
+        "hits": nested("the texts with all words, best first", _HIT_FIELDS),
+        "index": nested(
+            "the index after --rebuild, null otherwise",
+            {
+                "texts_added": Field("texts that were indexed", "indexed", "text"),
+                "texts": Field("texts in the index", "in the index", "text"),
+                "sessions": Field("sessions in the index", "sessions", "session"),
+                "size_bytes": Field("the space that the index takes", "size"),
+            },
+            "index",
+        ),
+    },
     "casstore search postgres timeout",
     "casstore search '\"connection refused\"' --session agent --since 7d",
     "casstore search migrat* --kind langgraph --json",
@@ -177,9 +174,4 @@ def _rebuild(app: App) -> None:
 
     with app.open(write=True) as store, app.meter() as progress:
         report = rebuild(store, progress=progress)
-
-    def render(to: Printer) -> None:
-        found = f"indexed {count(report.texts_added, 'text')} of "
-        to.line(f"{found}{count(report.sessions, 'session')} in {size(report.size_bytes)}")
-
-    app.answer({"hits": [], "index": report}, render)
+    app.answer({"hits": [], "index": report})

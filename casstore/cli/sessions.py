@@ -6,43 +6,33 @@ They are ``sessions``, ``history``, ``label``, ``fork``, ``adopt``, ``rewind``, 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, nested
-from casstore.cli.naming import Target, complete_name
+from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.naming import complete_name
+from casstore.cli.options import YES, limit_option, page
 from casstore.cli.output import Printer, dim, good, name
 from casstore.cli.quantities import count
 from casstore.cli.text import clip_name, short
 from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.maintenance import systems
 from casstore.maintenance.contents import measure_own
-from casstore.maintenance.systems import RecordSystem, SystemEntry
+from casstore.maintenance.systems import SystemEntry
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.data import Entry, SessionInfo
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 # With more objects, measuring the sizes of sessions would take longer than a second.
 _MAX_MEASURED: Final = 100_000
 # How many sessions the question before a deletion lists by name.
 _NAMED: Final = 5
-
-
-def _of_head(attribute: str, otherwise: Any = None) -> Any:
-    """A function that reads this field of the head; ``otherwise`` before the first commit."""
-    return lambda info: otherwise if info.head is None else getattr(info.head, attribute)
-
-
-def _of_meta(attribute: str) -> Any:
-    return lambda info: getattr(info.meta, attribute)
 
 
 _ORIGIN: Final[Fields] = {
@@ -51,25 +41,29 @@ _ORIGIN: Final[Fields] = {
     "node": "the node that the fork ends in, null: the leaf of that revision",
 }
 SESSION_FIELDS: Final[Fields] = {
-    "id": Field("its id", "session", of=_of_meta("session")),
-    "name": Field("its title; its id if it was given none", of=_of_meta("name")),
-    "model": Field("the model, null if not given", "model", of=_of_meta("model")),
-    "cwd": Field("its working directory, null if not given", "directory", of=_of_meta("cwd")),
+    "id": Field("its id", "session", of="meta.session"),
+    "name": Field("its title; its id if it was given none", of="meta.name"),
+    "model": Field("the model, null if not given", "model", of="meta.model"),
+    "cwd": Field("its working directory, null if not given", "directory", of="meta.cwd"),
     "parent": Field(
-        "the session it was forked or started from, null if none", "parent", of=_of_meta("parent")
+        "the session it was forked or started from, null if none", "parent", of="meta.parent"
     ),
-    "created_at": Field("when it was created", "created", of=_of_meta("created_at_ms")),
-    "revision": Field("its revision, null before the first commit", of=_of_head("revision")),
+    "created_at": Field("when it was created", "created", of="meta.created_at"),
+    "revision": Field("its revision, null before the first commit", of="head.revision"),
     "manifest": Field(
-        "the digest of its checkpoint, null before the first commit", of=_of_head("manifest")
+        "the digest of its checkpoint, null before the first commit", of="head.manifest"
     ),
-    "leaf": Field("the node at the end of its active path", of=_of_head("leaf")),
-    "nodes": Field("nodes in its graph", unit="node", of=_of_head("node_count", 0)),
-    "committed_at": Field("when it was last committed to", of=_of_head("committed_at_ms")),
+    "leaf": Field("the node at the end of its active path", of="head.leaf"),
+    "nodes": Field(
+        "nodes in its graph",
+        unit="node",
+        of=lambda info: 0 if info.head is None else info.head.node_count,
+    ),
+    "committed_at": Field("when it was last committed to", of="head.committed_at"),
     "origin": nested(
         "the place that it was forked from, null if it is not a fork",
         _ORIGIN,
-        of=_of_head("origin"),
+        of="head.origin",
     ),
     "user_messages": Field("messages of the user on the active path", of="user_message_count"),
     "first_user_message": "the first of them",
@@ -117,7 +111,6 @@ class _Item(NamedTuple):
     changed_at_ms: int | None
     title: str
     info: SessionInfo | None
-    system: RecordSystem | None
     entry: SystemEntry | None
 
 
@@ -143,7 +136,7 @@ def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
             if found.startswith(prefix):
                 yield _Item(
                     found, naming.prefix_of(system), entry.changed_at_ms,
-                    entry.title, None, system, entry,
+                    entry.title, None, entry,
                 )  # fmt: skip
 
 
@@ -153,11 +146,7 @@ def _session_item(info: SessionInfo) -> _Item:
         title = f"{info.meta.name}: {title}" if title else info.meta.name
     head = info.head
     changed_at_ms = info.meta.created_at_ms if head is None else head.committed_at_ms
-    return _Item(info.meta.session, "session", changed_at_ms, title, info, None, None)
-
-
-def _revision_of(item: _Item) -> int | None:
-    return None if item.info is None or item.info.head is None else item.info.head.revision
+    return _Item(info.meta.session, "session", changed_at_ms, title, info, None)
 
 
 def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
@@ -165,14 +154,13 @@ def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
     sizes = None
     if any(item.info is not None for item in found):
         sizes = measure_own(store, max_objects=_MAX_MEASURED)
-    return [
-        item.entry.size_bytes
-        if item.entry is not None
-        else None
-        if sizes is None
-        else sizes.get(keys.session_key(item.name), 0)
-        for item in found
-    ]
+
+    def own_size(item: _Item) -> int | None:
+        if item.entry is not None:
+            return item.entry.size_bytes
+        return None if sizes is None else sizes.get(keys.session_key(item.name), 0)
+
+    return [own_size(item) for item in found]
 
 
 _LISTED: Final[Fields] = {
@@ -183,10 +171,12 @@ _LISTED: Final[Fields] = {
         "uncompressed, of the objects that only this session reaches; of an entry, of its rows",
         "own size",
     ),
-    "revision": Field("of a session, its revision", "revision", "revision", of=_revision_of),
+    "revision": Field(
+        "of a session, its revision", "revision", "revision", of="info.head.revision"
+    ),
     "from": Field(
         "of a session, the one it was forked or started from", "from",
-        of=lambda item: None if item.info is None else item.info.meta.parent,
+        of="info.meta.parent",
     ),
     "title": Field("how a person recognises it", "title", gives=True),
 }  # fmt: skip
@@ -200,45 +190,38 @@ _SESSION: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape(
-        "sessions",
-        {
-            "sessions": nested("the sessions, in the order asked for", _SESSION),
-            "entries": nested(
-                "the entries of record systems, in the order asked for",
-                {
-                    "name": "the name that commands take: langgraph:t0",
-                    "kind": "the part of that name before the colon",
-                    "id": Field("its id within the system", of=lambda item: item.entry.id),
-                    "title": "how a person recognises it",
-                    "changed_at": "when it last changed, null if not known",
-                    "size_bytes": Field(
-                        "keys and values of its rows, without objects that they link to",
-                        of=lambda item: item.entry.size_bytes,
-                    ),
-                },
-            ),
-            "systems": nested(
-                "the record systems in the store",
-                {
-                    "name": "the beginning of its tables' names",
-                    "kind": "the beginning of its entries' names",
-                },
-            ),
-            "missing_systems": "names of systems that are not installed: their rows are kept",
-            "more": "true: --limit left some out; --after the last name continues",
-        },
-    ),
+    {
+        "sessions": nested("the sessions, in the order asked for", _SESSION),
+        "entries": nested(
+            "the entries of record systems, in the order asked for",
+            {
+                "name": "the name that commands take: langgraph:t0",
+                "kind": "the part of that name before the colon",
+                "id": Field("its id within the system", of="entry.id"),
+                "title": "how a person recognises it",
+                "changed_at": "when it last changed, null if not known",
+                "size_bytes": Field(
+                    "keys and values of its rows, without objects that they link to",
+                    of="entry.size_bytes",
+                ),
+            },
+        ),
+        "systems": nested(
+            "the record systems in the store",
+            {
+                "name": "the beginning of its tables' names",
+                "kind": "the beginning of its entries' names",
+            },
+        ),
+        "missing_systems": "names of systems that are not installed: their rows are kept",
+        "more": "true: --limit left some out; --after the last name continues",
+    },
     "casstore sessions --recent --limit 10",
     "casstore sessions langgraph:",
 )
 @click.argument("prefix", default="", shell_complete=complete_name)
 @click.option("--recent", "-r", is_flag=True, help="The last change first; otherwise by name.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=0,
-    help="List at most this many; 0: all.",
-)  # fmt: skip
+@limit_option(0)
 @click.option("--after", metavar="NAME", help="Only names after this one, to continue a list.")
 def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None) -> None:
     """List the sessions and records in the store.
@@ -248,25 +231,20 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
     Their names begin with the system: langgraph:t0.
     """
     with app.open() as store:
-        running = _items(store, prefix, after)
-        if recent:
-            if limit:
-                found = heapq.nlargest(limit + 1, running, key=_changed_at)
-            else:
-                found = sorted(running, key=_changed_at, reverse=True)
-        else:
-            found = [*islice(running, limit + 1 if limit else None)]
-        more = bool(limit) and len(found) > limit
-        found = found[:limit] if limit else found
+        items: Iterable[_Item] = _items(store, prefix, after)
+        if recent and limit:
+            items = heapq.nlargest(limit + 1, items, key=_changed_at)
+        elif recent:
+            items = sorted(items, key=_changed_at, reverse=True)
+        found, more = page(items, limit)
         sizes = _own_sizes(store, found)
         held = systems.held_by(store)
     sized = [*zip(found, sizes, strict=True)]
 
     def render(to: Printer) -> None:
-        if found:
-            to.rows(_LISTED, [document(_LISTED, item, {"own_bytes": own}) for item, own in sized])
-        else:
-            app.remark("nothing" + (f" begins with {prefix!r}" if prefix else " is stored yet"))
+        rows = [document(_LISTED, item, {"own_bytes": own}) for item, own in sized]
+        empty = f"nothing begins with {prefix!r}" if prefix else "nothing is stored yet"
+        app.rows(to, _LISTED, rows, empty)
         if more:
             app.remark(f"there are more: --after {naming.quoted(found[-1].name)}, or --limit 0")
         if None in sizes:
@@ -299,22 +277,15 @@ def _changed_at(item: _Item) -> int:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "history",
-        {
-            "session": "the session",
-            "revisions": nested("newest first", ENTRY_FIELDS, "revisions"),
-            "more": "true: there are earlier ones; --before the last number continues",
-        },
-    ),
+    {
+        "session": "the session",
+        "revisions": nested("newest first", ENTRY_FIELDS, "revisions"),
+        "more": "true: there are earlier ones; --before the last number continues",
+    },
     "casstore history agent --limit 10",
 )
 @click.argument("session", shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
-    help="List at most this many; 0: all.",
-)  # fmt: skip
+@limit_option(50)
 @click.option("--before", type=click.IntRange(1), help="Only revisions earlier than this one.")
 @click.option("--labelled", is_flag=True, help="Only revisions that have a label.")
 def history(app: App, session: str, limit: int, before: int | None, labelled: bool) -> None:
@@ -323,9 +294,8 @@ def history(app: App, session: str, limit: int, before: int | None, labelled: bo
         found_id = naming.resolve_session(store, session)
         entries = store.session(found_id).history(before=before)
         wanted = (entry for entry in entries if entry.labels or not labelled)
-        listed = [*islice(wanted, limit + 1 if limit else None)]
-        more = bool(limit) and len(listed) > limit
-        found = entry_documents(store, found_id, listed[:limit] if limit else listed)
+        listed, more = page(wanted, limit)
+        found = entry_documents(store, found_id, listed)
 
     def render(to: Printer) -> None:
         to.rows(ENTRY_FIELDS, [{**one, "operation": operation_words(one)} for one in found])
@@ -347,21 +317,17 @@ def operation_words(revision: dict[str, Any]) -> str:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "label",
-        {
-            "session": "the session",
-            "labels": nested(
-                "all labels of the session, or the one that was set or removed",
-                {
-                    "label": "its name",
-                    "revision": "the revision it names or named; null if that was removed",
-                },
-            ),
-            "changed": "set, removed or null: only listed",
-        },
-    ),
+    {
+        "session": "the session",
+        "labels": nested(
+            "all labels of the session, or the one that was set or removed",
+            {
+                "label": "its name",
+                "revision": "the revision it names or named; null if that was removed",
+            },
+        ),
+        "changed": "set, removed or null: only listed",
+    },
     "casstore label agent@41 before-refactoring",
     "casstore label agent --delete before-refactoring",
     "casstore label agent",
@@ -380,13 +346,9 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
     writes = label_ is not None or delete is not None
     changed: str | None = None
     with app.open(write=writes) as store:
-        target = naming.resolve_place(store, place, abbreviated=not writes)
-        if target.session is None or target.node is not None:
-            raise InvalidInputError(
-                f"{place!r} is {naming.described(store, target)}; only revisions have labels"
-            )
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(
+            store, place, "only revisions have labels", abbreviated=not writes
+        )
         session = store.session(target.session)
         if label_ is not None:
             entry = session.label(label_, target.revision)
@@ -424,18 +386,14 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "fork",
-        {
-            "session": "the new session",
-            "source": "the session it was forked from",
-            "source_revision": "at which revision",
-            "node": "the node it ends in, null: the leaf of that revision",
-            "manifest": "the digest of its checkpoint",
-            "nodes": Field("nodes in its graph", of="node_count"),
-        },
-    ),
+    {
+        "session": "the new session",
+        "source": "the session it was forked from",
+        "source_revision": "at which revision",
+        "node": "the node it ends in, null: the leaf of that revision",
+        "manifest": "the digest of its checkpoint",
+        "nodes": Field("nodes in its graph", of="node_count"),
+    },
     "casstore fork agent attempt-2",
     "casstore fork agent@50 retry",
     "casstore fork 'agent#n49' without-the-rest",
@@ -449,8 +407,7 @@ def fork(app: App, source: str, target: str) -> None:
     on a checkpoint. One row is written, whatever the session's length.
     """
     with app.open(write=True) as store:
-        found = _committed(store, source, "only a session can be forked")
-        assert found.session is not None
+        found = naming.resolve_revision(store, source, "only a session can be forked", nodes=True)
         head = store.fork(found.session, target, at=found.at, node=found.node)
     origin = head.origin
     assert origin is not None
@@ -466,16 +423,6 @@ def fork(app: App, source: str, target: str) -> None:
     )
 
 
-def _committed(store: Store, text: str, only: str, *, abbreviated: bool = True) -> Target:
-    """Resolve a name to a session or revision with a commit; ``only`` ends the error for others."""
-    found = naming.resolve_place(store, text, abbreviated=abbreviated)
-    if found.session is None:
-        raise InvalidInputError(f"{text!r} is {naming.described(store, found)}; {only}")
-    if found.revision is None:
-        raise naming.NothingCommittedError(found.session)
-    return found
-
-
 _MOVED: Final[Fields] = {
     "session": "the session",
     "revision": "its new revision",
@@ -485,8 +432,7 @@ _MOVED: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape("adopt", {**_MOVED, "adopted": nested("the place that was adopted", _ORIGIN)}),
+    {**_MOVED, "adopted": nested("the place that was adopted", _ORIGIN)},
     "casstore adopt agent other",
 )
 @click.argument("session", shell_complete=complete_name)
@@ -500,22 +446,24 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
     another owner holds the lease of SESSION.
     """
     with app.open(write=True) as store:
-        into = _committed(store, session, "only a session can adopt", abbreviated=False)
-        source = _committed(store, other, "only a session can be adopted", abbreviated=False)
-        if source.kind != naming.SESSION or into.kind != naming.SESSION:
+        into = naming.resolve_revision(
+            store, session, "only a session can adopt", abbreviated=False, nodes=True
+        )
+        source = naming.resolve_revision(
+            store, other, "only a session can be adopted", abbreviated=False, nodes=True
+        )
+        if not (into.is_session and source.is_session):
             raise InvalidInputError(
                 f"adopt takes two sessions at their present revisions, got {session!r} and "
                 f"{other!r}; fork an earlier revision first"
             )
-        assert into.session is not None
-        assert source.session is not None
         result = store.session(into.session).adopt(source.session, expected=expected, label=label)
         adopted = store.session(into.session).entry(result.revision).adopted
     assert adopted is not None
 
     def render(to: Printer) -> None:
         to.line(
-            name(str(into.session)), f" is at revision {result.revision}, ",
+            name(into.session), f" is at revision {result.revision}, ",
             good("adopted "), f"{adopted.session}@{adopted.revision}",
         )  # fmt: skip
 
@@ -523,8 +471,7 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
 
 
 @command(
-    _SECTION,
-    Shape("rewind", {**_MOVED, "rewound_to": "the revision whose content it has now"}),
+    {**_MOVED, "rewound_to": "the revision whose content it has now"},
     "casstore rewind agent~2",
     "casstore rewind agent@before-refactoring --label again",
 )
@@ -556,23 +503,19 @@ def rewind(app: App, place: str, expected: int | None, label: str | None) -> Non
 
 
 @command(
-    _SECTION,
-    Shape(
-        "delete",
-        {
-            "sessions": nested(
-                "in the order given",
-                {"id": "the session", "deleted": "true if it was deleted, or would be"},
-            ),
-            "dry_run": "true: nothing was changed",
-        },
-    ),
+    {
+        "sessions": nested(
+            "in the order given",
+            {"id": "the session", "deleted": "true if it was deleted, or would be"},
+        ),
+        "dry_run": "true: nothing was changed",
+    },
     "casstore delete old-experiment --yes",
 )
 @click.argument(
     "sessions_", nargs=-1, required=True, metavar="SESSION…", shell_complete=complete_name
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 @click.option("--dry-run", is_flag=True, help="Report what would be deleted; change nothing.")
 def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> None:
     """Delete sessions for good; their ids cannot be used again.

@@ -12,22 +12,18 @@ import click
 from click.shell_completion import get_completion_class
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import nested
 from casstore.cli.output import Printer, good, name
 from casstore.errors import StorageError, StoreNotFoundError
 from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
 from casstore.version import __version__
 
-_SECTION: Final = "Setup"
+_PACKAGES: Final = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
 
 
 @command(
-    _SECTION,
-    Shape(
-        "init",
-        {"path": "the store's directory or URL", "created": "false: it was there already"},
-    ),
+    {"path": "the store's directory or URL", "created": "false: it was there already"},
     "casstore init agents",
 )
 @click.argument("directory", required=False)
@@ -42,9 +38,7 @@ def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     If DIRECTORY is not given, --store or CASSTORE_PATH names it. It may be the URL of a server:
     then the tables are created there. An existing store is not changed.
     """
-    if directory == "":
-        raise click.UsageError("the store's name is empty")
-    path = directory or app.path
+    path = app.place_of(directory)
     there = _is_there(path)
     with open_store(path, durability=app.durability, lmdb_version=lmdb_version):
         pass
@@ -68,24 +62,19 @@ def _is_there(path: str) -> bool:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "version",
-        {
-            "casstore": "the version of casstore",
-            "python": "the version of Python",
-            "packages": nested(
-                "the versions of the packages it uses, unknown if no installer recorded one",
-                {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
-            ),
-        },
-    ),
+    {
+        "casstore": "the version of casstore",
+        "python": "the version of Python",
+        "packages": nested(
+            "the versions of the packages it uses, unknown if no installer recorded one",
+            dict.fromkeys(_PACKAGES, ""),
+        ),
+    },
     "casstore version --json",
 )
 def version(app: App) -> None:
     """Print the versions of casstore and its packages."""
-    names = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
-    packages = {package: _installed(package) for package in names}
+    packages = {package: _installed(package) for package in _PACKAGES}
 
     def render(to: Printer) -> None:
         to.line(f"casstore {__version__}")
@@ -107,8 +96,7 @@ def _installed(package: str) -> str:
 
 
 @command(
-    _SECTION,
-    Shape("completion", {"shell": "which shell it is for", "script": "what the shell must run"}),
+    {"shell": "which shell it is for", "script": "what the shell must run"},
     "casstore completion bash > ~/.local/share/bash-completion/completions/casstore",
     "casstore completion fish > ~/.config/fish/completions/casstore.fish",
 )

@@ -10,7 +10,7 @@ import click
 
 from casstore.cli import fields, naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
@@ -41,7 +41,6 @@ from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
 _LINES_SHOWN: Final = 40
 # How many bytes of a blob are read.
@@ -50,41 +49,37 @@ _BLOB_SHOWN: Final = 400
 _WHOLE_BYTES: Final = 1 << 20
 
 _ENTRY: Final[Fields] = {
-    "system": Field("the title of its record system", "records", of=lambda one: one.system.title),
-    "id": Field("its id within the system", "entry", of=lambda one: one.entry.id),
-    "title": Field("how a person recognises it", "title", of=lambda one: one.entry.title),
+    "system": Field("the title of its record system", "records", of="system.title"),
+    "id": Field("its id within the system", "entry", of="entry.id"),
+    "title": Field("how a person recognises it", "title", of="entry.title"),
     "changed_at": Field(
         "when it last changed, null if not known", "last change",
-        of=lambda one: one.entry.changed_at_ms,
+        of="entry.changed_at",
     ),
     "size_bytes": Field(
         "keys and values of its rows, without objects that they link to", "size of rows",
-        of=lambda one: one.entry.size_bytes,
+        of="entry.size_bytes",
     ),
 }  # fmt: skip
-_SHAPE: Final = Shape(
-    "show",
-    {
-        "name": "the unambiguous name",
-        "kind": "session, revision, node, entry, manifest, value, list, map or blob",
-        "digest": "the digest of the checkpoint, node or object; null before the first commit",
-        "session": nested("the session, null if no session was named", SESSION_FIELDS),
-        "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
-        "checkpoint": ('the components, as links {"$link": digest}; null for others'),
-        "node": "the node with its payload, or hidden and without it; null for others",
-        "value": "the value at --path, a short value, or the content of an entry; null for others",
-        "size_bytes": "the size of the object, null for others",
-        "links": "digests that an object links to, the first 1,000",
-        "kept_by": "tags and pins that name the digest",
-        "expires_at": "when the pin that was named expires, null for others",
-        "entry": nested("the entry of a record system, null for others", _ENTRY),
-    },
-)
+_FIELDS: Final[Fields] = {
+    "name": "the unambiguous name",
+    "kind": "session, revision, node, entry, manifest, value, list, map or blob",
+    "digest": "the digest of the checkpoint, node or object; null before the first commit",
+    "session": nested("the session, null if no session was named", SESSION_FIELDS),
+    "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
+    "checkpoint": ('the components, as links {"$link": digest}; null for others'),
+    "node": "the node with its payload, or hidden and without it; null for others",
+    "value": "the value at --path, a short value, or the content of an entry; null for others",
+    "size_bytes": "the size of the object, null for others",
+    "links": "digests that an object links to, the first 1,000",
+    "kept_by": "tags and pins that name the digest",
+    "expires_at": "when the pin that was named expires, null for others",
+    "entry": nested("the entry of a record system, null for others", _ENTRY),
+}
 
 
 @command(
-    _SECTION,
-    _SHAPE,
+    _FIELDS,
     "casstore show agent",
     "casstore show agent@41",
     "casstore show agent~2 --path tool_state.files",
@@ -113,7 +108,7 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
 
 
 def _document(store: Store, target: Target) -> dict[str, Any]:
-    document: dict[str, Any] = dict.fromkeys(_SHAPE.fields)
+    document: dict[str, Any] = dict.fromkeys(_FIELDS)
     document.update(name=target.text, kind=target.kind, links=[], kept_by=[])
     if target.session is not None:
         document["session"] = fields.document(SESSION_FIELDS, store.session(target.session).info())
@@ -245,8 +240,7 @@ class _Shown:
         return facts
 
     def _checkpoint(self) -> None:
-        assert self._target.digest is not None
-        found = checkpoint_document(self._store, self._target.digest, hydrate=False)
+        found = checkpoint_document(self._store, self._target.require_digest(), hydrate=False)
         room = self._to.room(26, 120)
         branches: list[TreeLine] = []
         for key, value in found.items():
@@ -269,9 +263,8 @@ class _Shown:
         self._to.tree(Styled(title, bold=True), branches)
 
     def _is_leaf_hidden(self) -> bool:
-        assert self._target.digest is not None
         reader = PieceReader(self._store.engine)
-        leaf = graph.read_manifest(reader, self._target.digest).leaf
+        leaf = graph.read_manifest(reader, self._target.require_digest()).leaf
         return leaf is not None and leaf in hidden_nodes(self._store, self._target.session)
 
     def _component(self, key: str, digest: Digest, room: int) -> TreeLine:
@@ -288,8 +281,6 @@ class _Shown:
         if total is None:
             return TreeLine(f"{label}  {brief(stored, room)}")
         below = _first(stored, 200 if self._full else 8, room)
-        if total > len(below):
-            below.append(TreeLine(dim(f"… {total - len(below):,} more")))
         return TreeLine(f"{label}  {count(total, 'entry', 'entries')}", below)
 
     def _node(self) -> None:
@@ -300,20 +291,18 @@ class _Shown:
         _write_value(self._to, node["payload"], full=self._full)
 
     def _view(self) -> None:
-        assert self._target.digest is not None
-        stored = open_object(self._store, self._target.digest)
+        stored = open_object(self._store, self._target.require_digest())
         total = stored.entry_count()
         if total is None:
             self._to.line(brief(stored, self._to.room(0, 200)))
             return
-        below = _first(stored, 1000 if self._full else 40, self._to.room(20, 120))
-        if total > len(below):
-            below.append(TreeLine(dim(f"… {total - len(below):,} more: --full, or --path")))
+        limit = 1000 if self._full else 40
+        below = _first(stored, limit, self._to.room(20, 120), ": --full, or --path")
         self._to.tree(Styled(count(total, "entry", "entries"), bold=True), below)
 
     def _blob(self) -> None:
-        assert self._target.digest is not None
-        with self._store.open_blob(self._target.digest) as blob:
+        digest = self._target.require_digest()
+        with self._store.open_blob(digest) as blob:
             begin = blob.read(_BLOB_SHOWN)
         try:
             # Text that is cut in the middle of a character is still text.
@@ -322,7 +311,7 @@ class _Shown:
             text = begin[:32].hex(" ")
         for line in text.splitlines()[:6]:
             self._to.line(dim(line[: self._to.room(0, 200)]))
-        self._to.line(dim("all of it: casstore cat " + short(self._target.digest)))
+        self._to.line(dim("all of it: casstore cat " + short(digest)))
 
     def _last_nodes(self) -> None:
         assert self._target.session is not None
@@ -336,12 +325,14 @@ class _Shown:
             self._to.line(name(node.id), "  ", said)
 
 
-def _first(stored: Stored, limit: int, room: int) -> list[TreeLine]:
-    """The first entries of a list or map, with their indices or keys."""
-    return [
+def _first(stored: Stored, limit: int, room: int, remedy: str = "") -> list[TreeLine]:
+    """The first entries of a list or map, with their indices or keys, and how many follow."""
+    lines = [
         TreeLine(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
         for step, value in islice(stored.entries(), limit)
     ]
+    left = (stored.entry_count() or 0) - len(lines)
+    return [*lines, TreeLine(dim(f"… {left:,} more{remedy}"))] if left > 0 else lines
 
 
 def _entry(value: Stored, room: int) -> str:

@@ -8,13 +8,14 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import PROBLEM, Field, Fields, Shape, document, facts, nested
+from casstore.cli.fields import PROBLEM, Field, Fields, document, nested
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
+from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, count, duration
-from casstore.engine.protocol import DEFAULT_BATCH, PackReport
-from casstore.errors import CasstoreError
+from casstore.engine.protocol import DEFAULT_BATCH
+from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
 from casstore.maintenance import pack as packing
@@ -22,7 +23,6 @@ from casstore.maintenance import vacuum as vacuuming
 from casstore.maintenance.gc import GcReport
 from casstore.maintenance.vacuum import VacuumReport
 
-_SECTION: Final = "Space"
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
 # The most lines of each list that the text shows.
 _SHOWN: Final = 20
@@ -109,33 +109,23 @@ def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
 def vacuum_document(report: VacuumReport, grace_ms: int) -> dict[str, Any]:
     """The report of vacuum as JSON."""
     collected = report.collected
-    answer = None if collected is None else _Collected(collected, grace_ms)
+    answer = None if collected is None else gc_document(collected, grace_ms)
     return document(VACUUM_FIELDS, report, {"collected": answer})
 
 
-class _Collected:
-    """The report of a collection with its grace period."""
-
-    def __init__(self, report: GcReport, grace_ms: int) -> None:
-        self._report = report
-        self.grace_ms = grace_ms
-
-    def __getattr__(self, key: str) -> Any:
-        return getattr(self._report, key)
-
-
-def exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
+def _exit_code(outcome: str, problems: Iterable[CasstoreError | None], *, interrupted: bool) -> int:
     """The exit code of gc or vacuum: 0 if it did all there was to do."""
     if outcome in _FINE:
         return 0
     if interrupted:
         return INTERRUPTED
-    return max([one.exit_code for one in problems if one is not None], default=7)
+    found = [one.exit_code for one in problems if one is not None]
+    return max(found, default=BusyError.exit_code)
 
 
 def gc_exit_code(report: GcReport, *, interrupted: bool) -> int:
     """The exit code of a collection."""
-    return exit_code(report.outcome.value, [report.problem], interrupted=interrupted)
+    return _exit_code(report.outcome.value, [report.problem], interrupted=interrupted)
 
 
 def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
@@ -143,21 +133,18 @@ def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
     problems = [report.problem, *[one.problem for one in report.sessions]]
     if report.collected is not None:
         problems.append(report.collected.problem)
-    return exit_code(report.outcome.value, problems, interrupted=interrupted)
+    return _exit_code(report.outcome.value, problems, interrupted=interrupted)
 
 
 _GRACE: Final = click.option(
     "--grace", "grace_ms", type=DURATION, default="1h", show_default=True,
     help="Keep objects that were put within this time, and what they link to.",
 )  # fmt: skip
-_DRY_RUN: Final = click.option(
-    "--dry-run", "-n", is_flag=True, help="Report what would be removed; change nothing."
-)
 
 
-@command(_SECTION, Shape("gc", GC_FIELDS), "casstore gc --dry-run", "casstore gc --grace 10m")
+@command(GC_FIELDS, "casstore gc --dry-run", "casstore gc --grace 10m")
 @_GRACE
-@_DRY_RUN
+@dry_run_option("removed")
 @click.option(
     "--batch", type=click.IntRange(1, collecting.MAX_BATCH), default=DEFAULT_BATCH,
     show_default=True, help="Objects removed in one transaction. Writers wait for it.",
@@ -197,10 +184,10 @@ def write_gc(to: Printer, answer: dict[str, Any]) -> None:
     removed = ("objects_swept", "swept_bytes", "freed_bytes", "longest_pause_ms")
     hidden = [*removed] if answer["outcome"] in ("planned", "nothing to do") else []
     hidden += [] if answer["pins_expired"] else ["pins_expired"]
-    to.facts(facts({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer))
+    to.report({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer)
 
 
-@command(_SECTION, Shape("pack", PACK_FIELDS), "casstore pack", "casstore pack --min-age 0")
+@command(PACK_FIELDS, "casstore pack", "casstore pack --min-age 0")
 @click.option(
     "--min-age", "min_age_ms", type=DURATION, default="15m", show_default=True,
     help="Leave objects that were stored within this time where they are.",
@@ -218,17 +205,12 @@ def pack(app: App, min_age_ms: int) -> None:
     app.answer(report, lambda to: write_pack(to, answer, min_age_ms))
 
 
-def pack_document(report: PackReport) -> dict[str, Any]:
-    """The report of pack as JSON."""
-    return document(PACK_FIELDS, report)
-
-
 def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None:
     """The document of pack, for people."""
     if not answer["slabs_before"]:
         left = f"; objects stored within {duration(min_age_ms)} stay where they are (--min-age 0)"
         to.line("nothing to pack" + (left if min_age_ms else ""))
-    to.facts(facts(PACK_FIELDS, answer))
+    to.report(PACK_FIELDS, answer)
     for line in answer["damaged"][:_SHOWN]:
         to.line(bad("damaged  "), line)
     if answer["damaged"]:
@@ -236,8 +218,7 @@ def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None
 
 
 @command(
-    _SECTION,
-    Shape("vacuum", VACUUM_FIELDS),
+    VACUUM_FIELDS,
     "casstore vacuum",
     "casstore vacuum --session agent --grace 0",
 )
@@ -246,7 +227,7 @@ def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None
     help="Rewrite only this session; may be repeated. Otherwise all that have hidden nodes.",
 )  # fmt: skip
 @_GRACE
-@_DRY_RUN
+@dry_run_option("removed")
 def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) -> None:
     """Remove hidden nodes for good; then collect and pack.
 
@@ -310,10 +291,9 @@ COMPACT_FIELDS: Final[Fields] = {
 
 
 @command(
-    _SECTION,
-    Shape("compact", COMPACT_FIELDS),
+    COMPACT_FIELDS,
     "casstore compact --wait 30s",
-)  # fmt: skip
+)
 @click.option(
     "--wait", "wait_ms", type=DURATION, default="0", show_default=True,
     help="Wait this long for other processes to close the store.",

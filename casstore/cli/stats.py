@@ -8,14 +8,13 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.output import Printer, dim
 from casstore.cli.quantities import count, moment
 from casstore.format.digest import KIND_NAMES
 from casstore.maintenance import space, systems
 from casstore.maintenance.contents import measure_contents, measure_sessions, moved_at
 
-_SECTION: Final = "Maintenance"
 _DAY_MS: Final = 86_400_000
 _DAYS_SHOWN: Final = 14
 # The most sessions that the text lists.
@@ -86,71 +85,68 @@ _KIND: Final = Field(
     "kind",
     of=lambda one: KIND_NAMES.get(one.kind, str(one.kind)).replace("rope", "blob"),
 )
-_SHAPE: Final = Shape(
-    "stats",
-    {
-        "last_check": nested(
-            "the last check that could store its result, null if there was none",
-            {
-                "checked_at": Field("when it ended", "last check"),
-                "level": Field("its level", "check level"),
-                "since_last": "true: it looked only at what was added since the check before",
-                "sound": Field("true: it found no error", "sound"),
-                "findings": Field("what it found, harmless notes included", "findings", "finding"),
-            },
-            "last check",
-        ),
-        "file": nested("the data file", _FILE, "file"),
-        "objects": nested("what is stored", _OBJECTS, "objects"),
-        "factors": nested("what sharing and compression save", _FACTORS, "factors"),
-        "sessions": nested(
-            "the space of each session, the largest own size first",
-            {
-                "id": Field("the session", "session", of="session"),
-                "own_bytes": Field("what only this session reaches, uncompressed", "own size"),
-                "shared_bytes": Field(
-                    "what other sessions, tags or records reach too, uncompressed", "shared size"
-                ),
-                "size_bytes": "both together",
-                "objects": Field("objects it reaches, from all its revisions", "objects", "object"),
-            },
-            "sessions",
-        ),
-        "sessions_left_out": "sessions that were not measured, because of --sessions",
-        "systems": nested("record systems, by the rows of table records", SYSTEM_FIELDS, "systems"),
-        "biggest": nested(
-            "the largest objects",
-            {
-                "digest": Field("its digest", "largest objects"),
-                "kind": _KIND,
-                "size_bytes": Field("its size before compression", "size"),
-            },
-            "largest",
-        ),
-        "growth": nested(
-            "what is stored, by the day of the first revision that has it",
-            {
-                "day": Field("the day, in UTC", "day"),
-                "revisions": Field("revisions committed on it", "revisions", "revision"),
-                "objects": Field("objects", "objects", "object"),
-                "size_bytes": Field("their size before compression", "size"),
-                "total_bytes": Field("the size with all days before", "total"),
-            },
-            "growth",
-        ),
-        "kinds": nested(
-            "by kind of object",
-            {"kind": "blob, value, node …", "objects": "objects", "size_bytes": "uncompressed"},
-        ),
-        "tables": nested(
-            "by table of the file",
-            {"name": "its name", "rows": "its rows", "content_bytes": "keys and values"},
-        ),
-    },
-)
+_FIELDS: Final[Fields] = {
+    "last_check": nested(
+        "the last check that could store its result, null if there was none",
+        {
+            "checked_at": Field("when it ended", "last check"),
+            "level": Field("its level", "check level"),
+            "since_last": "true: it looked only at what was added since the check before",
+            "sound": Field("true: it found no error", "sound"),
+            "findings": Field("what it found, harmless notes included", "findings", "finding"),
+        },
+        "last check",
+    ),
+    "file": nested("the data file", _FILE, "file"),
+    "objects": nested("what is stored", _OBJECTS, "objects"),
+    "factors": nested("what sharing and compression save", _FACTORS, "factors"),
+    "sessions": nested(
+        "the space of each session, the largest own size first",
+        {
+            "id": Field("the session", "session", of="session"),
+            "own_bytes": Field("what only this session reaches, uncompressed", "own size"),
+            "shared_bytes": Field(
+                "what other sessions, tags or records reach too, uncompressed", "shared size"
+            ),
+            "size_bytes": "both together",
+            "objects": Field("objects it reaches, from all its revisions", "objects", "object"),
+        },
+        "sessions",
+    ),
+    "sessions_left_out": "sessions that were not measured, because of --sessions",
+    "systems": nested("record systems, by the rows of table records", SYSTEM_FIELDS, "systems"),
+    "biggest": nested(
+        "the largest objects",
+        {
+            "digest": Field("its digest", "largest objects"),
+            "kind": _KIND,
+            "size_bytes": Field("its size before compression", "size"),
+        },
+        "largest",
+    ),
+    "growth": nested(
+        "what is stored, by the day of the first revision that has it",
+        {
+            "day": Field("the day, in UTC", "day"),
+            "revisions": Field("revisions committed on it", "revisions", "revision"),
+            "objects": Field("objects", "objects", "object"),
+            "size_bytes": Field("their size before compression", "size"),
+            "total_bytes": Field("the size with all days before", "total"),
+        },
+        "growth",
+    ),
+    "kinds": nested(
+        "by kind of object",
+        {"kind": "blob, value, node …", "objects": "objects", "size_bytes": "uncompressed"},
+    ),
+    "tables": nested(
+        "by table of the file",
+        {"name": "its name", "rows": "its rows", "content_bytes": "keys and values"},
+    ),
+}
 
 
-@command(_SECTION, _SHAPE, "casstore stats", "casstore stats --sessions 10 --biggest 5")
+@command(_FIELDS, "casstore stats", "casstore stats --sessions 10 --biggest 5")
 @click.option(
     "--sessions", "wanted", type=click.IntRange(0), default=62, show_default=True,
     help="Measure this many sessions, last changed first. Each 62 need a pass over all objects.",
@@ -188,7 +184,8 @@ def stats(app: App, wanted: int, biggest: int) -> None:
         total += day.size_bytes
         date = moment(day.day * _DAY_MS)[:10]
         growth.append({**day._asdict(), "day": date, "total_bytes": total})
-    answer = _SHAPE.document(
+    answer = document(
+        _FIELDS,
         {
             "last_check": checked,
             "file": measured,
@@ -218,9 +215,8 @@ def stats(app: App, wanted: int, biggest: int) -> None:
             "sessions": shares,
             "sessions_left_out": known - len(shares),
             "growth": growth,
-        }
+        },
     )
-    del answer["schema"]
     app.answer(answer, lambda to: _write(to, answer))
 
 
@@ -236,7 +232,7 @@ def _write(to: Printer, answer: dict[str, Any]) -> None:
     }
     if answer["last_check"] is None:
         to.line(dim("no check has stored its result yet: casstore check"))
-    to.report(_SHAPE.fields, shown)
+    to.report(_FIELDS, shown)
     if len(answer["sessions"]) > _SHOWN:
         to.line(dim(f"{count(len(answer['sessions']) - _SHOWN, 'more session')}: --json"))
     if answer["sessions_left_out"]:

@@ -9,7 +9,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, Shape, document, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
 from casstore.cli.output import Printer, dim, name
 from casstore.cli.quantities import DURATION
@@ -17,7 +17,6 @@ from casstore.format.digest import Digest
 from casstore.session.data import Pin
 from casstore.store import Store
 
-_SECTION: Final = "Sessions"
 _PIN_FIELDS: Final[Fields] = {
     "name": Field("its name", "name"),
     "digest": Field("the object that it keeps, with all it links to", "keeps"),
@@ -59,17 +58,15 @@ def _keep(
     def render(to: Printer) -> None:
         if changed == "removed":
             to.line("removed ", name(pins[0].name), "  ", dim(pins[0].digest.hex()))
-        elif pins:
-            to.rows(_PIN_FIELDS, [document(_PIN_FIELDS, pin) for pin in pins])
         else:
-            app.remark("no tags or pins")
+            rows = [document(_PIN_FIELDS, pin) for pin in pins]
+            app.rows(to, _PIN_FIELDS, rows, "no tags or pins")
 
     app.answer({f"{kind}s": pins, "changed": changed}, render)
 
 
 @command(
-    _SECTION,
-    Shape("tag", {"tags": _NAMES, "changed": _CHANGED}),
+    {"tags": _NAMES, "changed": _CHANGED},
     "casstore tag release agent@41 --note 'what we shipped'",
     "casstore tag --delete release",
     "casstore tag",
@@ -95,8 +92,7 @@ def tag(
 
 
 @command(
-    _SECTION,
-    Shape("pin", {"pins": _NAMES, "changed": _CHANGED}),
+    {"pins": _NAMES, "changed": _CHANGED},
     "casstore pin resume/worker-1 agent --for 2h",
     "casstore pin --delete resume/worker-1",
     "casstore pin --expired",

@@ -10,24 +10,15 @@ from typing import Final
 import click
 
 from casstore.cli import naming
-from casstore.cli.command import App, command
-from casstore.cli.fields import Shape
+from casstore.cli.command import App, command, needs_extra
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, name
 from casstore.cli.quantities import count, size
 from casstore.errors import InvalidInputError
 from casstore.store import shown_place
 
-_SECTION: Final = "Sessions"
 _PACKAGES: Final = ("starlette", "uvicorn", "jinja2", "markupsafe")
-
-
-def _missing(exc: ModuleNotFoundError) -> InvalidInputError:
-    if exc.name is None or exc.name.partition(".")[0] not in _PACKAGES:
-        raise exc
-    return InvalidInputError(
-        f"the viewer needs {exc.name}: pip install '.[ui]' in the clone of casstore"
-    )
+_NEEDED: Final = ("the viewer", "ui", _PACKAGES)
 
 
 def _report(text: str) -> None:
@@ -37,16 +28,12 @@ def _report(text: str) -> None:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "ui",
-        {
-            "address": "the URL to open in a browser; the token in it is for this run alone",
-            "store": "the store that is shown",
-            "write": "true: the pages can change the store",
-            "warning": "which other machines can reach the viewer, null if none can",
-        },
-    ),
+    {
+        "address": "the URL to open in a browser; the token in it is for this run alone",
+        "store": "the store that is shown",
+        "write": "true: the pages can change the store",
+        "warning": "which other machines can reach the viewer, null if none can",
+    },
     "casstore ui",
     "casstore ui my-store --no-browser --port 9000",
     "casstore ui my-store --write",
@@ -68,11 +55,9 @@ def ui(
     with every start. Only this machine can reach the viewer, unless --host is given. Without
     --write the store is opened read-only.
     """
-    try:
+    with needs_extra(*_NEEDED):
         from casstore.ui.serving import Serving, is_loopback
-    except ModuleNotFoundError as exc:
-        raise _missing(exc) from exc
-    place = app.path if store_ is None else store_
+    place = app.place_of(store_)
     with app.open(write=write, path=place) as store:
         serve = Serving(store, place, host=host, port=port, write=write)
         warning = None
@@ -102,19 +87,15 @@ def ui(
 
 
 @command(
-    _SECTION,
-    Shape(
-        "html",
-        {
-            "session": "the session",
-            "revision": "the revision that was written",
-            "file": "the file",
-            "size_bytes": "its size",
-            "nodes": "how many nodes are in it",
-            "hidden": "how many hidden nodes were left out",
-            "redacted": "how many pieces of text --redact has replaced",
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the revision that was written",
+        "file": "the file",
+        "size_bytes": "its size",
+        "nodes": "how many nodes are in it",
+        "hidden": "how many hidden nodes were left out",
+        "redacted": "how many pieces of text --redact has replaced",
+    },
     "casstore html agent -o agent.html",
     "casstore html agent@41 -o agent.html --redact 'sk-[A-Za-z0-9]+'",
 )
@@ -136,30 +117,14 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
             patterns.append(re.compile(one))
         except re.error as exc:
             raise InvalidInputError(f"--redact {one!r} is not a regular expression: {exc}") from exc
-    try:
+    with needs_extra(*_NEEDED):
         from casstore.ui.export import write_file
-    except ModuleNotFoundError as exc:
-        raise _missing(exc) from exc
     with app.open() as store:
-        target = naming.resolve_place(store, name_)
-        if target.session is None or target.node is not None:
-            summary = naming.described(store, target)
-            raise InvalidInputError(f"{name_!r} is {summary}; name a session or a revision of one")
-        if target.revision is None:
-            raise naming.NothingCommittedError(target.session)
+        target = naming.resolve_revision(store, name_, "name a session or a revision of one")
         with app.meter() as meter:
             done = write_file(
                 store, target.session, output, at=target.at, redact=patterns, progress=meter
             )
-    document = {
-        "session": target.session,
-        "revision": done.revision,
-        "file": output,
-        "size_bytes": done.size_bytes,
-        "nodes": done.nodes,
-        "hidden": done.hidden,
-        "redacted": done.redacted,
-    }
 
     def render(to: Printer) -> None:
         summary = f", {count(done.nodes, 'node')}, {size(done.size_bytes)}"
@@ -167,4 +132,4 @@ def html(app: App, name_: str, output: str, redact: tuple[str, ...]) -> None:
             summary += f", {count(done.redacted, 'text')} redacted"
         to.line("wrote ", name(output), dim(summary))
 
-    app.answer(document, render)
+    app.answer(done, render, session=target.session, file=output)

@@ -10,10 +10,11 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, Shape, document, facts, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
+from casstore.cli.options import YES, limit_option
 from casstore.cli.output import Printer, dim, good, name, needs_ascii
-from casstore.cli.quantities import DURATION, duration
+from casstore.cli.quantities import DURATION, duration, time_words
 from casstore.cli.sessions import ENTRY_FIELDS, entry_documents, operation_words
 from casstore.cli.text import json_line, plain, safe
 from casstore.errors import ConflictError, NotFoundError, SessionDeletedError
@@ -25,8 +26,6 @@ from casstore.session.data import Attachment, Batch, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import decode_head, head_key, meta_key
 from casstore.store import Store
-
-_SECTION: Final = "Work"
 
 
 def _sessions_in(store: Store, table: str) -> Iterator[str]:
@@ -107,14 +106,10 @@ def _batch(batch: Batch, lease: Lease | None, now_ms: int, *, whole: bool) -> di
 
 
 @command(
-    _SECTION,
-    Shape(
-        "queue",
-        {
-            "batches": nested("by session, in the order in which they are claimed", _BATCH),
-            "changed": "cancelled or null: only listed",
-        },
-    ),
+    {
+        "batches": nested("by session, in the order in which they are claimed", _BATCH),
+        "changed": "cancelled or null: only listed",
+    },
     "casstore queue",
     "casstore queue agent 5f0c",
     "casstore queue agent --cancel 5f0c",
@@ -143,7 +138,8 @@ def queue(app: App, session: str | None, batch: str | None, cancel: str | None) 
             if cancel is not None and answer and waiting.cancel(cancel) is None:
                 raise ConflictError(
                     f"batch {cancel!r} of session {one!r} is claimed by {answer[0]['owner']!r} "
-                    f"until {answer[0]['expires_at']}; wait, or: casstore leases {one} --release"
+                    f"until {answer[0]['expires_at']}; wait, or: "
+                    f"casstore leases --release {naming.quoted(one)}"
                 )
         missing = cancel or batch
         if missing is not None and not answer:
@@ -153,12 +149,10 @@ def queue(app: App, session: str | None, batch: str | None, cancel: str | None) 
         if cancel is not None:
             to.line(good("cancelled "), name(cancel), f" of {answer[0]['session']}")
         elif batch is not None:
-            to.facts(facts(_BATCH, answer[0]))
+            to.report(_BATCH, answer[0])
             to.json(answer[0]["content"])
-        elif answer:
-            to.rows(_BATCH, answer)
         else:
-            app.remark("no work is queued")
+            app.rows(to, _BATCH, answer, "no work is queued")
 
     app.answer({"batches": answer, "changed": None if cancel is None else "cancelled"}, render)
 
@@ -193,21 +187,17 @@ def _lease(lease: Lease, now_ms: int) -> dict[str, Any]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "leases",
-        {
-            "leases": nested("by session", _LEASE),
-            "changed": "released or null: only listed",
-        },
-    ),
+    {
+        "leases": nested("by session", _LEASE),
+        "changed": "released or null: only listed",
+    },
     "casstore leases",
     "casstore leases agent --release --yes",
 )
 @click.argument("session", required=False, shell_complete=complete_name)
 @click.option("--all", "-a", "everything", is_flag=True, help="Include expired and released ones.")
 @click.option("--release", is_flag=True, help="Release the lease of SESSION.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def leases(app: App, session: str | None, everything: bool, release: bool, yes: bool) -> None:
     """List the leases of sessions, or release one.
 
@@ -226,30 +216,25 @@ def leases(app: App, session: str | None, everything: bool, release: bool, yes: 
         ]
         if release:
             if not found or found[0].expires_at_ms <= now_ms:
-                missing = NameNotFoundError(str(session), "casstore leases --all")
-                missing.args = (f"session {session!r} has no lease that is held",)
-                raise missing
+                raise NameNotFoundError(
+                    str(session),
+                    "casstore leases --all",
+                    f"session {session!r} has no lease that is held",
+                )
             left = duration(found[0].expires_at_ms - now_ms)
             owner = safe(found[0].owner)
             require_yes(yes=yes, question=f"Take the lease from {owner}? It expires in {left}.")
             store.session(found[0].session).release_lease(found[0])
             found = [found[0]._replace(expires_at_ms=0)]
+    answer = [_lease(one, now_ms) for one in found]
 
     def render(to: Printer) -> None:
         if release:
             to.line(good("released "), name(found[0].session), f" from {found[0].owner}")
-        elif found:
-            to.rows(_LEASE, [_lease(one, now_ms) for one in found])
         else:
-            app.remark("no lease is held")
+            app.rows(to, _LEASE, answer, "no lease is held")
 
-    app.answer(
-        {
-            "leases": [_lease(one, now_ms) for one in found],
-            "changed": "released" if release else None,
-        },
-        render,
-    )
+    app.answer({"leases": answer, "changed": "released" if release else None}, render)
 
 
 # --- attachments ----------------------------------------------------------------------------------
@@ -292,14 +277,10 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 
 
 @command(
-    _SECTION,
-    Shape(
-        "attachments",
-        {
-            "attachments": nested("by session and id", _ATTACHMENT),
-            "changed": "cancelled, released or null: only listed",
-        },
-    ),
+    {
+        "attachments": nested("by session and id", _ATTACHMENT),
+        "changed": "cancelled, released or null: only listed",
+    },
     "casstore attachments --older 7d",
     "casstore attachments agent --all",
     "casstore attachments agent video-1",
@@ -315,7 +296,7 @@ def _attachment(one: Attachment | Uncommitted, now_ms: int) -> dict[str, Any]:
 @click.option("--all", "-a", "everything", is_flag=True, help="Of SESSION: committed ones as well.")
 @click.option("--cancel", metavar="ID", help="Condemn this one: no commit may refer to it.")
 @click.option("--release", metavar="ID", help="Remove this one; delete its bytes elsewhere first.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 def attachments(
     app: App,
     session: str | None,
@@ -369,14 +350,12 @@ def attachments(
         if changed is not None:
             to.line(good(f"{changed} "), name(str(chosen)), f" of {session}")
         elif attachment is not None:
-            to.facts(facts(_ATTACHMENT_ALONE, answer[0]))
-        elif answer:
-            to.rows(
-                _ATTACHMENT,
-                [{**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer],
-            )
+            to.report(_ATTACHMENT_ALONE, answer[0])
         else:
-            app.remark("no attachments")
+            rows = [
+                {**one, "uri": one["uri"] or (one["digest"] and "this store")} for one in answer
+            ]
+            app.rows(to, _ATTACHMENT, rows, "no attachments")
 
     app.answer({"attachments": answer, "changed": changed}, render)
 
@@ -385,16 +364,12 @@ def attachments(
 
 
 @command(
-    _SECTION,
-    Shape("watch", {"session": "the session", **ENTRY_FIELDS}),
+    {"session": "the session", **ENTRY_FIELDS},
     "casstore watch",
     "casstore watch agent --since 0 --limit 1 --json",
 )
 @click.argument("session", required=False, shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=0, show_default=True,
-    help="End after this many commits; 0: never.",
-)  # fmt: skip
+@limit_option(0, "End after this many commits; 0: never.")
 @click.option("--since", type=click.IntRange(0), help="Of SESSION: begin after this revision.")
 def watch(app: App, session: str | None, limit: int, since: int | None) -> None:
     """Print commits as they happen.
@@ -467,7 +442,7 @@ def _write_commit(app: App, answer: dict[str, Any]) -> None:
     else:
         turn = f"  turn {answer['turn']}" if answer["turn"] else ""
         Printer(sys.stdout).line(
-            dim(answer["committed_at"][:19].replace("T", " ")), "  ",
+            dim(time_words(answer["committed_at"])), "  ",
             name(f"{answer['session']}@{answer['revision']}"), f"  {operation_words(answer)}",
             f"  leaf {answer['leaf']}", turn,
         )  # fmt: skip

@@ -6,18 +6,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final
 
 import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, Kinds, command
-from casstore.cli.fields import Shape, nested
+from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
-from casstore.cli.output import Cells, Column, Part, Printer, bad, bold, dim, good, name, other
-from casstore.cli.quantities import clock, count, moment, size
+from casstore.cli.options import limit_option, options
+from casstore.cli.output import Part, Printer, bad, bold, diff_line, dim, good, name, other
+from casstore.cli.quantities import clock, count, size
 from casstore.cli.text import safe
 from casstore.errors import InvalidInputError, SnapshotNotFoundError
 from casstore.format.digest import plain_hash
@@ -38,7 +40,6 @@ from casstore.workspace import restore as restore_files
 from casstore.workspace.beneath import printable
 from casstore.workspace.workspace import MAX_FILE_BYTES
 
-_SECTION: Final = "Sessions"
 _CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 # As for git bisect run: the exit code of a test that cannot tell good from bad, and those with
 # which a shell reports that it could not run the test.
@@ -63,38 +64,29 @@ def workspace() -> None:
     """
 
 
-workspace.section = _SECTION
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def _files_options(function: Decorated) -> Decorated:
-    """The options that say which files of a directory count."""
-    for option in reversed(
-        (
-            click.option(
-                "--ignore", "-i", multiple=True, metavar="PATTERN",
-                help="Leave out what matches, as .gitignore writes it; may be given again.",
-            ),
-            click.option(
-                "--no-defaults", is_flag=True,
-                help="Ignore only what --ignore names, not repositories, caches and the like.",
-            ),
-            click.option(
-                "--gitignore", is_flag=True,
-                help="Leave out what the .gitignore files in the directory name.",
-            ),
-            click.option(
-                "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
-                show_default=True, help="Leave out larger files, in bytes.",
-            ),
-            click.option(
-                "--skip-unreadable", is_flag=True, help="Leave out what cannot be read."
-            ),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# The options that say which files of a directory count; ``_workspace`` takes them.
+_files_options: Final = options(
+    click.option(
+        "--ignore", "-i", multiple=True, metavar="PATTERN",
+        help="Leave out what matches, as .gitignore writes it; may be given again.",
+    ),
+    click.option(
+        "--no-defaults", is_flag=True,
+        help="Ignore only what --ignore names, not repositories, caches and the like.",
+    ),
+    click.option(
+        "--gitignore", is_flag=True,
+        help="Leave out what the .gitignore files in the directory name.",
+    ),
+    click.option(
+        "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
+        show_default=True, help="Leave out larger files, in bytes.",
+    ),
+    click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read."),
+)  # fmt: skip
+_SHOW_TEXT: Final = click.option(
+    "--text", "-t", "as_text", is_flag=True, help="Show what changed in text files."
+)
 
 
 def _workspace(app: App, directory: str, **options: Any) -> Workspace:
@@ -125,24 +117,23 @@ def _place(store: Store, text: str) -> tuple[Session, int | None]:
     return store.session(target.session), target.revision
 
 
-_CHANGE_FIELDS: Final = {
-    "kind": "added, removed, changed, mode or renamed",
-    "path": "relative to the directory",
-    "old_path": "what a renamed file was called before, else null",
-}
-_CHANGES: Final = nested("in order of path", _CHANGE_FIELDS)
+def _paths(help: str, key: str) -> Field:
+    """A list of paths in a report, as they are printed."""
+    return Field(help, of=lambda report: [printable(path) for path in getattr(report, key)])
+
+
+_CHANGES: Final = nested(
+    "in order of path",
+    {
+        "kind": "added, removed, changed, mode or renamed",
+        "path": Field("relative to the directory", of=lambda one: printable(one.path)),
+        "old_path": Field(
+            "what a renamed file was called before, else null",
+            of=lambda one: one.old_path and printable(one.old_path),
+        ),
+    },
+)
 _MARKS: Final = {"added": "+", "removed": "-", "changed": "M", "mode": "m", "renamed": "R"}
-
-
-def _change_documents(changes: Sequence[FileChange]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": one.kind,
-            "path": printable(one.path),
-            "old_path": one.old_path and printable(one.old_path),
-        }
-        for one in changes
-    ]
 
 
 def _mark(change: FileChange) -> list[Part]:
@@ -152,39 +143,48 @@ def _mark(change: FileChange) -> list[Part]:
     return [style(f"{_MARKS[change.kind]}  "), printable(change.path), dim(came)]
 
 
-def _render_text(to: Printer, lines: Sequence[str]) -> None:
-    for line in lines:
-        if line.startswith(("---", "+++", "@@")):
-            to.line(bold(line))
-        else:
-            to.line({"+": good, "-": bad}.get(line[:1], str)(line))
+def _answer_changes(
+    app: App, changes: Sequence[FileChange], texts: Sequence[Sequence[str]], **more: Any
+) -> None:
+    """Answer with changes; ``texts`` are the lines to show of each."""
+
+    def render(to: Printer) -> None:
+        if not changes:
+            app.remark("nothing changed")
+        for change, lines in zip(changes, texts, strict=True):
+            to.line(*_mark(change))
+            for line in lines:
+                to.line(diff_line(line))
+
+    app.answer({"changes": changes, **more}, render)
 
 
 # --- snapshot ---------------------------------------------------------------------------------
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-snapshot",
-        {
-            "session": "the session",
-            "revision": "the revision that has the files",
-            "digest": "the digest of the snapshot",
-            "files": "regular files in it",
-            "bytes": "bytes in them",
-            "files_read": "files whose content was read; the others had not changed",
-            "bytes_read": "bytes that were read",
-            "ignored": "files and directories that the rules leave out",
-            "left_out": nested(
-                "other paths that are not in the snapshot", {"path": "the path", "reason": "why"}
-            ),
-            "unstable": "files that changed each time they were read",
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the revision that has the files",
+        "digest": "the digest of the snapshot",
+        "files": "regular files in it",
+        "bytes": Field("bytes in them", of="size_bytes"),
+        "files_read": "files whose content was read; the others had not changed",
+        "bytes_read": "bytes that were read",
+        "ignored": "files and directories that the rules leave out",
+        "left_out": nested(
+            "other paths that are not in the snapshot",
+            {
+                "path": Field("the path", of=lambda item: printable(item[0])),
+                "reason": Field("why", of=lambda item: item[1]),
+            },
+            of=lambda found: [*found.left_out.items()],
+        ),
+        "unstable": _paths("files that changed each time they were read", "unstable"),
+    },
     "casstore workspace snapshot project --session coder --label tested",
     "casstore workspace snapshot transcripts --session archive --no-defaults",
-    name="snapshot",
+    schema="workspace-snapshot",
 )
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
@@ -218,41 +218,24 @@ def snapshot(
         for path in found.unstable:
             to.line(bad("unstable   "), printable(path), dim(" (changed while it was read)"))
 
-    app.answer(
-        {
-            "session": session_id,
-            "revision": result.revision,
-            "digest": found.digest.hex(),
-            "files": found.files,
-            "bytes": found.size_bytes,
-            "files_read": found.files_read,
-            "bytes_read": found.bytes_read,
-            "ignored": found.ignored,
-            "left_out": [
-                {"path": printable(path), "reason": why} for path, why in found.left_out.items()
-            ],
-            "unstable": [printable(path) for path in found.unstable],
-        },
-        render,
-    )
+    app.answer(found, render, session=session_id, revision=result.revision)
 
 
 # --- status and diff --------------------------------------------------------------------------
 
 
 @command(
-    _SECTION,
-    Shape("workspace-status", {"session": "the session", "changes": _CHANGES}),
+    {"session": "the session", "changes": _CHANGES},
     "casstore workspace status project --session coder",
     "casstore workspace status project --session coder@1 --text",
-    name="status",
+    schema="workspace-status",
 )
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
     "--session", "-S", "place", required=True, shell_complete=complete_name,
     help="The session, or SESSION@REVISION, to compare with.",
 )  # fmt: skip
-@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+@_SHOW_TEXT
 @_files_options
 def status(app: App, /, directory: str, place: str, as_text: bool, **options: Any) -> None:
     """Show what changed in a directory since a revision of a session.
@@ -264,36 +247,23 @@ def status(app: App, /, directory: str, place: str, as_text: bool, **options: An
     with app.open() as store:
         session, at = _place(store, place)
         changes = ws.status(session, at)
-        texts = [ws.status_text(session, one) for one in changes] if as_text else []
-
-    def render(to: Printer) -> None:
-        if not changes:
-            app.remark("nothing changed")
-        for at, change in enumerate(changes):
-            to.line(*_mark(change))
-            if as_text:
-                _render_text(to, texts[at])
-
-    app.answer({"session": session.id, "changes": _change_documents(changes)}, render)
+        texts = [ws.status_text(session, one) if as_text else [] for one in changes]
+    _answer_changes(app, changes, texts, session=session.id)
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-diff",
-        {
-            "old": "the revision compared with, null: no files",
-            "new": "the revision compared",
-            "changes": _CHANGES,
-        },
-    ),
+    {
+        "old": "the revision compared with, null: no files",
+        "new": "the revision compared",
+        "changes": _CHANGES,
+    },
     "casstore workspace diff coder@1 coder",
     "casstore workspace diff coder@1 coder@2 --text",
-    name="diff",
+    schema="workspace-diff",
 )
 @click.argument("old", shell_complete=complete_name)
 @click.argument("new", shell_complete=complete_name)
-@click.option("--text", "-t", "as_text", is_flag=True, help="Show what changed in text files.")
+@_SHOW_TEXT
 def diff(app: App, old: str, new: str, as_text: bool) -> None:
     """Show what changed in the files between two revisions.
 
@@ -310,53 +280,40 @@ def diff(app: App, old: str, new: str, as_text: bool) -> None:
             digests.append(found.digest)
             shown.append(f"{session.id}@{session.entry(at).revision}")
         changes = diff_snapshots(store, *digests)
-        texts = [diff_text(store, one) for one in changes] if as_text else []
-
-    def render(to: Printer) -> None:
-        if not changes:
-            app.remark("nothing changed")
-        for at, change in enumerate(changes):
-            to.line(*_mark(change))
-            if as_text:
-                _render_text(to, texts[at])
-
-    document = {"old": shown[0], "new": shown[1], "changes": _change_documents(changes)}
-    app.answer(document, render)
+        texts = [diff_text(store, one) if as_text else [] for one in changes]
+    _answer_changes(app, changes, texts, old=shown[0], new=shown[1])
 
 
 # --- restore ----------------------------------------------------------------------------------
 
 
 @command(
-    _SECTION,
-    Shape(
-        "workspace-restore",
-        {
-            "dry_run": "true: nothing was changed",
-            "snapshot": "the digest of the snapshot",
-            "created": "how many paths are, or in a dry run would be, created",
-            "changed": "how many are changed",
-            "deleted": "how many are deleted",
-            "plan": nested(
-                "what a dry run found, null without --dry-run",
-                {
-                    "created": "paths that are missing",
-                    "changed": "paths that differ",
-                    "deleted": "paths that the snapshot does not have",
-                    "untracked": "paths in no snapshot, which would stay",
-                },
-            ),
-            "conflicts": nested(
-                "paths with changes that would be lost", {"path": "the path", "reason": "why"}
-            ),
-            "bytes_written": "bytes written, null in a dry run",
-            "saved": "the snapshot of the state before a forced restore, null: none was needed",
-            "saved_pin": "the pin that keeps it",
-        },
-    ),
+    {
+        "dry_run": "true: nothing was changed",
+        "snapshot": Field("the digest of the snapshot", of="target"),
+        "created": "how many paths are, or in a dry run would be, created",
+        "changed": "how many are changed",
+        "deleted": "how many are deleted",
+        "plan": nested(
+            "what a dry run found, null without --dry-run",
+            {
+                "created": _paths("paths that are missing", "created"),
+                "changed": _paths("paths that differ", "changed"),
+                "deleted": _paths("paths that the snapshot does not have", "deleted"),
+                "untracked": _paths("paths in no snapshot, which would stay", "untracked"),
+            },
+        ),
+        "conflicts": nested(
+            "paths with changes that would be lost",
+            {"path": Field("the path", of=lambda one: printable(one.path)), "reason": "why"},
+        ),
+        "bytes_written": "bytes written, null in a dry run",
+        "saved": "the snapshot of the state before a forced restore, null: none was needed",
+        "saved_pin": "the pin that keeps it",
+    },
     "casstore workspace restore coder@1 project --dry-run",
     "casstore workspace restore coder@1 project",
-    name="restore",
+    schema="workspace-restore",
 )
 @click.argument("name", metavar="NAME", shell_complete=complete_name)
 @click.argument("directory", type=click.Path(file_okay=False))
@@ -379,64 +336,28 @@ def restore(
     ws = _workspace(app, directory, **options)
     with app.open(write=not dry_run) as store:
         target = naming.resolve_place(store, name)
-        session: Session | None = None
-        at: int | None = None
-        if target.session is not None:
-            session, at = _place(store, name)
-        plan: RestorePlan | None = None
-        report: RestoreReport | None = None
-        if session is None:
-            assert target.digest is not None
+        if target.session is None:
+            digest = target.require_digest()
             if dry_run:
                 raise click.UsageError("--dry-run needs a session, or SESSION@REVISION")
-            report = ws.restore_snapshot(store, target.digest, force=force)
-        elif dry_run:
-            plan = ws.plan_restore(session, at)
+            report = ws.restore_snapshot(store, digest, force=force)
         else:
+            session, at = _place(store, name)
+            if dry_run:
+                _answer_plan(app, ws.plan_restore(session, at))
+                return
             report = ws.restore(session, at, force=force)
-
-    def render(to: Printer) -> None:
-        if plan is not None:
-            _render_plan(to, plan)
-        if report is not None:
-            _render_report(to, report)
-
-    app.answer(_restore_document(plan, report), render)
+    app.answer(
+        report, lambda to: _render_report(to, report), dry_run=False, plan=None, conflicts=[]
+    )
 
 
-def _restore_document(plan: RestorePlan | None, report: RestoreReport | None) -> dict[str, Any]:
-    if report is not None:
-        return {
-            "dry_run": False,
-            "snapshot": report.target.hex(),
-            "created": report.created,
-            "changed": report.changed,
-            "deleted": report.deleted,
-            "plan": None,
-            "conflicts": [],
-            "bytes_written": report.bytes_written,
-            "saved": None if report.saved is None else report.saved.hex(),
-            "saved_pin": report.saved_pin,
-        }
-    assert plan is not None
-    paths = {
-        field: [printable(path) for path in getattr(plan, field)]
-        for field in ("created", "changed", "deleted", "untracked")
-    }
-    return {
-        "dry_run": True,
-        "snapshot": plan.target.hex(),
-        "created": len(plan.created),
-        "changed": len(plan.changed),
-        "deleted": len(plan.deleted),
-        "plan": paths,
-        "conflicts": [
-            {"path": printable(one.path), "reason": one.reason} for one in plan.conflicts
-        ],
-        "bytes_written": None,
-        "saved": None,
-        "saved_pin": None,
-    }
+def _answer_plan(app: App, plan: RestorePlan) -> None:
+    counts = {key: len(getattr(plan, key)) for key in ("created", "changed", "deleted")}
+    app.answer(
+        plan, lambda to: _render_plan(to, plan), dry_run=True, **counts, plan=plan,
+        bytes_written=None, saved=None, saved_pin=None,
+    )  # fmt: skip
 
 
 def _render_plan(to: Printer, plan: RestorePlan) -> None:
@@ -470,34 +391,29 @@ def _render_report(to: Printer, report: RestoreReport) -> None:
 # --- log --------------------------------------------------------------------------------------
 
 
+_LOGGED: Final[Fields] = {
+    "revision": Field("its number", "revision", "revision", of="entry.revision"),
+    "committed_at": Field("when", "committed", of="entry.committed_at"),
+    "turn": Field("the turn that made it, null if it had none", "turn", of="entry.turn"),
+    "labels": Field("its labels", "labels", of="entry.labels", gives=True),
+    "digest": Field("the digest of the snapshot", of="snapshot.digest"),
+    "files": Field("regular files", "files", "file", of="snapshot.files"),
+    "bytes": Field("bytes in them", "size", of="snapshot.size_bytes"),
+}
+
+
 @command(
-    _SECTION,
-    Shape(
-        "workspace-log",
-        {
-            "session": "the session",
-            "snapshots": nested(
-                "revisions whose files differ from the revision before, newest first",
-                {
-                    "revision": "its number",
-                    "committed_at": "when",
-                    "turn": "the turn that made it, null if it had none",
-                    "labels": "its labels",
-                    "digest": "the digest of the snapshot",
-                    "files": "regular files",
-                    "bytes": "bytes in them",
-                },
-            ),
-        },
-    ),
+    {
+        "session": "the session",
+        "snapshots": nested(
+            "revisions whose files differ from the revision before, newest first", _LOGGED
+        ),
+    },
     "casstore workspace log coder",
-    name="log",
+    schema="workspace-log",
 )
 @click.argument("session", shell_complete=complete_name)
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=50, show_default=True,
-    help="List at most this many; 0 lists all.",
-)  # fmt: skip
+@limit_option(50)
 def log_(app: App, session: str, limit: int) -> None:
     """List the revisions in which the files of a session changed, newest first.
 
@@ -505,47 +421,11 @@ def log_(app: App, session: str, limit: int) -> None:
     """
     with app.open() as store:
         found_id = naming.resolve_session(store, session)
-        found = []
-        for logged in snapshots(store.session(found_id)):
-            found.append(logged)
-            if limit and len(found) == limit:
-                break
-
-    def render(to: Printer) -> None:
-        if not found:
-            app.remark("no files")
-            return
-        columns = [
-            Column("revision", right=True), Column("committed"), Column("files", right=True),
-            Column("size", right=True), Column("turn"), Column("labels", gives=True),
-        ]  # fmt: skip
-        rows: list[Cells] = [
-            [
-                str(one.entry.revision), clock(one.entry.committed_at_ms),
-                f"{one.snapshot.files:,}", size(one.snapshot.size_bytes), one.entry.turn or "",
-                name(", ".join(one.entry.labels)),
-            ]
-            for one in found
-        ]  # fmt: skip
-        to.table(columns, rows)
-
+        logged = islice(snapshots(store.session(found_id)), limit or None)
+        found = [document(_LOGGED, one) for one in logged]
     app.answer(
-        {
-            "session": found_id,
-            "snapshots": [
-                {
-                    "revision": one.entry.revision,
-                    "committed_at": moment(one.entry.committed_at_ms),
-                    "turn": one.entry.turn,
-                    "labels": list(one.entry.labels),
-                    "digest": one.snapshot.digest.hex(),
-                    "files": one.snapshot.files,
-                    "bytes": one.snapshot.size_bytes,
-                }
-                for one in found
-            ],
-        },
-        render,
+        {"session": found_id, "snapshots": found},
+        lambda to: app.rows(to, _LOGGED, found, "no files"),
     )
 
 
@@ -557,22 +437,18 @@ for _one in (snapshot, status, diff, restore, log_):
 
 
 @command(
-    "Comparing",
-    Shape(
-        "bisect",
-        {
-            "session": "the session",
-            "revision": "the first bad revision",
-            "turn": "the turn that made it, null if it had none",
-            "committed_at": "when",
-            "nodes": "the nodes that it added",
-            "changes": _CHANGES,
-            "runs": nested(
-                "each run of the command, in order",
-                {"revision": "the revision", "exit_code": "how the command ended"},
-            ),
-        },
-    ),
+    {
+        "session": "the session",
+        "revision": "the first bad revision",
+        "turn": "the turn that made it, null if it had none",
+        "committed_at": "when",
+        "nodes": "the nodes that it added",
+        "changes": _CHANGES,
+        "runs": nested(
+            "each run of the command, in order",
+            {"revision": "the revision", "exit_code": "how the command ended"},
+        ),
+    },
     "casstore bisect coder --good 1 --bad 3 -- grep -q pass a.py",
 )
 @click.argument("session", shell_complete=complete_name)
@@ -623,9 +499,9 @@ def bisect(app: App, session: str, good: str, bad_: str, command_: tuple[str, ..
             "session": found.id,
             "revision": first.revision,
             "turn": first.turn,
-            "committed_at": moment(first.committed_at_ms),
+            "committed_at": first.committed_at_ms,
             "nodes": nodes,
-            "changes": _change_documents(changes),
+            "changes": changes,
             "runs": runs,
         },
         render,

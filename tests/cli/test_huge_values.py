@@ -262,7 +262,7 @@ def test_plans_hold_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None
 def test_the_report_of_an_offline_run_holds_none_either(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     found = maintain_store(str(tmp_path / UNSAFE.replace("/", "")), Steps(), dry_run=True)
-    write_report(str(report), [found], interrupted=False)
+    write_report(str(report), {"interrupted": False, "stores": [found.report]})
     [told] = json.loads(report.read_text())["stores"]
     assert told["path"] == found.path
     assert told["error"]["error"] == "StoreNotFoundError"

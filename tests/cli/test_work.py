@@ -76,6 +76,18 @@ def test_work_is_cancelled_unless_it_is_claimed(busy: str) -> None:
     run("queue", "nowhere", store=busy, ends=4)
 
 
+def test_the_remedy_for_claimed_work_can_be_pasted_into_a_shell(busy: str) -> None:
+    with casstore.open(busy) as store:
+        agent = store.session("two words")
+        agent.commit(Commit(append=[NodeDraft("n1", "hello")]))
+        agent.queue.enqueue(["task"], batch_id="b1")
+        lease = agent.claim_lease("worker-9", ttl_ms=TTL_MS)
+        assert lease is not None
+        assert agent.queue.claim(lease) is not None
+    refused = run("queue", "two words", "--cancel", "b1", store=busy, ends=5).err
+    assert "casstore leases --release 'two words'" in refused
+
+
 def test_leases_are_listed_and_released(busy: str) -> None:
     [lease] = run("leases", "--json", store=busy).json["leases"]
     assert (lease["session"], lease["owner"], lease["state"]) == ("agent", "worker-7", "held")

@@ -12,6 +12,7 @@ import pytest
 
 import casstore
 from casstore import NodeDraft
+from casstore.records.log import SessionLog
 from casstore.workspace import Workspace
 from casstore.workspace.tree import TreeReader
 from tests.cli.running import run
@@ -135,6 +136,13 @@ def test_restore_makes_the_directory_if_there_is_none(store: str, files: Path) -
     target = files.parent / "new" / "deep"
     assert "1 path created" in run("workspace", "restore", "coder", str(target), store=store).out
     assert (target / "a.py").read_text() == "one\n"
+
+
+def test_restoring_an_entry_of_a_record_system_is_refused(store: str, files: Path) -> None:
+    with casstore.open(store) as opened:
+        SessionLog(opened).create("chat")
+    told = run("workspace", "restore", "log:chat", str(files), store=store, ends=3).err
+    assert "the entry of a record system is not one object" in told
 
 
 def test_a_dry_run_makes_no_directory(store: str, files: Path) -> None:
