@@ -10,7 +10,7 @@ from casstore.cli.command import App, command, require_yes
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.options import YES
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name
-from casstore.cli.quantities import DURATION, count
+from casstore.cli.quantities import DURATION, Whole, count
 from casstore.cli.text import safe
 from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import check as checking
@@ -84,7 +84,7 @@ _CHECK: Final[Fields] = {
     help="With --level sample: the seed of the random choice; otherwise each check reads others.",
 )  # fmt: skip
 @click.option(
-    "--max-findings", type=click.IntRange(1), default=100, show_default=True,
+    "--max-findings", type=Whole(1), default=100, show_default=True,
     help="List at most this many; the rest is counted.",
 )  # fmt: skip
 def check(

@@ -38,7 +38,7 @@ from casstore.cli.output import (
     other,
 )
 from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
-from casstore.cli.quantities import count, size
+from casstore.cli.quantities import Whole, count, size
 from casstore.cli.text import brief, clip_name, json_pieces, short
 from casstore.errors import InvalidInputError, render_path
 from casstore.format.digest import Digest
@@ -160,7 +160,7 @@ _FIELDS: Final[Fields] = {
 @click.option("--patch", is_flag=True, help="A JSON Patch (RFC 6902).")
 @click.option("--exit-code", is_flag=True, help="End with exit code 1 if they differ.")
 @click.option(
-    "--limit", "-n", type=click.IntRange(0),
+    "--limit", "-n", type=Whole(0),
     help=f"List at most this many nodes and changes; 0: all. Default: {_SHOWN}, with --json all.",
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="Do not cut long values.")

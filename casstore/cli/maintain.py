@@ -25,7 +25,7 @@ from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, dry_run_option
 from casstore.cli.output import is_terminal, let_go
 from casstore.cli.progress import Meter
-from casstore.cli.quantities import DURATION, duration, size
+from casstore.cli.quantities import DURATION, Whole, duration, size
 from casstore.cli.retention import PRUNE_FIELDS, planned, policy_of, prune_document, with_policy
 from casstore.cli.space import (
     COMPACT_FIELDS,
@@ -416,7 +416,7 @@ class _Log:
     help="Keep objects that were put within this time, and what they link to. Default: 1h.",
 )  # fmt: skip
 @click.option(
-    "--batch", type=click.IntRange(1, gc.MAX_BATCH),
+    "--batch", type=Whole(1, gc.MAX_BATCH),
     help=f"Objects that gc removes in one transaction. Default: {DEFAULT_BATCH}.",
 )  # fmt: skip
 @click.option("--prune/--no-prune", default=None, help="Prune by the policies in the store.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
-from casstore.cli.quantities import DURATION
+from casstore.cli.quantities import DURATION, Whole
 
 if TYPE_CHECKING:
     from casstore.records.lifecycles.key_files import FileKeys
@@ -54,7 +54,7 @@ def limit_option(
 ) -> Callable[[Decorated], Decorated]:
     """Add the option ``--limit``."""
     return click.option(
-        "--limit", "-n", type=click.IntRange(0), default=default, show_default=True, help=help
+        "--limit", "-n", type=Whole(0), default=default, show_default=True, help=help
     )
 
 

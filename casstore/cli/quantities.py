@@ -54,6 +54,22 @@ class Duration(click.ParamType[int]):
 DURATION: Final = Duration()
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds: at least ``min``, at most ``max``."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            allowed = f"of at least {self.min}"
+            if self.max is not None:
+                allowed = f"from {self.min} to {self.max}"
+            self.fail(f"must be a whole number {allowed}, got {value!r}", param, ctx)
+
+
 def duration(time_ms: float) -> str:
     """A time span as a person reads it: ``2 h 5 min``."""
     if time_ms < 1000:

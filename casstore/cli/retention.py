@@ -12,7 +12,7 @@ from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, YES, dry_run_option, options
 from casstore.cli.output import Printer, bad, dim, name
-from casstore.cli.quantities import DURATION, count, duration
+from casstore.cli.quantities import DURATION, Whole, count, duration
 from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import CorruptionError, InvalidInputError
@@ -44,15 +44,13 @@ def write_missing(to: Printer, missing: list[dict[str, Any]]) -> None:
 def _keep_each(period: str) -> Any:
     return click.option(
         f"--{period}ly" if period != "day" else "--daily",
-        type=click.IntRange(0), metavar="N", help=f"Keep one revision of each of N {period}s.",
+        type=Whole(0), metavar="N", help=f"Keep one revision of each of N {period}s.",
     )  # fmt: skip
 
 
 #: The options of a retention policy; ``policy_of`` reads them.
 with_policy: Final = options(
-    click.option(
-        "--last", type=click.IntRange(0), metavar="N", help="Keep the N newest revisions."
-    ),
+    click.option("--last", type=Whole(0), metavar="N", help="Keep the N newest revisions."),
     *[_keep_each(period) for period in ("hour", "day", "week", "month", "year")],
     click.option(
         "--within", "within_ms", type=DURATION, help="Keep revisions committed within this time."

@@ -14,7 +14,7 @@ from casstore.cli.command import App, command
 from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Part, Printer, bold, dim, name
-from casstore.cli.quantities import count, moment, parse_duration
+from casstore.cli.quantities import Whole, count, moment, parse_duration
 from casstore.session.found import Hit
 
 
@@ -114,7 +114,7 @@ def _where(hit: Hit) -> str:
 )  # fmt: skip
 @click.option("--since", type=Since(), help="Only what was committed since: 7d, 2026-11-18.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
+    "--limit", type=Whole(1, 10_000), default=20, show_default=True,
     help="List at most this many hits.",
 )  # fmt: skip
 @click.option(

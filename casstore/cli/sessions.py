@@ -17,7 +17,7 @@ from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import YES, limit_option, page
 from casstore.cli.output import Printer, dim, good, name
-from casstore.cli.quantities import count
+from casstore.cli.quantities import Whole, count
 from casstore.cli.text import clip_name, short
 from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.maintenance import systems
@@ -286,7 +286,7 @@ def _changed_at(item: _Item) -> int:
 )
 @click.argument("session", shell_complete=complete_name)
 @limit_option(50)
-@click.option("--before", type=click.IntRange(1), help="Only revisions earlier than this one.")
+@click.option("--before", type=Whole(1), help="Only revisions earlier than this one.")
 @click.option("--labelled", is_flag=True, help="Only revisions that have a label.")
 def history(app: App, session: str, limit: int, before: int | None, labelled: bool) -> None:
     """List the revisions of a session, newest first."""
@@ -437,7 +437,7 @@ _MOVED: Final[Fields] = {
 )
 @click.argument("session", shell_complete=complete_name)
 @click.argument("other", shell_complete=complete_name)
-@click.option("--expected", type=click.IntRange(0), help="Only if SESSION is at this revision.")
+@click.option("--expected", type=Whole(0), help="Only if SESSION is at this revision.")
 @click.option("--label", help="A label for the new revision.")
 def adopt(app: App, session: str, other: str, expected: int | None, label: str | None) -> None:
     """Make the content of OTHER the next revision of SESSION.
@@ -476,7 +476,7 @@ def adopt(app: App, session: str, other: str, expected: int | None, label: str |
     "casstore rewind agent@before-refactoring --label again",
 )
 @click.argument("place", shell_complete=complete_name)
-@click.option("--expected", type=click.IntRange(0), help="Only if the session is at this revision.")
+@click.option("--expected", type=Whole(0), help="Only if the session is at this revision.")
 @click.option("--label", help="A label for the new revision.")
 def rewind(app: App, place: str, expected: int | None, label: str | None) -> None:
     """Make an earlier revision the next revision of its session.

@@ -14,6 +14,7 @@ from click.shell_completion import get_completion_class
 from casstore.cli.command import App, command
 from casstore.cli.fields import nested
 from casstore.cli.output import Printer, good, name
+from casstore.cli.quantities import Whole
 from casstore.errors import StorageError, StoreNotFoundError
 from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
@@ -29,7 +30,7 @@ _PACKAGES: Final = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
 @click.argument("directory", required=False)
 @click.option(
     "--lmdb-version",
-    type=click.IntRange(0, 1),
+    type=Whole(0, 1),
     help="LMDB's file format for the new store: 0 or 1.",
 )
 def init(app: App, directory: str | None, lmdb_version: int | None) -> None:

@@ -13,7 +13,7 @@ from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
 from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
-from casstore.cli.quantities import DURATION, count, duration
+from casstore.cli.quantities import DURATION, Whole, count, duration
 from casstore.engine.protocol import DEFAULT_BATCH
 from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import compact as compaction
@@ -146,7 +146,7 @@ _GRACE: Final = click.option(
 @_GRACE
 @dry_run_option("removed")
 @click.option(
-    "--batch", type=click.IntRange(1, collecting.MAX_BATCH), default=DEFAULT_BATCH,
+    "--batch", type=Whole(1, collecting.MAX_BATCH), default=DEFAULT_BATCH,
     show_default=True, help="Objects removed in one transaction. Writers wait for it.",
 )  # fmt: skip
 def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:

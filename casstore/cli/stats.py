@@ -10,7 +10,7 @@ import click
 from casstore.cli.command import App, command
 from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.output import Printer, dim
-from casstore.cli.quantities import count, moment
+from casstore.cli.quantities import Whole, count, moment
 from casstore.format.digest import KIND_NAMES
 from casstore.maintenance import space, systems
 from casstore.maintenance.contents import measure_contents, measure_sessions, moved_at
@@ -148,11 +148,11 @@ _FIELDS: Final[Fields] = {
 
 @command(_FIELDS, "casstore stats", "casstore stats --sessions 10 --biggest 5")
 @click.option(
-    "--sessions", "wanted", type=click.IntRange(0), default=62, show_default=True,
+    "--sessions", "wanted", type=Whole(0), default=62, show_default=True,
     help="Measure this many sessions, last changed first. Each 62 need a pass over all objects.",
 )  # fmt: skip
 @click.option(
-    "--biggest", type=click.IntRange(0), default=10, show_default=True,
+    "--biggest", type=Whole(0), default=10, show_default=True,
     help="List this many of the biggest objects.",
 )  # fmt: skip
 def stats(app: App, wanted: int, biggest: int) -> None:

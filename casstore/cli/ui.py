@@ -13,7 +13,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command, needs_extra
 from casstore.cli.naming import complete_name
 from casstore.cli.output import Printer, dim, name
-from casstore.cli.quantities import count, size
+from casstore.cli.quantities import Whole, count, size
 from casstore.errors import InvalidInputError
 from casstore.store import shown_place
 
@@ -40,7 +40,7 @@ def _report(text: str) -> None:
 )
 @click.argument("store_", metavar="[STORE]", required=False)
 @click.option(
-    "--port", type=click.IntRange(0, 65535),
+    "--port", type=Whole(0, 65535),
     help="The port to listen on; 0: any free one. Default: 8642, or a free one if it is in use.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")

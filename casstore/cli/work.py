@@ -14,7 +14,7 @@ from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import NameNotFoundError, complete_name
 from casstore.cli.options import YES, limit_option
 from casstore.cli.output import Printer, dim, good, name, needs_ascii
-from casstore.cli.quantities import DURATION, duration, time_words
+from casstore.cli.quantities import DURATION, Whole, duration, time_words
 from casstore.cli.sessions import ENTRY_FIELDS, entry_documents, operation_words
 from casstore.cli.text import json_line, plain, safe
 from casstore.errors import ConflictError, NotFoundError, SessionDeletedError
@@ -370,7 +370,7 @@ def attachments(
 )
 @click.argument("session", required=False, shell_complete=complete_name)
 @limit_option(0, "End after this many commits; 0: never.")
-@click.option("--since", type=click.IntRange(0), help="Of SESSION: begin after this revision.")
+@click.option("--since", type=Whole(0), help="Of SESSION: begin after this revision.")
 def watch(app: App, session: str | None, limit: int, since: int | None) -> None:
     """Print commits as they happen.
 

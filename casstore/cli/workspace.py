@@ -19,7 +19,7 @@ from casstore.cli.fields import Field, Fields, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import limit_option, options
 from casstore.cli.output import Part, Printer, bad, bold, diff_line, dim, good, name, other
-from casstore.cli.quantities import clock, count, size
+from casstore.cli.quantities import Whole, clock, count, size
 from casstore.cli.text import safe
 from casstore.errors import InvalidInputError, SnapshotNotFoundError
 from casstore.format.digest import plain_hash
@@ -79,7 +79,7 @@ _files_options: Final = options(
         help="Leave out what the .gitignore files in the directory name.",
     ),
     click.option(
-        "--max-file", "max_file_bytes", type=click.IntRange(0), default=MAX_FILE_BYTES,
+        "--max-file", "max_file_bytes", type=Whole(0), default=MAX_FILE_BYTES,
         show_default=True, help="Leave out larger files, in bytes.",
     ),
     click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read."),

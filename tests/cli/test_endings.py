@@ -727,3 +727,10 @@ def test_a_directory_that_is_not_there_gets_a_remedy(own: str, tmp_path: Path) -
     assert "try: name an existing directory" in told
     wrong = run("workspace", "snapshot", str(tmp_path), "--session", "", store=own, ends=3).err
     assert "try: casstore workspace snapshot --help" in wrong
+
+
+def test_a_number_out_of_bounds_is_refused_with_the_bounds(own: str) -> None:
+    err = run("ui", "--port", "abc", store=own, ends=2).err
+    assert "must be a whole number from 0 to 65535, got 'abc'" in err
+    err = run("sessions", "--limit", "-1", store=own, ends=2).err
+    assert "must be a whole number of at least 0, got '-1'" in err
