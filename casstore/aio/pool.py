@@ -257,7 +257,7 @@ class StorePool:
                 "this store was opened before this process was forked; open it again here"
             )
         if self._is_finished:
-            raise ClosedError("this object was closed, and its store with it; make a new one")
+            raise ClosedError("the store was closed; open it again, or make a new adapter")
 
 
 def _not_open() -> ClosedError:

@@ -200,7 +200,7 @@ def _fields(reader: PieceReader, place: Place, writer: PieceWriter) -> dict[str,
 
 
 def _records(old: Place, new: Place) -> tuple[Change, ...]:
-    """Two entries of record systems are compared by the content that ``show`` prints of them."""
+    """The changes between two entries of record systems, in the content that ``show`` prints."""
     writer = PieceWriter()
     reader = PendingReader(old.store.engine, writer)
     before, after = [

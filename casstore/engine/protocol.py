@@ -345,7 +345,10 @@ class Roots(NamedTuple):
 
 
 class MarkReport(NamedTuple):
-    """The result of marking: numbers of objects; their bytes before compression, without links."""
+    """The result of marking: how many objects are reached and not, and their sizes.
+
+    Sizes are before compression, and do not count the digests of links.
+    """
 
     #: Distinct digests in rows.
     roots: int

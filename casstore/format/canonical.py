@@ -775,7 +775,7 @@ def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:
     keys = list(mapping)
     # strict_map_key lets bytes through; sorted() refuses a mixture by TypeError.
     if keys and (type(keys[0]) is not str or sorted(keys) != keys):
-        raise NotCanonicalError("map keys must be str in UTF-8 byte order")
+        raise NotCanonicalError("map keys must be texts, sorted by their UTF-8 bytes")
     return mapping
 
 

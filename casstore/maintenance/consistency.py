@@ -26,8 +26,9 @@ _LOOKS: Final = 3
 Judges = Mapping[Table, Callable[[Record], None]]
 #: Takes rows of one transaction, in the order asked for; returns the fault, None if there is none.
 Judge = Callable[[Sequence[bytes | None]], str | None]
-# A row that cannot be decoded is reported by the check of that row; here it states nothing.
-_NO_SENSE: Final = (CasstoreError, ValueError, TypeError, KeyError, IndexError)
+# The errors of decoding a damaged row. The check of that row reports it; the comparison of rows
+# leaves it out.
+_UNDECODABLE: Final = (CasstoreError, ValueError, TypeError, KeyError, IndexError)
 
 
 def where_is(table: Table, key: Sequence[str], session: str | None = None) -> Where:
@@ -87,7 +88,7 @@ class Facts:
     def _judge(self, one: _Question, values: Sequence[bytes | None]) -> None:
         try:
             what = one.judge(values)
-        except _NO_SENSE:
+        except _UNDECODABLE:
             return
         if what is not None:
             self._found.add(one.code, what, one.where)
@@ -100,7 +101,7 @@ class Facts:
                 return
             try:
                 wrong = list(look(before[0]))
-            except _NO_SENSE:
+            except _UNDECODABLE:
                 return
             if not wrong:
                 return

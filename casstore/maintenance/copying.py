@@ -420,7 +420,10 @@ class _Copying:
         self._removed += catalogue.clear(self._target_runtime, name, key)
 
     def tidy_records(self, held: Collection[str]) -> None:
-        """Let each system that had rows in the target remove those that contradict copied ones."""
+        """Remove rows of record systems in the target that do not fit the copied rows.
+
+        ``held``: the names of the systems that had rows in the target before the copy.
+        """
         for name in held:
             system = systems.load(name)
             # Rows of a system that is not installed stay as they were copied.

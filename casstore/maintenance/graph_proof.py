@@ -134,7 +134,9 @@ class GraphProof:
                 proven.append(spine)
         self._require_same(digest, manifest, builder.finish())
         if manifest.leaf != above or manifest.leaf_id != (None if last is None else last.id):
-            raise CorruptionError(f"the leaf of manifest {digest.hex()} is not its last node")
+            raise CorruptionError(
+                f"the leaf of manifest {digest.hex()}, {manifest.leaf_id!r}, is not its last node"
+            )
         self._require_next(digest, manifest, -1 if last is None else last.seq)
         self._require_new_ids(index, start)
         self._path, self._path_end = index, last

@@ -359,7 +359,11 @@ class _Salvage:
         whole: Sequence[FoundRevision],
         pieces: list[LostPiece],
     ) -> str:
-        """Write a session that the target does not have, its head last."""
+        """Write the rows of a session that the target lacks; the head last, which completes it.
+
+        Returns what became of the session: one of the constants above. Adds to ``pieces`` what is
+        lost.
+        """
         existing = [head_key(remains.key), tombstone_key(remains.key)]
         head: list[PutRow] = []
         if whole and newest is not None:

@@ -56,7 +56,8 @@ class EntryUpdater:
         self._left = budget
         for name in sorted(names):
             system = systems.load(name)
-            # The texts of a system that is not installed stay; they are not shown.
+            # A str says why the record system cannot be loaded. Its texts stay in the index, and
+            # searches leave them out.
             if not isinstance(system, str) and not self._system(system):
                 return False
         return True

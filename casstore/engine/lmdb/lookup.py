@@ -345,9 +345,10 @@ def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
 def is_named(
     txn: AnyTransaction, env: Environment, view: MemtableView | None, digest: bytes, object_id: int
 ) -> bool:
-    """True if the object with this digest has a name with this id.
+    """True if a look-up of this digest finds this id.
 
-    ``view``: the commits that are not in the tables yet; None: ask the index alone.
+    ``view``: the commits that the tables lack, which decide first; None: only the table ``index``
+    decides.
     """
     if view is not None:
         recent = view.find_id(digest)

@@ -361,11 +361,11 @@ class Marks:
                         self._reach_root(txn, table, key, digest)
 
     def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
-        """Mark what objects, rows and touches reach that were written since the pass.
+        """Mark what was written since the marking pass, and everything that it links to.
 
-        ``limit`` bounds the work; False if it was not enough. The second rule of collection: a
-        transaction that has not caught up removes nothing. New objects count as reached, and so do
-        their children; rows may refer to objects that were unreached before.
+        That is: new objects, objects whose grace period restarted, and the objects that changed
+        rows name. A transaction removes nothing before it has caught up (the second rule in
+        docs/internals/gc.md). At most ``limit`` items are examined; False if some are left.
         """
         budget = _Budget(limit)
         done = (

@@ -160,7 +160,9 @@ def changes_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
             if name[:1] != _CHANGE:
                 return
             if not place or place[0] >= len(TABLES):
-                raise CorruptionError(f"a note for the collector of {env.path} is damaged")
+                raise CorruptionError(
+                    f"note {name.hex()} of {env.path}, which names a changed row to gc, is damaged"
+                )
             yield int.from_bytes(name[1:], "big"), RowKey(TABLES[place[0]], place[1:])
             more = cursor.next()
 

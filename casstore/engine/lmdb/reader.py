@@ -179,9 +179,10 @@ class SlabReader:
         )
 
     def sample(self, size_bytes: int, max_object_bytes: int) -> list[bytes]:
-        """The bytes of the newest objects, without links: about ``size_bytes`` in all.
+        """Training data: the bytes of the newest objects, about ``size_bytes`` in all.
 
-        Objects longer than ``max_object_bytes`` are left out.
+        Links are cut out of the bytes, as slabs store them. Objects longer than
+        ``max_object_bytes`` are left out.
         """
         samples: list[bytes] = []
         more = self._cursor.last()

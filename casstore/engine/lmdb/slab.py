@@ -393,7 +393,10 @@ def read_directory(
 
 
 def _inflated_columns(value: bytes | memoryview, at: int) -> tuple[bytes, int]:
-    """The columns of layout 2, whose frame begins at ``at``; and where the frame ends."""
+    """The columns of a slab of layout 2, decompressed, and the offset behind their frame.
+
+    The frame begins at ``at``.
+    """
     start = at + _COUNT.size
     stop = start + _COUNT.unpack_from(value, at)[0]
     if stop > len(value):

@@ -195,10 +195,13 @@ class PostgresEngine(Examining):
         return [found.get(digest) for digest in digests]
 
     def _inflated(self, digest: bytes, codec: int, size_bytes: int, content: bytes) -> bytes:
-        # Compared with the limit first: whoever can write to the database could make the row and
-        # the frame claim the same huge size (P7).
+        # Compared with the limit first: a writer of the database could put the same huge size into
+        # the row and the frame (P7).
         if not 0 <= size_bytes <= MAX_OBJECT_BYTES:
-            raise CorruptionError(f"object {digest.hex()} claims {size_bytes} bytes")
+            raise CorruptionError(
+                f"the row of object {digest.hex()} says that it has {size_bytes} bytes; the limit "
+                f"is {MAX_OBJECT_BYTES}"
+            )
         return self._compressor.inflate(codec, 0, content, size_bytes)
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:

@@ -288,7 +288,7 @@ def state_level(
     name, *rest = path
     component = cut_components(manifest.components).get(str(name))
     if component is None:
-        raise NotFoundError(f"there is no component {name!r}")
+        raise NotFoundError(f"this revision has no component {name!r}")
     stored = _opened(viewed.reader(), component)
     if stored is None:
         return Level((), 0, 0)

@@ -75,7 +75,7 @@ class Charts(NamedTuple):
 
     @property
     def sharing(self) -> float:
-        """How many times smaller the content is than copies of each revision."""
+        """The size of all revisions, each written whole, divided by the size of all objects."""
         return self.copies_bytes / self.size_bytes if self.size_bytes else 1.0
 
 

@@ -25,8 +25,9 @@ Found = TypeVar("Found")
 #: The most rows that one answer holds.
 MAX_ROWS: Final = 300
 _KEPT: Final = 32
-# A result is reused for at least this multiple of the time that computing it took.
-_RESTS: Final = 10
+# A result that took t seconds to compute is reused for 10 t seconds at least, so that a slow view
+# takes a tenth of the processor at most.
+_REUSE_FACTOR: Final = 10
 
 
 class ViewedPlace(NamedTuple):
@@ -139,7 +140,7 @@ class Viewed:
                 known = self._kept.get(key)
             if known is not None:
                 done_at, took_s, kept = known
-                is_recent = now < done_at + max(keep_s, _RESTS * took_s)
+                is_recent = now < done_at + max(keep_s, _REUSE_FACTOR * took_s)
                 if is_recent if since is None else done_at - took_s > since:
                     found: Found = kept
                     return found

@@ -98,7 +98,7 @@ def test_content_that_would_fill_the_memory_is_not_inflated(wounded: Wounded) ->
     )
     report = check.check(wounded.store, level="full")
     assert [one.session for one in report.affected] == ["s"]
-    assert any(f"claims {claimed} bytes" in finding.what for finding in report.findings)
+    assert any(f"says that it has {claimed} bytes" in finding.what for finding in report.findings)
 
 
 def test_a_missing_object_is_reported_with_the_object_that_needs_it(wounded: Wounded) -> None:
