@@ -1,19 +1,52 @@
-"""Runs as a record system: its entries, check, unfinished deletions, and rows after a copy."""
+"""Runs as a record system: entries, check, unfinished deletions, and rows after a copy.
+
+The check compares counts, the state of the latest run in its thread, and protections. The schemas
+check the rest: every row decodes and agrees with its indexes and parents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from casstore.maintenance.consistency import Facts, Judges
+from casstore.engine.protocol import RowKey
+from casstore.maintenance import findings as codes
+from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
+from casstore.maintenance.findings import ERROR, WARNING, Meaning, Where
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
 from casstore.records.runs import copied
-from casstore.records.runs.check import CODES, RunsCheck
-from casstore.records.runs.layout import SCHEMAS, VERSION, RunTables
+from casstore.records.runs.layout import (
+    RUNS,
+    SCHEMAS,
+    THREADS,
+    VERSION,
+    RunRow,
+    RunTables,
+    ThreadRow,
+)
 from casstore.records.runs.runs import Runs
-from casstore.records.schema import tables_of
-from casstore.session.records import Table
+from casstore.records.runs.working import protected_revision, protector
+from casstore.records.schema import RowTable, tables_of
+from casstore.records.schema_check import judges
+from casstore.session import keys
+from casstore.session.records import Record, Table
+from casstore.session.state import decode_head
 from casstore.store import Store
+
+RUN_MIRROR_WRONG: Final = "run_mirror_wrong"
+PROTECTION_MISSING: Final = "protection_missing"
+
+#: Findings that only this check reports.
+CODES: Final = {
+    PROTECTION_MISSING: Meaning(
+        ERROR, "a run can resume from a revision that it does not protect, or that is gone",
+        "call Runs.renew_protections, which also returns the runs whose checkpoint is gone",
+    ),
+    RUN_MIRROR_WRONG: Meaning(
+        WARNING, "a thread shows another state than its latest run has",
+        "set the state of that run once more: the thread follows",
+    ),
+}  # fmt: skip
 
 
 class RunsSystem(RecordSystem):
@@ -60,6 +93,106 @@ class RunsSystem(RecordSystem):
     def after_copy(self, source: Store, target: Store) -> int:
         """Delete index rows, requests and intents that newer rows contradict."""
         return copied.tidy(source, target)
+
+
+# --- the check ------------------------------------------------------------------------------------
+
+
+class RunsCheck:
+    """Checks the records of runs."""
+
+    def __init__(self, store: Store, facts: Facts) -> None:
+        self._store = store
+        self._tables = RunTables(store)
+        self._facts = facts
+
+    def judges(self) -> Judges:
+        """For each table, the function that checks a record of it."""
+        tables = [RowTable(self._store, schema) for schema in SCHEMAS]
+        checks, counts = {RUNS: self._run}, {THREADS: self._look_at_thread}
+        return judges(self._store, self._facts, tables, checks, counts)
+
+    def _look_at_thread(self, row: ThreadRow) -> Iterator[Wrong]:
+        tables, thread = self._tables, row.thread
+        where = where_is(tables.threads, [thread.id])
+        title = f"thread {thread.id!r}"
+        counted = dict.fromkeys(("runs", "events", "artifacts"), 0)
+        latest: RunRow | None = None
+        for entry in tables.thread_runs.scan(row.key):
+            counted["runs"] += 1
+            run = tables.runs.get(*tables.thread_runs.leads_to(entry))
+            if run is None or entry.key not in tables.thread_runs.keys_of(run):
+                continue  # reported by the check of the index
+            if run.run.number == row.latest:
+                latest = run
+            yield from self._look_at_run(run)
+            counted["events"] += run.run.events
+            counted["artifacts"] += sum(1 for _ in tables.artifacts.scan(run.key))
+        counted["messages"] = sum(1 for _ in tables.messages.scan(row.key))
+        counted["approvals"] = sum(1 for _ in tables.thread_approvals.scan(row.key))
+        for what, number in counted.items():
+            count = getattr(thread, what)
+            if count != number:
+                says = f"{title} counts {count} {what}, and has {number}"
+                yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
+        if latest is not None and (thread.latest_run, thread.status) != (
+            latest.run.id,
+            latest.run.state,
+        ):
+            says = (
+                f"{title} shows run {thread.latest_run!r} as {thread.status!r}; its latest is "
+                f"{latest.run.id!r}, {latest.run.state!r}"
+            )
+            yield Wrong(RUN_MIRROR_WRONG, says, where)
+        if latest is None and thread.latest_run is not None and row.latest:
+            says = f"{title} shows run {thread.latest_run!r}, which it does not have"
+            yield Wrong(codes.RECORD_INDEX_WRONG, says, where)
+
+    def _look_at_run(self, row: RunRow) -> Iterator[Wrong]:
+        tables, run = self._tables, row.run
+        where = where_is(tables.runs, [run.id])
+        count, last = 0, None
+        for entry in tables.events.scan(row.key):
+            count, last = count + 1, tables.events.decode(entry).sequence
+        if (count, last) != (run.events, row.last_sequence):
+            says = (
+                f"run {run.id!r} counts {run.events} events up to {row.last_sequence}, and has "
+                f"{count} up to {last}"
+            )
+            yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
+        number = 0
+        for entry in tables.artifacts.scan(row.key):
+            number = tables.artifacts.decode(entry).number
+        if number != run.artifacts:
+            says = f"run {run.id!r} has artifacts up to {number}, and counts {run.artifacts}"
+            yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
+
+    def _run(self, record: Record, row: RunRow) -> None:
+        protected = protected_revision(row.run)
+        if protected is not None:
+            own = self._tables.runs.place(*record.key)
+            self._protected(own, record, protected.session, protected.revision)
+
+    def _protected(self, own: RowKey, record: Record, session: str, revision: int) -> None:
+        run, key = record.key[0], keys.session_key(session)
+        places = [
+            own,
+            keys.protection(key, revision, protector(run)),
+            RowKey("heads", key),
+            RowKey("history", keys.history(key, revision)),
+        ]
+
+        def judge(values: Sequence[bytes | None]) -> str | None:
+            found, protection, head, earlier = values
+            title = f"run {run!r} can resume from revision {revision} of session {session!r}"
+            if found != record.row:
+                return None
+            if earlier is None and (head is None or decode_head(head).revision != revision):
+                return f"{title}, which is gone"
+            return f"{title}, and does not protect it" if protection is None else None
+
+        where = Where(session, revision, None, own.table, own.key)
+        self._facts.ask(PROTECTION_MISSING, where, places, judge)
 
 
 SYSTEM: Final = RunsSystem()
