@@ -8,7 +8,7 @@ So message numbers have no gaps and no duplicates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -105,14 +105,24 @@ class LogTables:
         """
         if lease is not None and not isinstance(lease, Lease):
             raise InvalidInputError(f"lease must be a Lease or None, got {lease!r}")
-        known = self.runtime.states.get(keys.session_key(session)) if from_memory else None
+        waiting = recalled = self._recalled(session) if from_memory else None
+
+        def prepare() -> tuple[At, LogChange | None, Result, Checkpoint | None]:
+            # Only the first call decides on the cached revision.
+            nonlocal waiting
+            at, waiting = waiting, None
+            if at is None:
+                at = self.at(session)
+            change, result = decide(at)
+            checkpoint = None
+            if change is not None and change.state is not at.state:
+                checkpoint = self.states.checkpoint(at.revision, change.state)
+            return at, change, result, checkpoint
+
         attempts = Attempts(f"session {session!r}")
         while True:
             attempts.begin()
-            recalled = self._recalled(session, known)
-            known = None
-            decided = read_again(_Deciding(self, session, decide, recalled))
-            at, change, result, checkpoint = decided
+            at, change, result, checkpoint = read_again(prepare)
             if change is None:
                 return result
             try:
@@ -137,8 +147,9 @@ class LogTables:
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
 
-    def _recalled(self, session: str, known: State | None) -> At | None:
+    def _recalled(self, session: str) -> At | None:
         """The cached revision of a session; None if it is not cached, or was not a finished log."""
+        known = self.runtime.states.get(keys.session_key(session))
         if known is None:
             return None
         try:
@@ -146,41 +157,6 @@ class LogTables:
         except NotALogError:
             # Read the stored revision: another process may have finished the import since.
             return None
-
-
-class _Decided(NamedTuple, Generic[Result]):
-    """A change, the revision it was decided on, and the new checkpoint if it changes."""
-
-    at: At
-    change: LogChange | None
-    result: Result
-    checkpoint: Checkpoint | None
-
-
-class _Deciding(Generic[Result]):
-    """Decides on the cached revision first, and on the stored one when retried."""
-
-    def __init__(
-        self,
-        tables: LogTables,
-        session: str,
-        decide: Callable[[At], tuple[LogChange | None, Result]],
-        recalled: At | None,
-    ) -> None:
-        self._tables = tables
-        self._session = session
-        self._decide = decide
-        self._recalled = recalled
-
-    def __call__(self) -> _Decided[Result]:
-        at, self._recalled = self._recalled, None
-        if at is None:
-            at = self._tables.at(self._session)
-        change, result = self._decide(at)
-        checkpoint = None
-        if change is not None and change.state is not at.state:
-            checkpoint = self._tables.states.checkpoint(at.revision, change.state)
-        return _Decided(at, change, result, checkpoint)
 
 
 def _moved_back(last: int) -> str:

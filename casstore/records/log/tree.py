@@ -296,8 +296,8 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
-        going = read_again(lambda: _gathered(tables, session, cascade=cascade), (CorruptionError,))
-        if going is None:
+        going = read_again(lambda: _Going(tables, session, cascade=cascade), (CorruptionError,))
+        if not going.sessions:
             return 0
         try:
             going.draft.commit()
@@ -308,26 +308,15 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
         return len(going.sessions)
 
 
-def _gathered(tables: LogTables, session: str, *, cascade: bool) -> _Going | None:
-    """The changes that close a session, or None if it does not exist."""
-    going = _Going(tables)
-    return going if going.gather(session, cascade=cascade) else None
-
-
 class _Going:
-    """The changes that close a session: deletions and updates."""
+    """The changes that close a session, and the sessions deleted: none if it does not exist."""
 
-    def __init__(self, tables: LogTables) -> None:
+    def __init__(self, tables: LogTables, session: str, *, cascade: bool) -> None:
         self._tables = tables
         self.draft = Draft(tables.store)
         self.sessions: list[str] = []
-
-    def gather(self, session: str, *, cascade: bool) -> bool:
-        """Collect all changes; False if the session does not exist."""
-        top = self._tables.sessions.find(session)
-        if top is None:
-            return False
-        going = [top]
+        top = tables.sessions.find(session)
+        going = [] if top is None else [top]
         while going:
             record = going.pop()
             self._take(record)
@@ -337,7 +326,6 @@ class _Going:
                     going.append(child)
                 else:
                     self._let_stay(child)
-        return True
 
     def _children(self, session: str) -> list[Record]:
         index = self._tables.children
