@@ -7,14 +7,15 @@ check the rest: every row decodes and agrees with its indexes and parents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from functools import partial
+from itertools import islice
+from typing import Any, Final
 
 from casstore.engine.protocol import RowKey
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, WARNING, Meaning, Where
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
-from casstore.records.runs import copied
 from casstore.records.runs.layout import (
     RUNS,
     SCHEMAS,
@@ -26,12 +27,17 @@ from casstore.records.runs.layout import (
 )
 from casstore.records.runs.runs import Runs
 from casstore.records.runs.working import protected_revision, protector
-from casstore.records.schema import RowTable, tables_of
+from casstore.records.schema import IndexTable, RowTable, tables_of
 from casstore.records.schema_check import judges
 from casstore.session import keys
-from casstore.session.records import Record, Table
+from casstore.session.attempts import transact
+from casstore.session.records import Draft, Record, Table
 from casstore.session.state import decode_head
 from casstore.store import Store
+
+_PAGE: Final = 256
+#: The row that contradicts a record; None: no row does.
+_Contradiction = Callable[[Record], Record | None]
 
 RUN_MIRROR_WRONG: Final = "run_mirror_wrong"
 PROTECTION_MISSING: Final = "protection_missing"
@@ -92,7 +98,7 @@ class RunsSystem(RecordSystem):
 
     def after_copy(self, source: Store, target: Store) -> int:
         """Delete index rows, requests and intents that newer rows contradict."""
-        return copied.tidy(source, target)
+        return tidy(source, target)
 
 
 # --- the check ------------------------------------------------------------------------------------
@@ -169,12 +175,11 @@ class RunsCheck:
 
     def _run(self, record: Record, row: RunRow) -> None:
         protected = protected_revision(row.run)
-        if protected is not None:
-            own = self._tables.runs.place(*record.key)
-            self._protected(own, record, protected.session, protected.revision)
-
-    def _protected(self, own: RowKey, record: Record, session: str, revision: int) -> None:
-        run, key = record.key[0], keys.session_key(session)
+        if protected is None:
+            return
+        session, revision = protected
+        run, own = row.run.id, self._tables.runs.place(*record.key)
+        key = keys.session_key(session)
         places = [
             own,
             keys.protection(key, revision, protector(run)),
@@ -193,6 +198,75 @@ class RunsCheck:
 
         where = Where(session, revision, None, own.table, own.key)
         self._facts.ask(PROTECTION_MISSING, where, places, judge)
+
+
+# --- rows after a copy ----------------------------------------------------------------------------
+
+
+def tidy(source: Store, target: Store) -> int:
+    """Delete the rows of the target that its newer rows contradict; returns how many.
+
+    A copy puts rows and deletes none, because the target may have rows of its own. But since an
+    older copy, a thread or run may have moved to another key of its order index, an approval may
+    have been resolved, and a request or intent deleted.
+    """
+    there, here = RunTables(source), RunTables(target)
+
+    def stale(index: IndexTable[Any], table: RowTable[Any]) -> _Contradiction:
+        def judge(entry: Record) -> Record | None:
+            owner = table.find(*index.leads_to(entry))
+            is_stale = owner is not None and entry.key not in index.keys_of(table.decode(owner))
+            return owner if is_stale else None
+
+        return judge
+
+    def deleted(table: Table) -> _Contradiction:
+        def judge(entry: Record) -> Record | None:
+            if table.find(*entry.key) is not None:
+                return None
+            run = here.runs.get(*entry.key)
+            if run is None:
+                return None
+            own, others = here.threads.find(run.run.thread), there.threads.find(run.run.thread)
+            # Every write in a thread changes the thread's row. If that is the same in both stores,
+            # no writer in the target has put this record since the copy.
+            is_same = own is not None and others is not None and own.row == others.row
+            return own if is_same else None
+
+        return judge
+
+    threads, runs, approvals = here.threads, here.runs, here.approvals
+    return (
+        _remove(target, here.thread_order, threads, stale(here.thread_order, threads))
+        + _remove(target, here.run_order, runs, stale(here.run_order, runs))
+        + _remove(target, here.pending, approvals, stale(here.pending, approvals))
+        + _remove(target, here.requests, threads, deleted(there.requests))
+        + _remove(target, here.intents, threads, deleted(there.intents))
+    )
+
+
+def _remove(store: Store, table: Table, owners: Table, judge: _Contradiction) -> int:
+    """Delete the records of a table that a row of ``owners`` contradicts; returns how many."""
+
+    def attempt(page: list[Record]) -> int:
+        draft = Draft(store)
+        count = 0
+        for entry in table.find_many([listed.key for listed in page]):
+            owner = None if entry is None else judge(entry)
+            if entry is not None and owner is not None:
+                # A writer in the target that puts another record under this key changes the owner.
+                draft.expect(owners, owner.key, owner)
+                draft.delete(table, entry.key)
+                count += 1
+        if count:
+            draft.commit()
+        return count
+
+    removed = 0
+    entries = table.scan()
+    while page := list(islice(entries, _PAGE)):
+        removed += transact("the runs of this store", partial(attempt, page))
+    return removed
 
 
 SYSTEM: Final = RunsSystem()

@@ -37,20 +37,6 @@ def create(
     check_id(thread, "a thread")
     check_id(agent, "an agent")
     check_id(workspace, "a workspace")
-    there = transact(
-        "the runs of this store", lambda: _create(tables, thread, agent, workspace, now_ms)
-    )
-    if (there.agent, there.workspace) != (agent, workspace):
-        raise RecordConflictError("thread", thread, "exists with another agent or workspace")
-    return there
-
-
-def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: int) -> Thread:
-    places = [tables.stamp_place, (tables.counter, (NEXT,)), (tables.threads, (thread,))]
-    stamp, counter, record = find_records(tables.store, places)
-    tables.is_stamped(stamp)
-    if record is not None:
-        return tables.threads.decode(record).thread
     fresh = Thread(
         id=thread,
         workspace=workspace,
@@ -65,13 +51,25 @@ def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: 
         artifacts=0,
         approvals=0,
     )
-    numbers = Numbers(tables, counter)
-    draft = Draft(tables.store)
-    tables.expect_stamp(draft, stamp)
-    tables.threads.put(draft, ThreadRow(fresh, number_text(numbers.take()), numbers.take()))
-    numbers.finish(draft)
-    draft.commit()
-    return fresh
+
+    def attempt() -> Thread:
+        places = [tables.stamp_place, (tables.counter, (NEXT,)), (tables.threads, (thread,))]
+        stamp, counter, record = find_records(tables.store, places)
+        tables.is_stamped(stamp)
+        if record is not None:
+            return tables.threads.decode(record).thread
+        numbers = Numbers(tables, counter)
+        draft = Draft(tables.store)
+        tables.expect_stamp(draft, stamp)
+        tables.threads.put(draft, ThreadRow(fresh, number_text(numbers.take()), numbers.take()))
+        numbers.finish(draft)
+        draft.commit()
+        return fresh
+
+    there = transact("the runs of this store", attempt)
+    if (there.agent, there.workspace) != (agent, workspace):
+        raise RecordConflictError("thread", thread, "exists with another agent or workspace")
+    return there
 
 
 # --- deleting -------------------------------------------------------------------------------------
