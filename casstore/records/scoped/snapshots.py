@@ -8,21 +8,14 @@ a writer has added or removed a value, and the read is retried.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.records.schema import RowPlace, number_text
-from casstore.records.scoped.layout import (
-    LATEST,
-    ScopedTables,
-    ScopeRow,
-    Spot,
-    ValueRow,
-)
-from casstore.records.scoped.scope import ScopeGuard, StateEntry, entries
+from casstore.records.schema import number_text
+from casstore.records.scoped.layout import ScopedTables, ScopeRow, Spot, ValueRow
+from casstore.records.scoped.runs import RunGuard
+from casstore.records.scoped.scope import StateEntry, entries, read_rows
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.records import find_records
 
 #: The default of ``max_bytes``: a snapshot is held in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -42,7 +35,7 @@ def read_moment(
     prefix: str = "",
     generation: int | None = None,
     max_bytes: int = MAX_SNAPSHOT_BYTES,
-    guard: ScopeGuard | None = None,
+    guard: RunGuard | None = None,
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
     reading = _Reading(tables, spots, generation, max_bytes, guard)
@@ -118,7 +111,7 @@ class _Reading:
         spots: Sequence[Spot],
         generation: int | None,
         max_bytes: int,
-        guard: ScopeGuard | None,
+        guard: RunGuard | None,
     ) -> None:
         self._tables = tables
         self._spots = spots
@@ -148,31 +141,18 @@ class _Reading:
         return read_again(lambda: self._look(number, names), (CorruptionError,))
 
     def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        tables, spots = self._tables, self._spots
-        places: list[RowPlace] = [(tables.scopes, self._place(spot, number)) for spot in spots]
-        for spot, keys in zip(spots, names, strict=True):
-            places += [(tables.values, (*self._place(spot, number), key)) for key in keys]
-        conversation = next((spot.conversation for spot in spots if spot.conversation), None)
-        if conversation is not None:
-            places.append((tables.resets, (conversation, LATEST)))
-        if self._guard is not None:
-            places.append(self._guard.place)
-        found = find_records(tables.store, places)
-        now_ms = tables.store.engine.now_ms()
-        if self._guard is not None:
-            self._guard.check(found.pop(), now_ms)
-        reset = found.pop() if conversation is not None else None
-        heads = [tables.scopes.decode_found(one) for one in found[: len(spots)]]
-        rows = iter(found[len(spots) :])
-        values = [
-            [tables.values.decode_found(row) for row in islice(rows, len(keys))] for keys in names
+        tables = self._tables
+        scopes = [
+            (self._place(spot, number), keys) for spot, keys in zip(self._spots, names, strict=True)
         ]
+        conversation = next((spot.conversation for spot in self._spots if spot.conversation), None)
+        rows = read_rows(tables, scopes, conversation, self._guard)
         return _Look(
-            now_ms,
-            tables.latest_number(reset) if self._generation is None else self._generation,
-            None if reset is None else tables.resets.decode(reset).id,
-            heads,
-            values,
+            rows.now_ms,
+            tables.latest_number(rows.reset) if self._generation is None else self._generation,
+            None if rows.reset is None else tables.resets.decode(rows.reset).id,
+            [tables.scopes.decode_found(one) for one in rows.heads],
+            rows.values,
         )
 
     def charge(self, wanted: Sequence[Sequence[ValueRow]]) -> None:
