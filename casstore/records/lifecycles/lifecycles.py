@@ -43,15 +43,7 @@ from casstore.records.lifecycles.checkpoints import (
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, drop_record
 from casstore.records.lifecycles.key_files import KeyStore, check_key_store
-from casstore.records.lifecycles.notes import (
-    Removal,
-    Stayed,
-    lengthened,
-    note_of,
-    put_note,
-    remove_unless_kept,
-    write_seal,
-)
+from casstore.records.lifecycles.notes import lengthened, note_of, put_note, write_seal
 from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
@@ -61,6 +53,7 @@ from casstore.records.lifecycles.references import (
     checked_ref,
     not_found,
 )
+from casstore.records.lifecycles.removal import Removal, Stayed, remove_unless_kept
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     SESSIONS,
@@ -358,7 +351,7 @@ class Lifecycles:
                 user = user_of(ref.owner, whose[0])
                 stored = self._with_own_key(change, fresh, ref, row, user)
             note = before if before is not None else self._default_note(ref, row, whose)
-            put_note(change, tables, ref, before, decide(note, now_ms, stored))
+            put_note(change, ref, before, decide(note, now_ms, stored))
 
         with fresh:
             tables.change(str(ref), step)
@@ -407,7 +400,7 @@ class Lifecycles:
                 self.subjects.check()
                 return self.users.remove(change, ref, only)
             drop = drop_checkpoint if ref.kind == CHECKPOINT else drop_record
-            return remove_unless_kept(change, self.tables, ref, drop, only)
+            return remove_unless_kept(change, ref, drop, only)
 
         removal = self.tables.change(str(ref), step)
         if ref.kind == USER and removal.there:

@@ -14,8 +14,9 @@ from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.lifecycles.annotation import CLASSES, Note
 from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
-from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, objection
+from casstore.records.lifecycles.notes import note_now
 from casstore.records.lifecycles.references import ROWS, Ref
+from casstore.records.lifecycles.removal import HELD, SEALED, Stayed, objection
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.records import Record
 
