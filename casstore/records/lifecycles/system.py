@@ -81,8 +81,7 @@ def _entries(tables: LifecycleTables, after: str | None) -> Iterator[SystemEntry
             size_bytes = owned.size_bytes(owner)
             if owners is not owned:
                 size_bytes += owners.size_bytes(owner)
-            rows = owned.read_each(owned.scan(owner), owned.decode)
-            changed_at_ms = max([row.at_ms for row in rows], default=None)
+            changed_at_ms = max([row.at_ms for row in owned.rows(owner)], default=None)
             yield SystemEntry(entry_id((kind, owner)), title, changed_at_ms, size_bytes)
 
 

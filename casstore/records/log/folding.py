@@ -90,8 +90,8 @@ def folds(tables: LogTables, session: str) -> Iterator[Fold]:
 
 def folds_of(tables: LogTables, session: str, state: LogState) -> Iterator[Fold]:
     """The folds that existed when the session was in this state."""
-    rows = tables.folds.scan(session, before=number_text(state.folds + 1))
-    return tables.folds.read_each(rows, lambda row: tables.folds.decode(row).public())
+    rows = tables.folds.rows(session, before=number_text(state.folds + 1))
+    return (row.public() for row in rows)
 
 
 # --- pruning --------------------------------------------------------------------------------------

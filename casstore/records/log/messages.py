@@ -22,7 +22,7 @@ from casstore.records.log.data import (
 )
 from casstore.records.log.state import LogState, MessageOrder
 from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
-from casstore.session.arguments import list_of
+from casstore.session.arguments import check_kind, list_of
 from casstore.session.attempts import read_again
 from casstore.session.data import Node, NodeDraft
 from casstore.session.loading import PATH, Nodes, open_nodes, visible_leaf
@@ -36,8 +36,7 @@ _LISTS: Final = (list, tuple)
 
 def payload_of(message: NewMessage) -> dict[str, Any]:
     """The payload of a message; InvalidInputError if it is invalid."""
-    if not isinstance(message, NewMessage):
-        raise InvalidInputError(f"message must be a NewMessage, got {type(message).__name__}")
+    check_kind(message, "message", NewMessage)
     role, content, name, tool_calls, tool_call_id, round_index, meta = message
     if type(role) is not str or not role:
         raise InvalidInputError(f"role must be a str that is not empty, got {role!r}")

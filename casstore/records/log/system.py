@@ -23,11 +23,12 @@ from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
 from casstore.records.log import tree
+from casstore.records.log.folding import folds_of
 from casstore.records.log.layout import SCHEMAS, SESSIONS, TOTALS, LogSessionRow, TotalsRow
 from casstore.records.log.messages import Numbered, numbered
 from casstore.records.log.state import state_fault
 from casstore.records.log.tables import At, LogTables
-from casstore.records.schema import RowTable, number_text, tables_of
+from casstore.records.schema import RowTable, tables_of
 from casstore.records.schema_check import judges
 from casstore.session import keys
 from casstore.session.attempts import read_again
@@ -239,10 +240,7 @@ class LogCheck:
             yield Wrong(LOG_GAP, says, where)
 
     def _fold_fault(self, at: At) -> str | None:
-        tables = self._tables
-        folds = tables.folds.scan(at.session, before=number_text(at.state.folds + 1))
-        for row in folds:
-            fold = tables.folds.decode(row).public()
+        for fold in folds_of(self._tables, at.session, at.state):
             if not fold.last < fold.note <= at.last:
                 return f"has fold {fold.number}, of messages that it does not have"
         return None
@@ -266,10 +264,9 @@ class LogCheck:
     def _look_at_usage(self, row: TotalsRow) -> Iterator[Wrong]:
         """Compare totals with the rounds. Totals may be greater, because rounds may be pruned."""
         summed = [0, 0, 0, 0]
-        for record in self._tables.usage.scan(row.session):
-            tokens = self._tables.usage.decode(record).tokens
+        for used in self._tables.usage.rows(row.session):
             summed[0] += 1
-            for at, number in enumerate(tokens[:3], 1):
+            for at, number in enumerate(used.tokens[:3], 1):
                 summed[at] += number or 0
         if any(less < more for less, more in zip(row[1:], summed, strict=True)):
             says = (

@@ -158,8 +158,8 @@ class RunsCheck:
         tables, run = self._tables, row.run
         where = where_is(tables.runs, [run.id])
         count, last = 0, None
-        for entry in tables.events.scan(row.key):
-            count, last = count + 1, tables.events.decode(entry).sequence
+        for event in tables.events.rows(row.key):
+            count, last = count + 1, event.sequence
         if (count, last) != (run.events, row.last_sequence):
             says = (
                 f"run {run.id!r} counts {run.events} events up to {row.last_sequence}, and has "
@@ -167,8 +167,8 @@ class RunsCheck:
             )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
         number = 0
-        for entry in tables.artifacts.scan(row.key):
-            number = tables.artifacts.decode(entry).number
+        for artifact in tables.artifacts.rows(row.key):
+            number = artifact.number
         if number != run.artifacts:
             says = f"run {run.id!r} has artifacts up to {number}, and counts {run.artifacts}"
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)

@@ -18,7 +18,7 @@ from casstore.records.runs.data import Run, Thread
 from casstore.records.runs.layout import NEXT, DeletedRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_time
 from casstore.records.runs.working import Numbers, protected_revision, protector
-from casstore.records.schema import IndexTable, R, RowPlace, RowTable, number_text
+from casstore.records.schema import RowPlace, number_text
 from casstore.session import protection
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, find_records
@@ -26,7 +26,6 @@ from casstore.session.records import Draft, Record, find_records
 # If a thread has more rows of events, messages and artifacts, later writes remove them in batches.
 _AT_ONCE_ROWS: Final = 2000
 _BATCH_ROWS: Final = 1000
-_PAGE: Final = 256
 
 
 def create(
@@ -100,8 +99,10 @@ def _delete(tables: RunTables, thread: str) -> _Deleted | None:
     if record is None:
         return None
     row = tables.threads.decode(record)
-    runs = _rows(tables.thread_runs, tables.runs, row.key)
-    approvals = _rows(tables.thread_approvals, tables.approvals, row.key)
+    of_thread = tables.runs.indexed(tables.thread_runs, row.key)
+    runs = [tables.runs.decode(record) for record in of_thread]
+    of_thread = tables.approvals.indexed(tables.thread_approvals, row.key)
+    approvals = [tables.approvals.decode(record) for record in of_thread]
     draft = Draft(tables.store)
     tables.expect_stamp(draft, stamp)
     draft.expect(tables.threads, (thread,), record)
@@ -135,16 +136,6 @@ def _delete(tables: RunTables, thread: str) -> _Deleted | None:
 
 def _is_same(found: Record | None, record: Record) -> bool:
     return found is not None and found.row == record.row
-
-
-def _rows(index: IndexTable[R], table: RowTable[R], key: str) -> list[R]:
-    """The rows that an index leads to from the key of a thread."""
-    keys = [index.leads_to(entry) for entry in index.scan(key)]
-    found: list[R] = []
-    for start in range(0, len(keys), _PAGE):
-        records = table.find_many(keys[start : start + _PAGE])
-        found += [table.decode(record) for record in records if record is not None]
-    return found
 
 
 def _release(draft: Draft, run: Run) -> None:

@@ -92,7 +92,7 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
     if pulse is not None:
         check_callable(pulse, "pulse")
     runs = RunGrants(tables)
-    running = tables.runs.read_each(tables.runs.scan(), tables.runs.decode)
+    running = tables.runs.rows()
     ended = sum([runs.end(run.id) for run in running if where.includes(run.context)])
     removed = 0
     found = tables.values.read_each(

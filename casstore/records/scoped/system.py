@@ -48,9 +48,7 @@ class ScopedSystem(RecordSystem):
             record = tables.scopes.find(*place)
             if record is None:
                 continue
-            times = tables.values.read_each(
-                tables.values.scan(*place), lambda value: tables.values.decode(value).updated_ms
-            )
+            times = [row.updated_ms for row in tables.values.rows(*place)]
             changed_at_ms = max(times, default=None)
             title = f"{place[0].partition(':')[0]}, {tables.scopes.decode(record).keys} values"
             size_bytes = tables.scopes.size_bytes(*place) + tables.values.size_bytes(*place)
@@ -93,8 +91,7 @@ class ScopedCheck:
         keys = size_bytes = 0
         soonest_ms: int | None = None
         strange: ValueRow | None = None
-        for record in self._tables.values.scan(*key):
-            stored = self._tables.values.decode(record)
+        for stored in self._tables.values.rows(*key):
             keys += 1
             size_bytes += stored.charged_bytes
             if stored.expires_ms is not None:
