@@ -36,6 +36,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.layout import RunTables
 from casstore.records.runs.reading import Reading
+from casstore.session.arguments import check_kind
 from casstore.session.attempts import read_again, transact
 from casstore.session.commit import check_commit
 from casstore.session.data import Commit, CommitResult
@@ -479,8 +480,7 @@ class Runs:
         """
         todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision, at_ms)]
         if intent is not None:
-            if not isinstance(intent, steps.SaveIntent):
-                raise InvalidInputError(f"intent must be a SaveIntent, got {type(intent).__name__}")
+            check_kind(intent, "intent", steps.SaveIntent)
             if intent.run != run:
                 raise InvalidInputError(f"intent must be of run {run!r}, got one of {intent.run!r}")
             todo.append(intent)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from casstore.errors import InvalidInputError, StateRefusedError
 from casstore.records.json_values import storable
 from casstore.records.scoped.scope_keys import SCOPES, Context, key_of, real_key
-from casstore.session.arguments import check_count, check_flag
+from casstore.session.arguments import check_count, check_flag, check_kind
 
 #: The most bytes of a value's JSON, in UTF-8.
 MAX_VALUE_BYTES: Final = 262_144
@@ -96,8 +96,7 @@ class UpdateOutcome(NamedTuple):
 
 def check_policy(policy: StatePolicy) -> None:
     """Refuse an invalid policy: a mistyped scope would allow, or limit, nothing."""
-    if not isinstance(policy, StatePolicy):
-        raise InvalidInputError(f"policy must be a StatePolicy, got {type(policy).__name__}")
+    check_kind(policy, "policy", StatePolicy)
     enabled, scopes, quotas = policy
     check_flag(enabled, "enabled of a policy")
     if type(scopes) not in _LISTS or not all(scope in SCOPES for scope in scopes):
@@ -111,8 +110,7 @@ def check_policy(policy: StatePolicy) -> None:
             raise InvalidInputError(
                 f"quotas has the unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}"
             )
-        if not isinstance(quota, Quota):
-            raise InvalidInputError(f"a quota must be a Quota, got {type(quota).__name__}")
+        check_kind(quota, "a quota", Quota)
         for bound, what in zip(quota, ("keys", "bytes"), strict=True):
             if bound is not None:
                 check_count(bound, f"a quota of {what}")

@@ -9,16 +9,15 @@ makes the row a condition: calls after the end of the run are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import CorruptionError, InvalidInputError, RunFrozenError
 from casstore.records.schema import RowPlace
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.layout import RunGrant, ScopedTables
 from casstore.records.scoped.policy import Quota, Reason, StatePolicy
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
-from casstore.session.arguments import list_of
+from casstore.session.arguments import check_ms, list_of
 from casstore.session.attempts import read_again, transact
 from casstore.session.keys import id_bytes
 from casstore.session.records import Draft, Record
@@ -54,7 +53,7 @@ class RunGrants:
         for capability in granted:
             id_bytes(capability, "a capability")
         policies.check_policy(policy)
-        _check_ttl(ttl_ms)
+        check_ms(ttl_ms, "ttl_ms", least=1)
         quotas = {scope: Quota(*quota) for scope, quota in policy.quotas.items()}
         frozen = RunGrant(
             run_id,
@@ -92,7 +91,7 @@ class RunGrants:
 
     def renew(self, run_id: str, ttl_ms: int) -> bool:
         """Extend a run to ``ttl_ms`` from now; False if it has ended."""
-        _check_ttl(ttl_ms)
+        check_ms(ttl_ms, "ttl_ms", least=1)
         tables = self._tables
 
         def attempt() -> bool:
@@ -176,10 +175,3 @@ def admitted(tables: ScopedTables, run_id: str | None, caller: str | None) -> Ru
     if STATE not in run.capabilities:
         policies.refuse(Reason.NOT_CAPABLE, f"run {run_id!r} lacks the capability {STATE!r}")
     return run
-
-
-def _check_ttl(ttl_ms: Any) -> None:
-    if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(
-            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
-        )

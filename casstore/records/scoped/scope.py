@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from casstore.engine.protocol import MAX_STAMP_MS, Write
+from casstore.engine.protocol import Write
 from casstore.errors import (
     CorruptionError,
-    InvalidInputError,
     ObjectNotFoundError,
     StateConflictError,
 )
@@ -37,7 +36,7 @@ from casstore.records.scoped.layout import (
 from casstore.records.scoped.policy import Content, Quota, Reason, checked_key, content_of
 from casstore.records.scoped.runs import RunGuard
 from casstore.records.scoped.scope_keys import Context, real_key
-from casstore.session.arguments import check_count, check_text
+from casstore.session.arguments import check_count, check_ms, check_text
 from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
@@ -419,35 +418,23 @@ class Scope:
         )
         head = self._make_room(draft, look, old, head, name)
         put_scope(self._tables, draft, head, look.head)
-        writer = self._context.actor
-        origin = head.version if before is None else before.origin
-        created_ms = now_ms if before is None else before.created_ms
         value = ValueRow(
             scope_key=self._spot.key,
             generation=look.generation,
             key=name,
             version=head.version,
-            origin=origin,
-            created_ms=created_ms,
+            origin=head.version if before is None else before.origin,
+            created_ms=now_ms if before is None else before.created_ms,
             updated_ms=now_ms,
             expires_ms=expires_ms,
             size_bytes=content.size_bytes,
-            writer=writer,
+            writer=self._context.actor,
             context=context_in_row(draft, self._context) if before is None else before.context,
             value=value_in_row(draft, content.stored, content.size_bytes),
         )
         self._tables.values.put(draft, value)
         put_leads(self._tables, draft, self._spot.scope, self._context, value, before)
-        return StateEntry(
-            name,
-            content.value,
-            head.version,
-            created_ms,
-            now_ms,
-            expires_ms,
-            content.size_bytes,
-            writer,
-        )
+        return _entry(value, content.value)
 
     def _make_room(
         self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
@@ -523,10 +510,8 @@ class Scope:
 def _checked(key: str, value: Any, ttl_ms: int | None) -> tuple[str, Content]:
     # Check the value first: refusals have a fixed order.
     content = content_of(value)
-    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(
-            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
-        )
+    if ttl_ms is not None:
+        check_ms(ttl_ms, "ttl_ms", least=1)
     return checked_key(key), content
 
 
@@ -548,15 +533,19 @@ def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[StateEntry]
     """Values as callers see them; linked values are read in one call."""
     linked = iter(get_linked(tables.store, [one.value for one in found if type(one.value) is Link]))
     return [
-        StateEntry(
-            one.key,
-            restored(next(linked) if type(one.value) is Link else one.value),
-            one.version,
-            one.created_ms,
-            one.updated_ms,
-            one.expires_ms,
-            one.size_bytes,
-            one.writer,
-        )
+        _entry(one, restored(next(linked) if type(one.value) is Link else one.value))
         for one in found
     ]
+
+
+def _entry(row: ValueRow, value: Any) -> StateEntry:
+    return StateEntry(
+        row.key,
+        value,
+        row.version,
+        row.created_ms,
+        row.updated_ms,
+        row.expires_ms,
+        row.size_bytes,
+        row.writer,
+    )
