@@ -215,16 +215,12 @@ class AgentSession:
         payload = read_content(self._tables.store, row.content)
         if type(payload) is not dict:
             raise CorruptionError(f"checkpoint {record.key!r} is damaged; check the store")
-        return AgentCheckpoint(_info(row), payload)
+        return AgentCheckpoint(CheckpointInfo(*row[:5]), payload)
 
 
 def info_of(record: Record) -> CheckpointInfo:
     """The checkpoint of a row, without its content."""
-    return _info(CHECKPOINTS.read(record))
-
-
-def _info(row: AgentCheckpointRow) -> CheckpointInfo:
-    return CheckpointInfo(*row[:5])
+    return CheckpointInfo(*CHECKPOINTS.read(record)[:5])
 
 
 class NewCheckpoint(NamedTuple):
@@ -376,14 +372,7 @@ class EndingSession(Emptying):
     def __init__(self, tables: LifecycleTables, session: str) -> None:
         super().__init__(tables, (tables.sessions, (session,)), CHECKPOINT, tables.checkpoints)
 
-    def _drop(
-        self,
-        change: LifecycleChange,
-        ref: Ref,
-        row: Record,
-        note: Note | None,
-        owner: Record | None,
-    ) -> None:
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
         drop_checkpoint(change, ref, row, note)
 
     def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:

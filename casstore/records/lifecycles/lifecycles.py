@@ -279,12 +279,7 @@ class Lifecycles:
         >>> life.records.delete("invoices", "7")
         True
         """
-        check_reason(review, "a review")
-        self._annotate(
-            ref,
-            lambda note, _, __: note._replace(hold=None, reviews=(*note.reviews, review)),
-            is_kept=False,
-        )
+        self._lift(ref, review, lambda note: note._replace(hold=None))
 
     def lift_seal(self, ref: Ref, *, review: str) -> None:
         """Remove the seal of a record; the reason is stored with the record.
@@ -295,12 +290,7 @@ class Lifecycles:
         >>> life.users.delete("anna", "consent")
         True
         """
-        check_reason(review, "a review")
-        self._annotate(
-            ref,
-            lambda note, _, __: note._replace(seal=None, reviews=(*note.reviews, review)),
-            is_kept=False,
-        )
+        self._lift(ref, review, lambda note: note._replace(seal=None))
 
     def verify_seal(self, ref: Ref) -> None:
         """CorruptionError if a record has changed since it was sealed.
@@ -327,6 +317,14 @@ class Lifecycles:
         if ref.kind == USER:
             self.subjects.check()
         return self.tables.payload(ref)
+
+    def _lift(self, ref: Ref, review: str, lifted: Callable[[Note], Note]) -> None:
+        check_reason(review, "a review")
+
+        def step(before: Note, now_ms: int, row: bytes) -> Note:
+            return lifted(before)._replace(reviews=(*before.reviews, review))
+
+        self._annotate(ref, step, is_kept=False)
 
     def _annotate(
         self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool

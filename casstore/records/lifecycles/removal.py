@@ -125,6 +125,7 @@ class Emptying(ABC):
         self._gone: list[Note | None] = []
         self._staying: list[Stayed] = []
         self._is_last = False
+        self._known: Record | None = None
         self.deleted = 0
         self.stayed: list[Stayed] = []
         #: Third parties that received some of the removed records.
@@ -142,7 +143,8 @@ class Emptying(ABC):
 
     def _step(self, change: LifecycleChange) -> None:
         tables, owner = self._tables, self._owner[1][0]
-        known = change.read([self._owner])[0]
+        [known] = change.read([self._owner])
+        self._known = known
         left = (row for row in self._table.scan(owner) if row.key[1] not in self._passed)
         rows = list(islice(left, AT_ONCE + 1))
         self._is_last = len(rows) <= AT_ONCE
@@ -159,21 +161,14 @@ class Emptying(ABC):
             if stays is not None:
                 self._staying.append(stays)
             else:
-                self._drop(change, ref, row, note, known)
+                self._drop(change, ref, row, note)
                 self._gone.append(note)
         if known is not None:
             self._leave(change, known, len(self._gone), is_last=self._is_last)
 
     @abstractmethod
-    def _drop(
-        self,
-        change: LifecycleChange,
-        ref: Ref,
-        row: Record,
-        note: Note | None,
-        owner: Record | None,
-    ) -> None:
-        """Remove one row, its note and its indexes."""
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
+        """Remove one row, its note and its indexes; ``_known`` is the owner's row."""
 
     @abstractmethod
     def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:

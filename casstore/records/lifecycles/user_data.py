@@ -393,15 +393,8 @@ class _Erasing(Emptying):
         super().__init__(tables, (tables.people, (user,)), USER, tables.users)
         self._rows = rows
 
-    def _drop(
-        self,
-        change: LifecycleChange,
-        ref: Ref,
-        row: Record,
-        note: Note | None,
-        owner: Record | None,
-    ) -> None:
-        users_key = user_of(ref.owner, owner).key
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
+        users_key = user_of(ref.owner, self._known).key
         drop_value(change, self._rows, ref, row, note, users_key)
 
     def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:

@@ -44,6 +44,16 @@ class Made(NamedTuple):
     content: Any
     size_bytes: int
 
+    @property
+    def thread(self) -> str:
+        """The thread of the artifact."""
+        return self.artifact.thread
+
+    @property
+    def run(self) -> str:
+        """The run of the artifact."""
+        return self.artifact.run
+
 
 Item = Thread | Run | ThreadMessage | Event | Approval | RunRequest | RecoveryIntent | Made
 
@@ -73,7 +83,7 @@ class _Owners:
 
     def __init__(self, tables: RunTables, items: Iterable[Any]) -> None:
         runs = {run for run in map(_run_of, items) if run is not None}
-        threads = {_thread_of(item) for item in items}
+        threads = {item.id if isinstance(item, Thread) else item.thread for item in items}
         wanted: list[RowPlace] = [tables.stamp_place, (tables.counter, (NEXT,))]
         wanted += [(tables.threads, (check_id(name, "a thread"),)) for name in sorted(threads)]
         wanted += [(tables.runs, (check_id(name, "a run"),)) for name in sorted(runs)]
@@ -105,18 +115,10 @@ class _Owners:
         return row
 
 
-def _thread_of(item: Any) -> str:
-    if isinstance(item, Thread):
-        return item.id
-    return str(item.artifact.thread if isinstance(item, Made) else item.thread)
-
-
 def _run_of(item: Any) -> str | None:
     if isinstance(item, Thread):
         return None
-    if isinstance(item, Run):
-        return item.id
-    run: str | None = item.artifact.run if isinstance(item, Made) else item.run
+    run: str | None = item.id if isinstance(item, Run) else item.run
     return run
 
 

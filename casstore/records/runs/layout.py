@@ -28,7 +28,7 @@ a condition therefore fails if anything that it has read of the thread has chang
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordsSchemaError
 from casstore.format.digest import Digest
@@ -240,16 +240,6 @@ SCHEMAS: Final = (
 )  # fmt: skip
 
 
-@runtime_checkable
-class _StoredAtPath(Protocol):
-    """An engine whose store has a path."""
-
-    @property
-    def path(self) -> str:
-        """The path."""
-        ...
-
-
 class RunTables:
     """The tables of runs in one store, and the stamp with the family and version of its rows.
 
@@ -308,6 +298,6 @@ class RunTables:
         # fails on its condition then, and a read returns what was stored at that time.
 
     def _refusal(self, found: str) -> RecordsSchemaError:
-        engine = self.store.engine
-        path = engine.path if isinstance(engine, _StoredAtPath) else "this store"
+        # Not every engine has a path.
+        path: str = getattr(self.store.engine, "path", "this store")
         return RecordsSchemaError(path, found, f"family {FAMILY!r}, version {VERSION!r}")

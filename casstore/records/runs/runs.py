@@ -212,10 +212,7 @@ class Runs:
         >>> runs.finish_deletions()  # none was cut short
         0
         """
-        keys = threads.unfinished(self._tables)
-        for key in keys:
-            threads.finish(self._tables, key)
-        return len(keys)
+        return threads.finish_all(self._tables)
 
     # --- runs -----------------------------------------------------------------------------
 

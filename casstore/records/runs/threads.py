@@ -171,6 +171,9 @@ def finish(tables: RunTables, key: str) -> None:
     draft.commit()
 
 
-def unfinished(tables: RunTables) -> list[str]:
-    """The keys of deleted threads that have left rows."""
-    return [record.key[0] for record in tables.deleted.scan()]
+def finish_all(tables: RunTables) -> int:
+    """Remove the rows that deleted threads have left; returns the number of threads."""
+    keys = [record.key[0] for record in tables.deleted.scan()]
+    for key in keys:
+        finish(tables, key)
+    return len(keys)
