@@ -11,10 +11,9 @@ from typing import Any
 
 from casstore.errors import HeadConflictError, InvalidInputError
 from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage, check_number
-from casstore.records.log.layout import FoldRow
 from casstore.records.log.messages import opened, payload_of
 from casstore.records.log.state import LogState, runs_of
-from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
+from casstore.records.log.tables import At, FoldRow, LeaseGiven, LogChange, LogTables
 from casstore.records.schema import number_text
 from casstore.session import tombstones
 from casstore.session.arguments import check_count, check_flag, list_of

@@ -14,9 +14,8 @@ from typing import Final
 
 from casstore.errors import CasstoreError, InvalidInputError
 from casstore.records.log.data import NewMessage
-from casstore.records.log.layout import InboxRow
 from casstore.records.log.messages import payload_of, placed
-from casstore.records.log.tables import At, LogChange, LogTables
+from casstore.records.log.tables import At, InboxRow, LogChange, LogTables
 from casstore.session.data import Claim, Lease
 from casstore.session.queue import EARLIEST, JOIN, Queue
 from casstore.session.records import Draft

@@ -23,14 +23,13 @@ from casstore.records.log.data import (
     Tokens,
     UsageTotals,
 )
-from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.messages import (
     active_messages,
     all_messages,
     append_messages,
     find_message,
 )
-from casstore.records.log.tables import LeaseGiven, LogTables
+from casstore.records.log.tables import LeaseGiven, LogSessionRow, LogTables
 from casstore.session import leases
 from casstore.session.arguments import check_count, dict_of
 from casstore.session.data import Lease

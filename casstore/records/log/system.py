@@ -24,10 +24,17 @@ from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
 from casstore.records.log import tree
 from casstore.records.log.folding import folds_of
-from casstore.records.log.layout import SCHEMAS, SESSIONS, TOTALS, LogSessionRow, TotalsRow
 from casstore.records.log.messages import Numbered, numbered
 from casstore.records.log.state import state_fault
-from casstore.records.log.tables import At, LogTables
+from casstore.records.log.tables import (
+    SCHEMAS,
+    SESSIONS,
+    TOTALS,
+    At,
+    LogSessionRow,
+    LogTables,
+    TotalsRow,
+)
 from casstore.records.schema import RowTable, tables_of
 from casstore.records.schema_check import judges
 from casstore.session import keys

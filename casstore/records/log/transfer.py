@@ -20,10 +20,9 @@ from casstore.errors import CorruptionError, FormatError, InvalidInputError
 from casstore.records.log import folding, tree, usage
 from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals, check_number
 from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.messages import Numbered, check_payload, opened
 from casstore.records.log.state import LogState, pack, unpack
-from casstore.records.log.tables import LogTables
+from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session.attempts import read_again
 from casstore.session.records import Draft
 

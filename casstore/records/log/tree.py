@@ -31,9 +31,8 @@ from casstore.records.log.data import (
     SUBAGENT,
     LogSession,
 )
-from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.state import LogState, pack
-from casstore.records.log.tables import LogTables
+from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import Attempts, read_again, transact

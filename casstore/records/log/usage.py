@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from casstore.errors import InvalidInputError, SessionNotFoundError
 from casstore.records.log.data import RoundUsage, Tokens, UsageTotals, check_number
-from casstore.records.log.layout import TotalsRow, UsageRow
-from casstore.records.log.tables import At, LogTables
+from casstore.records.log.tables import At, LogTables, TotalsRow, UsageRow
 from casstore.records.schema import RowPlace, number_text
 from casstore.session.arguments import check_count, check_kind
 from casstore.session.attempts import Attempts, transact
