@@ -229,14 +229,8 @@ class LogCheck:
         except (NotALogError, CorruptionError) as exc:
             yield Wrong(LOG_NUMBERS_WRONG, f"session {session!r}: {exc}", where)
             return
-        what = state_fault(at.state, at.last) or self._fold_fault(at)
         nodes = numbered(tables, at, payloads=False)
-        if what is None:
-            what = self._count_fault(at, nodes)
-        if what is None and at.revision.manifest.tips.data != NOTHING.data:
-            what = f"has messages after its last, {at.last}: its leaf was moved back"
-        if what is None and self._whole:
-            what = self._order_fault(at, nodes)
+        what = self._fault(at, nodes)
         if what is not None:
             says = f"the log of session {session!r} {what}"
             yield Wrong(LOG_NUMBERS_WRONG, says, where)
@@ -246,21 +240,20 @@ class LogCheck:
             says = f"the log of session {session!r} shows {missing} messages that are gone"
             yield Wrong(LOG_GAP, says, where)
 
-    def _fold_fault(self, at: At) -> str | None:
+    def _fault(self, at: At, nodes: Numbered) -> str | None:
+        """What is wrong with the state and the messages of a log, or None."""
+        fault = state_fault(at.state, at.last)
+        if fault is not None:
+            return fault
         for fold in folds_of(self._tables, at.session, at.state):
             if not fold.last < fold.note <= at.last:
                 return f"has fold {fold.number}, of messages that it does not have"
-        return None
-
-    def _count_fault(self, at: At, nodes: Numbered) -> str | None:
-        count = len(nodes.nodes)
-        if count > at.last:
-            return f"has {count} messages, and the last is number {at.last}"
-        return None
-
-    def _order_fault(self, at: At, nodes: Numbered) -> str | None:
+        if len(nodes.nodes) > at.last:
+            return f"has {len(nodes.nodes)} messages, and the last is number {at.last}"
+        if at.revision.manifest.tips.data != NOTHING.data:
+            return f"has messages after its last, {at.last}: its leaf was moved back"
         before = 0
-        for node in nodes.nodes:
+        for node in nodes.nodes if self._whole else ():
             if not node.id.isdecimal() or not before < int(node.id) <= at.last:
                 return f"has message {node.id!r} after number {before}"
             before = int(node.id)

@@ -201,10 +201,10 @@ def find(tables: LogTables, session: str) -> LogSession | None:
 
 def get_row(tables: LogTables, session: str) -> LogSessionRow:
     """The row of a session; SessionNotFoundError if it does not exist."""
-    record = tables.sessions.find(session)
-    if record is None:
+    row = read_again(lambda: tables.sessions.get(session), (CorruptionError,))
+    if row is None:
         raise SessionNotFoundError(session)
-    return tables.sessions.decode(record)
+    return row
 
 
 def _public(tables: LogTables, record: Record) -> LogSession | None:
@@ -278,7 +278,7 @@ def finish(tables: LogTables, session: str, status: str) -> bool:
     A session with another status stays for inspection until its parent is deleted.
     """
     check_text(status, "status")
-    row = read_again(lambda: get_row(tables, session), (CorruptionError,))
+    row = get_row(tables, session)
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
     return close(tables, session, cascade=True) > 0
