@@ -314,31 +314,23 @@ def _begun(tables: LifecycleTables, session: str, now_ms: int, user: str | None)
     return AgentSessionRow(session, now_ms, made, user)
 
 
-def create_sessions(
-    tables: LifecycleTables,
-    subjects: Subjects,
-    sessions: Sequence[str],
-    user: str | None,
-    *,
-    at_ms: int | None = None,
+def create_session(
+    tables: LifecycleTables, subjects: Subjects, session: str, user: str | None
 ) -> None:
-    """Create sessions, with or without a user, in one write; SessionExistsError if one exists.
+    """Create a session, with or without a user; SessionExistsError if it exists.
 
     The user is stored as a hash, in the session's row and in the index of subjects.
     """
-    for session in sessions:
-        keys.id_bytes(session, "a session id")
+    keys.id_bytes(session, "a session id")
     hashed = None if user is None else subjects.hash(user)
 
     def step(change: LifecycleChange) -> None:
-        places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
-        read = change.read(places) if hashed is None else subjects.read(change, places)
-        for session, record in zip(sessions, read, strict=True):
-            if record is not None:
-                raise SessionExistsError(session)
-        now_ms = tables.store.engine.now_ms() if at_ms is None else at_ms
-        for session in sessions:
-            change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
+        places: list[RowPlace] = [(tables.sessions, (session,))]
+        [known] = change.read(places) if hashed is None else subjects.read(change, places)
+        if known is not None:
+            raise SessionExistsError(session)
+        now_ms = tables.store.engine.now_ms()
+        change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
 
     tables.change("a session", step)
 

@@ -38,7 +38,7 @@ from casstore.records.lifecycles.checkpoints import (
     AgentSession,
     EndingSession,
     adopt,
-    create_sessions,
+    create_session,
     drop_checkpoint,
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, drop_record
@@ -129,7 +129,7 @@ class Lifecycles:
         ['s1']
         """
         name = secrets.token_hex(16) if session is None else session
-        create_sessions(self.tables, self.subjects, [name], user)
+        create_session(self.tables, self.subjects, name, user)
         return AgentSession(self.tables, self.subjects, name)
 
     def open_session(self, session: str, *, user: str | None = None) -> AgentSession:

@@ -232,22 +232,14 @@ class Scope:
         self, name: str, generation: int | None, build: Callable[[ValueRow], Built]
     ) -> Built | None:
         """The result of ``build`` for a value, or None if it does not exist."""
-        before: str | None = None
-        attempts = Attempts(f"state {name!r}")
-        while True:
-            attempts.begin()
+
+        def read() -> Built | None:
             look = self._look([name], generation)
             stored = look.value
-            if stored is None or not stored.is_live(look.now_ms):
-                return None
-            try:
-                return build(stored)
-            except CorruptionError:
-                # The value was replaced between two reads and its old objects were collected. If
-                # the version is unchanged, the store is damaged.
-                if before == stored.version:
-                    raise
-                before = stored.version
+            return build(stored) if stored is not None and stored.is_live(look.now_ms) else None
+
+        # The value may be replaced between two reads, and gc may then collect its old objects.
+        return read_again(read, (CorruptionError,))
 
     def list_keys(
         self,
