@@ -43,7 +43,7 @@ from casstore.records.lifecycles.checkpoints import (
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, drop_record
 from casstore.records.lifecycles.key_files import KeyStore, check_key_store
-from casstore.records.lifecycles.notes import lengthened, note_of, put_note, write_seal
+from casstore.records.lifecycles.notes import note_of, put_note, write_seal
 from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
@@ -244,8 +244,9 @@ class Lifecycles:
         check_hold(hold)
 
         def step(before: Note, now_ms: int, row: bytes) -> Note:
-            if not lengthened(before.hold, hold, now_ms) and before.hold is not None:
-                raise RecordHeldError(str(ref), before.hold.basis, before.hold.until_ms)
+            held = before.hold
+            if held is not None and held.until_ms > max(now_ms, hold.until_ms):
+                raise RecordHeldError(str(ref), held.basis, held.until_ms)
             return before._replace(hold=hold)
 
         self._annotate(ref, step, is_kept=True)

@@ -14,7 +14,6 @@ from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
 from casstore.format.digest import plain_hash
 from casstore.records.lifecycles.annotation import (
     Annotation,
-    Hold,
     Note,
     Seal,
     WriteSeal,
@@ -161,8 +160,3 @@ def put_note(change: LifecycleChange, ref: Ref, before: Note | None, after: Note
         change.put(notes, NoteRow(ref, after), old)
     elif old is not None:
         change.remove(notes, old)
-
-
-def lengthened(before: Hold | None, hold: Hold, now_ms: int) -> bool:
-    """Does a hold last at least as long as the one it replaces?"""
-    return before is None or before.until_ms <= now_ms or hold.until_ms >= before.until_ms

@@ -58,7 +58,9 @@ class LifecyclesSystem(RecordSystem):
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """The checks of labels, counts of users' values, notes, seals and indexes."""
-        return LifecyclesCheck(store, facts).judges()
+        own = LifecyclesCheck(store, facts)
+        tables = [RowTable(store, schema) for schema in SCHEMAS]
+        return judges(store, facts, tables, {NOTES: own.note}, {PEOPLE: own.user})
 
     def erasure(self) -> LifecycleErasure:
         """The erasure provider, for a store without key store and secret."""
@@ -92,24 +94,19 @@ class LifecyclesCheck:
     """Checks the records of the lifecycles."""
 
     def __init__(self, store: Store, facts: Facts) -> None:
-        self._store = store
         self._tables = LifecycleTables(store)
         self._facts = facts
 
-    def judges(self) -> Judges:
-        """For each table, the function that checks a record of it."""
-        tables = [RowTable(self._store, schema) for schema in SCHEMAS]
-        checks, counts = {NOTES: self._note}, {PEOPLE: self._look_at_user}
-        return judges(self._store, self._facts, tables, checks, counts)
-
-    def _look_at_user(self, row: UserRow) -> Iterator[Wrong]:
+    def user(self, row: UserRow) -> Iterator[Wrong]:
+        """Compare the count of a user's values with the values."""
         count = sum(1 for _ in self._tables.users.scan(row.user))
         if count != row.values:
             says = f"user {row.user} counts {row.values} values, and has {count}"
             where = where_is(self._tables.people, [row.user])
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
-    def _note(self, record: Record, row: NoteRow) -> None:
+    def note(self, record: Record, row: NoteRow) -> None:
+        """Compare a sealed record with the hash in its seal."""
         ref, seal = row.ref, row.note.seal
         if seal is None:
             return

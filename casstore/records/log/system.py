@@ -139,7 +139,9 @@ class LogSystem(RecordSystem):
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """The checks of message numbers, the tree of sessions, and the totals of usage."""
-        return LogCheck(store, facts, whole=whole).judges()
+        own = LogCheck(store, facts, whole=whole)
+        tables = [RowTable(store, schema) for schema in SCHEMAS]
+        return judges(store, facts, tables, {SESSIONS: own.session}, {TOTALS: own.usage})
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove the rows about deleted sessions; returns the number of those sessions."""
@@ -164,20 +166,14 @@ class LogCheck:
     """Checks the records of session logs; ``whole``: every message, not only their count."""
 
     def __init__(self, store: Store, facts: Facts, *, whole: bool) -> None:
-        self._store = store
         self._tables = LogTables(store)
         self._facts = facts
         self._whole = whole
 
-    def judges(self) -> Judges:
-        """For each table, the function that checks a record of it."""
-        tables = [RowTable(self._store, schema) for schema in SCHEMAS]
-        checks, counts = {SESSIONS: self._session}, {TOTALS: self._look_at_usage}
-        return judges(self._store, self._facts, tables, checks, counts)
-
     # --- child sessions ---------------------------------------------------------------------------
 
-    def _session(self, record: Record, row: LogSessionRow) -> None:
+    def session(self, record: Record, row: LogSessionRow) -> None:
+        """Compare a session of the log with the store's session, its parent and its messages."""
         tree.check_row(row)
         tables, session = self._tables, row.session
         key, own = keys.session_key(session), tables.sessions.place(session)
@@ -261,7 +257,7 @@ class LogCheck:
 
     # --- usage ------------------------------------------------------------------------------------
 
-    def _look_at_usage(self, row: TotalsRow) -> Iterator[Wrong]:
+    def usage(self, row: TotalsRow) -> Iterator[Wrong]:
         """Compare totals with the rounds. Totals may be greater, because rounds may be pruned."""
         summed = [0, 0, 0, 0]
         for used in self._tables.usage.rows(row.session):

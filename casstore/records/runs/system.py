@@ -90,7 +90,9 @@ class RunsSystem(RecordSystem):
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """Check that threads agree with their runs, and that runs protect their checkpoints."""
-        return RunsCheck(store, facts).judges()
+        own = RunsCheck(store, facts)
+        tables = [RowTable(store, schema) for schema in SCHEMAS]
+        return judges(store, facts, tables, {RUNS: own.run}, {THREADS: own.thread})
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove the rows that interrupted deletions have left; returns the number of threads."""
@@ -108,17 +110,11 @@ class RunsCheck:
     """Checks the records of runs."""
 
     def __init__(self, store: Store, facts: Facts) -> None:
-        self._store = store
         self._tables = RunTables(store)
         self._facts = facts
 
-    def judges(self) -> Judges:
-        """For each table, the function that checks a record of it."""
-        tables = [RowTable(self._store, schema) for schema in SCHEMAS]
-        checks, counts = {RUNS: self._run}, {THREADS: self._look_at_thread}
-        return judges(self._store, self._facts, tables, checks, counts)
-
-    def _look_at_thread(self, row: ThreadRow) -> Iterator[Wrong]:
+    def thread(self, row: ThreadRow) -> Iterator[Wrong]:
+        """Compare the counts and the latest run of a thread with its rows."""
         tables, thread = self._tables, row.thread
         where = where_is(tables.threads, [thread.id])
         title = f"thread {thread.id!r}"
@@ -131,7 +127,7 @@ class RunsCheck:
                 continue  # reported by the check of the index
             if run.run.number == row.latest:
                 latest = run
-            yield from self._look_at_run(run)
+            yield from self._counts_of_run(run)
             counted["events"] += run.run.events
             counted["artifacts"] += sum(1 for _ in tables.artifacts.scan(run.key))
         counted["messages"] = sum(1 for _ in tables.messages.scan(row.key))
@@ -154,7 +150,7 @@ class RunsCheck:
             says = f"{title} shows run {thread.latest_run!r}, which it does not have"
             yield Wrong(codes.RECORD_INDEX_WRONG, says, where)
 
-    def _look_at_run(self, row: RunRow) -> Iterator[Wrong]:
+    def _counts_of_run(self, row: RunRow) -> Iterator[Wrong]:
         tables, run = self._tables, row.run
         where = where_is(tables.runs, [run.id])
         count, last = 0, None
@@ -173,7 +169,8 @@ class RunsCheck:
             says = f"run {run.id!r} has artifacts up to {number}, and counts {run.artifacts}"
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
-    def _run(self, record: Record, row: RunRow) -> None:
+    def run(self, record: Record, row: RunRow) -> None:
+        """Check that a run protects the revision that it can resume from."""
         protected = protected_revision(row.run)
         if protected is None:
             return

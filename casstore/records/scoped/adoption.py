@@ -10,7 +10,7 @@ from casstore.errors import ConflictError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
 from casstore.records.schema import RowPlace, number_text
-from casstore.records.scoped.changes import changed, put_leads, put_scope
+from casstore.records.scoped.changes import changed, put_scope, put_value
 from casstore.records.scoped.layout import (
     LATEST,
     ScopedTables,
@@ -145,8 +145,7 @@ class Adoption:
                 context=context_in_row(draft, one.context),
                 value=value_in_row(draft, one.content.stored, size_bytes),
             )
-            tables.values.put(draft, value)
-            put_leads(tables, draft, one.scope, one.context, value)
+            put_value(tables, draft, one.scope, one.context, value)
         put_scope(tables, draft, head, before)
 
     # --- resets -------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def put_scope(tables: ScopedTables, draft: Draft, row: ScopeRow, before: ScopeRo
         tables.scopes.remove(draft, row)
 
 
-def put_leads(
+def put_value(
     tables: ScopedTables,
     draft: Draft,
     scope: str,
@@ -78,7 +78,8 @@ def put_leads(
     value: ValueRow,
     before: ValueRow | None = None,
 ) -> None:
-    """Add the index rows of a value to a draft: by its writer, and the subject of its scope."""
+    """Add a value to a draft, and its index rows: by its writer, and the subject of its scope."""
+    tables.values.put(draft, value)
     people = set()
     if context.actor is not None and (before is None or before.writer != context.actor):
         people.add(context.actor)

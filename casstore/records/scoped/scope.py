@@ -21,7 +21,7 @@ from casstore.format.canonical import Link
 from casstore.records.json_values import restored
 from casstore.records.schema import Key, RowPlace, number_text
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.changes import changed, find_late, forget, known, put_leads, put_scope
+from casstore.records.scoped.changes import changed, find_late, forget, known, put_scope, put_value
 from casstore.records.scoped.layout import (
     LATEST,
     ScopedTables,
@@ -424,8 +424,7 @@ class Scope:
             context=context_in_row(draft, self._context) if before is None else before.context,
             value=value_in_row(draft, content.stored, content.size_bytes),
         )
-        self._tables.values.put(draft, value)
-        put_leads(self._tables, draft, self._spot.scope, self._context, value, before)
+        put_value(self._tables, draft, self._spot.scope, self._context, value, before)
         return _entry(value, content.value)
 
     def _make_room(

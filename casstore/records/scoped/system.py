@@ -57,7 +57,10 @@ class ScopedSystem(RecordSystem):
 
     def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
         """The checks of counts, versions, resets, and the index of values by person."""
-        return ScopedCheck(store, facts).judges()
+        own = ScopedCheck(store, facts)
+        tables = [RowTable(store, schema) for schema in SCHEMAS]
+        # ``people`` gets no check of its own: its rows may lead to removed values until expiry.
+        return judges(store, facts, tables, {RESETS: own.reset}, {SCOPE_ROWS: own.scope})
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove expired values and runs, and index rows that lead to none; returns how many."""
@@ -75,18 +78,11 @@ class ScopedCheck:
     """Checks the records of scoped state."""
 
     def __init__(self, store: Store, facts: Facts) -> None:
-        self._store = store
         self._tables = ScopedTables(store)
         self._facts = facts
 
-    def judges(self) -> Judges:
-        """For each table, the function that checks a record of it."""
-        tables = [RowTable(self._store, schema) for schema in SCHEMAS]
-        # ``people`` gets no check of its own: its rows may lead to removed values until expiry.
-        checks, counts = {RESETS: self._reset}, {SCOPE_ROWS: self._look_at_scope}
-        return judges(self._store, self._facts, tables, checks, counts)
-
-    def _look_at_scope(self, head: ScopeRow) -> Iterator[Wrong]:
+    def scope(self, head: ScopeRow) -> Iterator[Wrong]:
+        """Compare the counts of a scope, its soonest expiry and its versions with its values."""
         key = SCOPE_ROWS.key(head)
         keys = size_bytes = 0
         soonest_ms: int | None = None
@@ -118,7 +114,7 @@ class ScopedCheck:
             )
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
-    def _reset(self, record: Record, reset: ResetRow) -> None:
+    def reset(self, record: Record, reset: ResetRow) -> None:
         """Check that numbers have no gap, and that the latest reset is under LATEST too."""
         table = self._tables.resets
         conversation, number = record.key
