@@ -22,10 +22,10 @@ from casstore.records.log import system as log_check
 from casstore.records.log.tables import LogTables
 from casstore.records.runs import Runs, SessionCheckpoint
 from casstore.records.runs import system as runs_check
-from casstore.records.runs.layout import RunTables
+from casstore.records.runs.tables import RunTables
 from casstore.records.schema import RowTable, number_text
 from casstore.records.scoped import SCOPES, Context, ScopedState, StatePolicy
-from casstore.records.scoped.layout import ScopedTables
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.records import Draft, Table

@@ -30,7 +30,14 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     ThreadMessage,
 )
-from casstore.records.runs.layout import (
+from casstore.records.runs.names import (
+    check_id,
+    check_number,
+    check_path,
+    same_value,
+    value_digest,
+)
+from casstore.records.runs.tables import (
     APPROVALS,
     ApprovalRow,
     ArtifactRow,
@@ -38,13 +45,6 @@ from casstore.records.runs.layout import (
     RunRow,
     RunTables,
     ThreadMessageRow,
-)
-from casstore.records.runs.names import (
-    check_id,
-    check_number,
-    check_path,
-    same_value,
-    value_digest,
 )
 from casstore.records.runs.working import Working
 from casstore.records.schema import RowPlace, RowTable, number_text

@@ -20,7 +20,8 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import (
+from casstore.records.runs.names import check_id, check_path
+from casstore.records.runs.tables import (
     NEXT,
     ApprovalRow,
     ArtifactRow,
@@ -30,7 +31,6 @@ from casstore.records.runs.layout import (
     ThreadMessageRow,
     ThreadRow,
 )
-from casstore.records.runs.names import check_id, check_path
 from casstore.records.runs.working import Numbers
 from casstore.records.schema import Key, RowPlace, RowTable, number_text
 from casstore.session.attempts import transact

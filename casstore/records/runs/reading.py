@@ -23,8 +23,8 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import ApprovalRow, RunRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_number, check_path
+from casstore.records.runs.tables import ApprovalRow, RunRow, RunTables, ThreadRow
 from casstore.records.schema import IndexTable, R, RowPlace, RowTable, number_text, text_number
 from casstore.session.arguments import check_text
 from casstore.session.records import Record, find_records

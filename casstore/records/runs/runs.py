@@ -34,8 +34,8 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import RunTables
 from casstore.records.runs.reading import Reading
+from casstore.records.runs.tables import RunTables
 from casstore.session.arguments import check_kind
 from casstore.session.attempts import read_again, transact
 from casstore.session.commit import check_commit

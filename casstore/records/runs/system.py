@@ -16,7 +16,8 @@ from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, WARNING, Meaning, Where
 from casstore.maintenance.systems import RecordSystem, SystemEntry, entry_keys
-from casstore.records.runs.layout import (
+from casstore.records.runs.runs import Runs
+from casstore.records.runs.tables import (
     RUNS,
     SCHEMAS,
     THREADS,
@@ -25,7 +26,6 @@ from casstore.records.runs.layout import (
     RunTables,
     ThreadRow,
 )
-from casstore.records.runs.runs import Runs
 from casstore.records.runs.working import protected_revision, protector
 from casstore.records.schema import IndexTable, RowTable, tables_of
 from casstore.records.schema_check import judges

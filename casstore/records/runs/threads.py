@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Write
 from casstore.errors import CorruptionError, RecordConflictError
 from casstore.records.runs.data import Run, Thread
-from casstore.records.runs.layout import NEXT, DeletedRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_time
+from casstore.records.runs.tables import NEXT, DeletedRow, RunTables, ThreadRow
 from casstore.records.runs.working import Numbers, protected_revision, protector
 from casstore.records.schema import RowPlace, number_text
 from casstore.session import protection

@@ -1,7 +1,7 @@
 """One thread during a write: its rows as they were read, and as the steps change them.
 
 The write makes the row of the thread a condition, which covers all that belongs to the thread
-(``layout``). Rows that threads share are conditions of their own: the stamp, and the counter when
+(``tables``). Rows that threads share are conditions of their own: the stamp, and the counter when
 the write takes a number. Every new thread, run and approval takes one, so no other writer can have
 used their ids meanwhile, in any thread.
 """
@@ -25,8 +25,8 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
-from casstore.records.runs.layout import NEXT, CounterRow, RunRow, RunTables
 from casstore.records.runs.names import check_id, check_number, check_time
+from casstore.records.runs.tables import NEXT, CounterRow, RunRow, RunTables
 from casstore.records.schema import R, RowPlace, RowTable
 from casstore.session import protection
 from casstore.session.attempts import read_again

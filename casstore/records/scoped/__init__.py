@@ -3,7 +3,6 @@
 from casstore.records.scoped.changes import Erased
 from casstore.records.scoped.erasure import ActorErasure
 from casstore.records.scoped.generations import Generation
-from casstore.records.scoped.layout import RunGrant
 from casstore.records.scoped.places import Located
 from casstore.records.scoped.policy import (
     MAX_KEY_CHARACTERS,
@@ -16,6 +15,7 @@ from casstore.records.scoped.policy import (
 from casstore.records.scoped.scope import KeyPage, Scope, ScopeUsage, StateEntry
 from casstore.records.scoped.scope_keys import SCOPES, Context, binding_identity, scope_key
 from casstore.records.scoped.states import RunState, ScopedState
+from casstore.records.scoped.tables import RunGrant
 
 __all__ = [
     "MAX_KEY_CHARACTERS",

@@ -11,7 +11,10 @@ from casstore.format.canonical import Link
 from casstore.records.json_values import restored
 from casstore.records.schema import RowPlace, number_text
 from casstore.records.scoped.changes import changed, put_scope, put_value
-from casstore.records.scoped.layout import (
+from casstore.records.scoped.policy import Content
+from casstore.records.scoped.scope import get_linked
+from casstore.records.scoped.scope_keys import Context, conversation_key
+from casstore.records.scoped.tables import (
     LATEST,
     ScopedTables,
     Spot,
@@ -21,9 +24,6 @@ from casstore.records.scoped.layout import (
     new_scope,
     value_in_row,
 )
-from casstore.records.scoped.policy import Content
-from casstore.records.scoped.scope import get_linked
-from casstore.records.scoped.scope_keys import Context, conversation_key
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store

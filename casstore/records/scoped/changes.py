@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError
 from casstore.records.schema import Key, RowPlace
-from casstore.records.scoped.layout import PersonRow, ScopedTables, ScopeRow, ValueRow
 from casstore.records.scoped.scope_keys import Context
+from casstore.records.scoped.tables import PersonRow, ScopedTables, ScopeRow, ValueRow
 from casstore.session.records import Draft, Record, find_records
 
 #: The most values that one write removes.

@@ -11,8 +11,8 @@ from typing import Any, Final
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.records.schema import Key, RowPlace
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
-from casstore.records.scoped.layout import ScopedTables, Writer
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
+from casstore.records.scoped.tables import ScopedTables, Writer
 from casstore.session.arguments import check_callable, check_text, list_of
 from casstore.session.attempts import read_again, transact
 from casstore.session.records import Draft, Record, Table, row_links

@@ -18,7 +18,7 @@ from casstore.records.scoped.changes import (
     forget,
     put_scope,
 )
-from casstore.records.scoped.layout import ScopedTables
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store

@@ -16,8 +16,8 @@ from casstore.engine.protocol import Write
 from casstore.records.json_values import restored
 from casstore.records.schema import Key, number_text
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, Pulse, remove_values
-from casstore.records.scoped.layout import LATEST, ResetRow, ScopedTables
 from casstore.records.scoped.policy import Content, content_of
+from casstore.records.scoped.tables import LATEST, ResetRow, ScopedTables
 from casstore.session.arguments import check_callable, check_count
 from casstore.session.attempts import transact
 from casstore.session.records import Draft

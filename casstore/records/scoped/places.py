@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
-from casstore.records.scoped.layout import ScopedTables
 from casstore.records.scoped.runs import RunGrants
 from casstore.records.scoped.scope import StateEntry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session.arguments import check_callable, check_text
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record

@@ -14,9 +14,9 @@ from typing import Final, NoReturn
 from casstore.errors import CorruptionError, InvalidInputError, RunFrozenError
 from casstore.records.schema import RowPlace
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.layout import RunGrant, ScopedTables
 from casstore.records.scoped.policy import Quota, Reason, StatePolicy
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
+from casstore.records.scoped.tables import RunGrant, ScopedTables
 from casstore.session.arguments import check_ms, list_of
 from casstore.session.attempts import read_again, transact
 from casstore.session.keys import id_bytes

@@ -22,7 +22,10 @@ from casstore.records.json_values import restored
 from casstore.records.schema import Key, RowPlace, number_text
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.changes import changed, find_late, forget, known, put_scope, put_value
-from casstore.records.scoped.layout import (
+from casstore.records.scoped.policy import Content, Quota, Reason, checked_key, content_of
+from casstore.records.scoped.runs import RunGuard
+from casstore.records.scoped.scope_keys import Context, real_key
+from casstore.records.scoped.tables import (
     LATEST,
     ScopedTables,
     ScopeRow,
@@ -33,9 +36,6 @@ from casstore.records.scoped.layout import (
     new_scope,
     value_in_row,
 )
-from casstore.records.scoped.policy import Content, Quota, Reason, checked_key, content_of
-from casstore.records.scoped.runs import RunGuard
-from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_ms, check_text
 from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.records import Draft, Record, find_records

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
 from casstore.records.schema import number_text
-from casstore.records.scoped.layout import ScopedTables, ScopeRow, Spot, ValueRow
 from casstore.records.scoped.runs import RunGuard
 from casstore.records.scoped.scope import StateEntry, entries, read_rows
+from casstore.records.scoped.tables import ScopedTables, ScopeRow, Spot, ValueRow
 from casstore.session.attempts import Attempts, read_again
 
 #: The default of ``max_bytes``: a snapshot is held in memory.

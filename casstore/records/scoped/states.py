@@ -11,7 +11,6 @@ from casstore.records.scoped import erasure, generations, places, runs
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.changes import Erased, Pulse
 from casstore.records.scoped.generations import Generation
-from casstore.records.scoped.layout import RunGrant, ScopedTables, Spot
 from casstore.records.scoped.places import ContextFilter, Located
 from casstore.records.scoped.policy import DEFAULT, Quota, Reason, StatePolicy, UpdateOutcome
 from casstore.records.scoped.runs import RUN_MS, STATE, RunGrants, RunGuard
@@ -26,6 +25,7 @@ from casstore.records.scoped.scope_keys import (
     scope_keys,
 )
 from casstore.records.scoped.snapshots import MAX_SNAPSHOT_BYTES, read_moment
+from casstore.records.scoped.tables import RunGrant, ScopedTables, Spot
 from casstore.session.arguments import check_count, check_text
 from casstore.store import Store
 

@@ -16,7 +16,7 @@ from casstore.records.schema import RowTable, number_text, tables_of
 from casstore.records.schema_check import judges
 from casstore.records.scoped import expiry
 from casstore.records.scoped.erasure import ActorErasure
-from casstore.records.scoped.layout import (
+from casstore.records.scoped.tables import (
     LATEST,
     RESETS,
     SCHEMAS,
