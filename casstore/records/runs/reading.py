@@ -49,11 +49,6 @@ class Reading:
         self._tables.is_stamped(stamp)
         return found
 
-    def require_stamp(self) -> None:
-        """RecordNotFoundError if this store has never held runs."""
-        if not self._tables.is_stamped(self._tables.stamp.find(*self._tables.stamp_place[1])):
-            raise RecordNotFoundError("records", "runs")
-
     def thread(self, thread: str) -> ThreadRow:
         """A thread, or RecordNotFoundError."""
         record = self.find((self._tables.threads, (check_id(thread, "a thread"),)))[0]
@@ -270,8 +265,13 @@ class Reading:
         return _page(entries, limit)
 
     def all_runs(self) -> Iterator[Run]:
-        """Every run, by id; CorruptionError if one cannot be read."""
-        self.require_stamp()
+        """Every run, by id; CorruptionError if one cannot be read.
+
+        RecordNotFoundError if this store has never held runs.
+        """
+        stamp, key = self._tables.stamp_place
+        if not self._tables.is_stamped(stamp.find(*key)):
+            raise RecordNotFoundError("records", "runs")
         yield from (row.run for row in self._tables.runs.rows())
 
     def _ordered(

@@ -268,10 +268,6 @@ class RunTables:
         #: The place of the stamp, to read it with other rows for ``is_stamped``, ``expect_stamp``.
         self.stamp_place: RowPlace = (self.stamp, (_STAMP,))
 
-    def all(self) -> list[Table]:
-        """Every table and index."""
-        return [table for table in vars(self).values() if isinstance(table, Table)]
-
     def is_stamped(self, stamp: Record | None) -> bool:
         """True if the store has runs; RecordsSchemaError if their family or version differs."""
         if stamp is None:
@@ -290,7 +286,8 @@ class RunTables:
 
     def _require_empty(self) -> None:
         """RecordsSchemaError if a store without a stamp has rows of runs."""
-        if all(next(table.scan(page=1), None) is None for table in self.all()):
+        tables = [table for table in vars(self).values() if isinstance(table, Table)]
+        if all(next(table.scan(page=1), None) is None for table in tables):
             return
         if self.stamp.find(_STAMP) is None:
             raise self._refusal("rows of runs without family and version")
