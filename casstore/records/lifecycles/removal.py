@@ -125,6 +125,7 @@ class Emptying(ABC):
         self._gone: list[Note | None] = []
         self._staying: list[Stayed] = []
         self._is_last = False
+        # The owner's row, as the current attempt has read it.
         self._known: Record | None = None
         self.deleted = 0
         self.stayed: list[Stayed] = []
