@@ -25,8 +25,8 @@ from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import ConflictError, ForeignSourceError, RecordsSchemaError
 from casstore.maintenance.progress import Progress
 from casstore.records.runs.inserting import Item, Made, insert, stored
-from casstore.records.runs.layout import RunTables
 from casstore.records.runs.names import same_value
+from casstore.records.runs.tables import RunTables
 from casstore.store import Store, check_store
 
 _FAMILY: Final = "agent-harness-runtime"

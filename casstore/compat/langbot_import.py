@@ -29,7 +29,7 @@ from casstore.compat.sqlite_source import SqliteSource, utc_us
 from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, ArrivedReset, ArrivedValue
-from casstore.records.scoped.contents import checked_key, content_of
+from casstore.records.scoped.policy import checked_key, content_of
 from casstore.records.scoped.scope_keys import ALIASES, SCOPES, Context, checked, scope_key
 from casstore.store import Store, check_store
 

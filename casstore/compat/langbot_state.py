@@ -21,8 +21,8 @@ from casstore.records.scoped import (
     StatePolicy,
     binding_identity,
 )
-from casstore.records.scoped.layout import ScopedTables, Spot
 from casstore.records.scoped.scope_keys import SCOPES, conversation_key
+from casstore.records.scoped.tables import ScopedTables, Spot
 from casstore.store import Store
 
 _Outcome = tuple[bool, str | None]

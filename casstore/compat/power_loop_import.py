@@ -42,14 +42,11 @@ from casstore.records.log import (
     tree,
     usage,
 )
-from casstore.records.log.data import FOLDED
+from casstore.records.log.data import FOLDED, check_number
 from casstore.records.log.intake import Arrived, Intake, Rest, check_rest
-from casstore.records.log.layout import LogSessionRow
-from casstore.records.log.messages import call_ids, check_number, payload_of
-from casstore.records.log.reading import nodes_of
-from casstore.records.log.state import LogState
-from casstore.records.log.tables import LogTables
-from casstore.records.log.view import MessageOrder, runs_of
+from casstore.records.log.messages import call_ids, nodes_of, payload_of
+from casstore.records.log.state import LogState, MessageOrder, runs_of
+from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import keys
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import Draft

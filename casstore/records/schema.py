@@ -21,7 +21,7 @@ with their indexes and parents.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -45,6 +45,7 @@ RowPlace = tuple[Table, Key]
 #: The greatest number that a key can hold.
 MAX_NUMBER: Final = (1 << 63) - 1
 _FIRST_LENGTH: Final = ord("a")
+_PAGE: Final = 256
 # Fields of these types are stored unchanged. The sets are the types that a stored value may have:
 # a caller may have put an int in a float field.
 _PLAIN: Final[dict[Any, frozenset[type]]] = {
@@ -485,6 +486,33 @@ class RowTable(Table, Generic[R]):
     def row_of(self, key: Key, stored: bytes) -> R:
         """Decode the row with this key from its stored bytes."""
         return self.decode(self.record_of(Row(self.keys.key(key), stored)))
+
+    def rows(self, *prefix: str, before: str | None = None) -> Iterator[R]:
+        """The rows that ``scan`` lists, without those removed since.
+
+        >>> class Page(NamedTuple):
+        ...     person: str
+        ...     number: int
+        ...     text: str
+        >>> pages = RowTable(store, Schema("notes.pages", Page, 2))
+        >>> draft = Draft(store)
+        >>> stored = [pages.put(draft, Page("anna", number, "hello")) for number in (1, 2)]
+        >>> draft.commit()
+        >>> [page.number for page in pages.rows("anna")]
+        [1, 2]
+        """
+        return self.read_each(self.scan(*prefix, before=before), self.decode)
+
+    def indexed(self, index: IndexTable[R], *prefix: str) -> list[Record]:
+        """The records to which the rows of an index lead, in the order of the index.
+
+        Records that were removed since the index was read are left out.
+        """
+        keys = [index.leads_to(entry) for entry in index.scan(*prefix)]
+        found: list[Record] = []
+        for start in range(0, len(keys), _PAGE):
+            found += filter(None, self.find_many(keys[start : start + _PAGE]))
+        return found
 
     def put(self, draft: Draft, row: R, before: R | None = None) -> bytes:
         """Add a row and its index rows to a draft; returns the bytes stored for the row.

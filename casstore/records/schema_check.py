@@ -1,7 +1,7 @@
 """The checks that follow from schemas: rows decode, and agree with their indexes and parents.
 
 ``judges`` returns, for each table, the function with which ``maintenance.check`` checks a record. A
-record system adds checks of its own, for counts and for rows of the core (sessions, protections).
+record system adds checks and counts of its own, which may read rows of the core as well.
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ from typing import Any
 
 from casstore.engine.protocol import Row
 from casstore.maintenance import findings as codes
-from casstore.maintenance.consistency import Facts, where_is
-from casstore.records.schema import IndexTable, RowTable, key_texts
+from casstore.maintenance.consistency import Facts, Wrong, where_is
+from casstore.records.schema import IndexTable, RowTable, Schema, key_texts
 from casstore.session.records import Record, Table
 from casstore.store import Store
 
 #: A check of a record system: called with each record of a table and its row.
 RowCheck = Callable[[Record, Any], None]
+#: A count of a record system: compares a row with rows that it reads one after the other.
+RowCount = Callable[[Any], Iterable[Wrong]]
 
 
 def judges(
     store: Store,
     facts: Facts,
     tables: Iterable[RowTable[Any]],
-    checks: Mapping[Table, RowCheck] | None = None,
+    checks: Mapping[Schema[Any], RowCheck] | None = None,
+    counts: Mapping[Schema[Any], RowCount] | None = None,
 ) -> dict[Table, Callable[[Record], None]]:
-    """For each table and each of its indexes, the function that checks a record of it."""
+    """For each table and each of its indexes, the function that checks a record of it.
+
+    ``checks`` and ``counts`` are the system's own, by schema. What a count finds wrong is reported
+    only if its row is the same before and after the count.
+    """
     found: dict[Table, Callable[[Record], None]] = {}
     indexes: dict[str, list[tuple[RowTable[Any], IndexTable[Any]]]] = {}
     for table in tables:
-        found[table] = _row_judge(store, facts, table, (checks or {}).get(table))
+        check, count = (checks or {}).get(table.schema), (counts or {}).get(table.schema)
+        found[table] = _row_judge(store, facts, table, check, count)
         for index in table.indexes:
             indexes.setdefault(index.index.name, []).append((table, index))
     for leading in indexes.values():
@@ -39,7 +47,11 @@ def judges(
 
 
 def _row_judge(
-    store: Store, facts: Facts, table: RowTable[Any], check: RowCheck | None
+    store: Store,
+    facts: Facts,
+    table: RowTable[Any],
+    check: RowCheck | None,
+    count: RowCount | None,
 ) -> Callable[[Record], None]:
     parents = [(one, RowTable(store, one.schema)) for one in table.schema.parents]
 
@@ -90,6 +102,10 @@ def _row_judge(
             ask_parents(record, row, finds)
         if check is not None:
             check(record, row)
+        if count is not None:
+            facts.count(
+                table.place(*record.key), lambda found: count(table.row_of(record.key, found))
+            )
 
     return judge
 

@@ -15,17 +15,17 @@ from casstore.maintenance import findings as codes
 from casstore.maintenance.check import CheckReport, check
 from casstore.maintenance.policy import Policy, set_policy
 from casstore.records.lifecycles import Annotation, Lifecycles, Seal
-from casstore.records.lifecycles import check as lifecycles_check
+from casstore.records.lifecycles import system as lifecycles_check
 from casstore.records.lifecycles.tables import LifecycleTables
 from casstore.records.log import NewMessage, SessionLog, Tokens
-from casstore.records.log import check as log_check
+from casstore.records.log import system as log_check
 from casstore.records.log.tables import LogTables
 from casstore.records.runs import Runs, SessionCheckpoint
-from casstore.records.runs import check as runs_check
-from casstore.records.runs.layout import RunTables
+from casstore.records.runs import system as runs_check
+from casstore.records.runs.tables import RunTables
 from casstore.records.schema import RowTable, number_text
 from casstore.records.scoped import SCOPES, Context, ScopedState, StatePolicy
-from casstore.records.scoped.layout import ScopedTables
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.session.records import Draft, Table

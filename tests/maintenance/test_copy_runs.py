@@ -9,7 +9,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
-from casstore.records.runs import WAITING, Runs, copied, steps
+from casstore.records.runs import WAITING, Runs, steps, system
 
 
 class Disturbed(MemoryEngine):
@@ -94,7 +94,7 @@ def test_a_request_that_the_source_never_had_stays_with_a_run_that_differs() -> 
     # Somebody goes on with it there, and the row of the run is another one from then on.
     own.set_state("t", "r", "running")
     assert [item.run for item in own.requests().items] == ["r"]
-    copied.tidy(source, target)
+    system.tidy(source, target)
     assert [item.run for item in own.requests().items] == ["r"]
 
 

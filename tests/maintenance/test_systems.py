@@ -29,8 +29,8 @@ from casstore.records.lifecycles.tables import LifecycleTables
 from casstore.records.log import NewMessage, SessionLog
 from casstore.records.log.tables import LogTables
 from casstore.records.runs import Runs
-from casstore.records.runs.layout import RunTables
-from casstore.records.scoped.layout import ScopedTables
+from casstore.records.runs.tables import RunTables
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.maintenance.test_check_records import fill

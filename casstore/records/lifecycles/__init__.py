@@ -15,8 +15,8 @@ from casstore.records.lifecycles.annotation import CLASSES, Annotation, Hold, No
 from casstore.records.lifecycles.checkpoints import AgentCheckpoint, AgentSession, CheckpointInfo
 from casstore.records.lifecycles.key_files import FileKeys, KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles, SessionEnd
-from casstore.records.lifecycles.notes import Stayed
 from casstore.records.lifecycles.references import Ref
+from casstore.records.lifecycles.removal import Stayed
 from casstore.records.lifecycles.user_data import UserErasure
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import InvalidInputError
 from casstore.records.lifecycles.references import ROWS, SESSION, Ref, checked_ref
-from casstore.session.arguments import check_text, list_of
+from casstore.session.arguments import check_kind, check_text, list_of
 
 IDENTITY: Final = "identity"
 PROCESS: Final = "process"
@@ -154,16 +154,12 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
 
 def check_annotation(annotation: Annotation) -> None:
     """InvalidInputError if ``annotation`` is not an Annotation; ``checked`` checks its fields."""
-    if not isinstance(annotation, Annotation):
-        raise InvalidInputError(
-            f"annotation must be an Annotation, got {type(annotation).__name__}"
-        )
+    check_kind(annotation, "annotation", Annotation)
 
 
 def check_hold(hold: Hold) -> None:
     """InvalidInputError unless a hold has a basis and an end."""
-    if not isinstance(hold, Hold):
-        raise InvalidInputError(f"hold must be a Hold, got {type(hold).__name__}")
+    check_kind(hold, "hold", Hold)
     check_reason(hold.basis, "the basis of a hold")
     if hold.jurisdiction is not None:
         check_reason(hold.jurisdiction, "a jurisdiction")
@@ -175,8 +171,7 @@ def check_hold(hold: Hold) -> None:
 
 def check_seal(seal: Seal) -> None:
     """InvalidInputError if ``seal`` is not a valid Seal."""
-    if not isinstance(seal, Seal):
-        raise InvalidInputError(f"seal must be a Seal, got {type(seal).__name__}")
+    check_kind(seal, "seal", Seal)
     check_reason(seal.action, "the action of a seal")
     check_reason(seal.basis, "the basis of a seal")
     check_reason(seal.summarization, "summarization of a seal")

@@ -19,16 +19,9 @@ from casstore.errors import (
     SessionUserError,
 )
 from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note, checked
-from casstore.records.lifecycles.emptying import Emptying
-from casstore.records.lifecycles.notes import (
-    Sources,
-    delete_in_one_change,
-    made,
-    put_note,
-    remove_unless_kept,
-    write_seal,
-)
+from casstore.records.lifecycles.notes import Annotating, put_note
 from casstore.records.lifecycles.references import CHECKPOINT, Ref, checkpoint_ref, not_found
+from casstore.records.lifecycles.removal import Emptying, delete_record
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     CHECKPOINTS,
@@ -215,27 +208,19 @@ class AgentSession:
         >>> work.delete_checkpoint(1), work.checkpoint("again").number
         (True, 2)
         """
-        ref = checkpoint_ref(self.id, number)
-        tables = self._tables
-        return delete_in_one_change(
-            tables, ref, lambda change: remove_unless_kept(change, tables, ref, drop_checkpoint)
-        )
+        return delete_record(self._tables, checkpoint_ref(self.id, number), drop_checkpoint)
 
     def _read(self, record: Record) -> AgentCheckpoint:
         row = CHECKPOINTS.read(record)
         payload = read_content(self._tables.store, row.content)
         if type(payload) is not dict:
             raise CorruptionError(f"checkpoint {record.key!r} is damaged; check the store")
-        return AgentCheckpoint(_info(row), payload)
+        return AgentCheckpoint(CheckpointInfo(*row[:5]), payload)
 
 
 def info_of(record: Record) -> CheckpointInfo:
     """The checkpoint of a row, without its content."""
-    return _info(CHECKPOINTS.read(record))
-
-
-def _info(row: AgentCheckpointRow) -> CheckpointInfo:
-    return CheckpointInfo(*row[:5])
+    return CheckpointInfo(*CHECKPOINTS.read(record)[:5])
 
 
 class NewCheckpoint(NamedTuple):
@@ -270,34 +255,23 @@ def put_checkpoints(
     said = None
     if annotation is not None:
         said = checked(annotation, has_subject=True, default=PROCESS)
-    sources = Sources(tables, () if said is None else said.sources)
+    annotating = Annotating(subjects, said)
 
     def step(change: LifecycleChange) -> list[CheckpointInfo]:
-        parts = sources.places()
-        places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
-        places += [*parts, *(subjects.places() if said is not None else [])]
-        read = change.read(places, sources.sessions())
+        read = annotating.read(change, [(tables.sessions, (session,)) for session in sessions])
         now_ms = tables.store.engine.now_ms()
-        before = {
-            record.key[0]: SESSIONS.read(record)
-            for record in read[: len(sessions)]
-            if record is not None
-        }
+        before = {record.key[0]: SESSIONS.read(record) for record in read if record is not None}
         rows = {
             session: _begun(tables, session, now_ms, None)
             if begin and record is None
             else _required(session, record)
-            for session, record in zip(sessions, read, strict=False)
+            for session, record in zip(sessions, read, strict=True)
         }
-        end = len(sessions) + len(parts)
-        about = sources.subjects(read[len(sessions) : end], read[len(places) :])
-        about |= sources.session_subjects(change, subjects)
-        subjects.require(read[end : len(places)], change)
         # Read after the sessions: a writer that adds one of these ids changes its session row, so
         # this write would fail.
         if given and _are_there(tables, given):
             raise ConflictError("another writer has imported some of the checkpoints; import again")
-        made_now: list[CheckpointInfo] = []
+        made: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):
             row = rows[entry.session]
             row = rows[entry.session] = row._replace(made=row.made + 1)
@@ -307,18 +281,11 @@ def put_checkpoints(
             stored = change.put(tables.checkpoints, AgentCheckpointRow(*info, payload))
             if entry.id is not None:
                 change.put(tables.imported, ImportedRow(entry.id, info.ref))
-            if said is not None:
-                named = {subjects.hash(subject) for subject in said.subjects}
-                everybody = about | named | ({row.user} if row.user is not None else set())
-                checked(said, has_subject=bool(everybody), default=PROCESS)
-                note = made(said, everybody, now_ms)
-                if said.seal is not None:
-                    note = note._replace(seal=write_seal(said.seal, stored, now_ms))
-                put_note(change, tables, info.ref, None, note)
-            made_now.append(info)
+            annotating.annotate(change, info.ref, None, stored, now_ms, row.user)
+            made.append(info)
         for session, row in rows.items():
             change.put(tables.sessions, row, before.get(session))
-        return made_now
+        return made
 
     return tables.change("a session", step)
 
@@ -347,32 +314,23 @@ def _begun(tables: LifecycleTables, session: str, now_ms: int, user: str | None)
     return AgentSessionRow(session, now_ms, made, user)
 
 
-def create_sessions(
-    tables: LifecycleTables,
-    subjects: Subjects,
-    sessions: Sequence[str],
-    user: str | None,
-    *,
-    at_ms: int | None = None,
+def create_session(
+    tables: LifecycleTables, subjects: Subjects, session: str, user: str | None
 ) -> None:
-    """Create sessions, with or without a user, in one write; SessionExistsError if one exists.
+    """Create a session, with or without a user; SessionExistsError if it exists.
 
     The user is stored as a hash, in the session's row and in the index of subjects.
     """
-    for session in sessions:
-        keys.id_bytes(session, "a session id")
+    keys.id_bytes(session, "a session id")
     hashed = None if user is None else subjects.hash(user)
 
     def step(change: LifecycleChange) -> None:
-        places: list[RowPlace] = [(tables.sessions, (session,)) for session in sessions]
-        read = change.read([*places, *(subjects.places() if hashed is not None else [])])
-        for session, record in zip(sessions, read, strict=False):
-            if record is not None:
-                raise SessionExistsError(session)
-        subjects.require(read[len(sessions) :], change)
-        now_ms = tables.store.engine.now_ms() if at_ms is None else at_ms
-        for session in sessions:
-            change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
+        places: list[RowPlace] = [(tables.sessions, (session,))]
+        [known] = change.read(places) if hashed is None else subjects.read(change, places)
+        if known is not None:
+            raise SessionExistsError(session)
+        now_ms = tables.store.engine.now_ms()
+        change.put(tables.sessions, _begun(tables, session, now_ms, hashed))
 
     tables.change("a session", step)
 
@@ -382,10 +340,8 @@ def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) 
     hashed = subjects.hash(user)
 
     def step(change: LifecycleChange) -> None:
-        place: RowPlace = (tables.sessions, (session,))
-        known, *setting = change.read([place, *subjects.places()])
+        [known] = subjects.read(change, [(tables.sessions, (session,))])
         row = _required(session, known)
-        subjects.require(setting, change)
         if row.user is None:
             change.put(tables.sessions, row._replace(user=hashed), row)
         elif row.user != hashed:
@@ -394,14 +350,12 @@ def adopt(tables: LifecycleTables, subjects: Subjects, session: str, user: str) 
     tables.change("a session", step)
 
 
-def drop_checkpoint(
-    change: LifecycleChange, tables: LifecycleTables, ref: Ref, row: Record, note: Note | None
-) -> None:
+def drop_checkpoint(change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
     """Remove a checkpoint that is neither sealed nor held."""
-    checkpoint = CHECKPOINTS.read(row)
+    tables, checkpoint = change.tables, CHECKPOINTS.read(row)
     change.remove(tables.checkpoints, checkpoint)
     change.delete((tables.imported, (checkpoint.id,)))
-    put_note(change, tables, ref, note, None)
+    put_note(change, ref, note, None)
 
 
 class EndingSession(Emptying):
@@ -410,15 +364,8 @@ class EndingSession(Emptying):
     def __init__(self, tables: LifecycleTables, session: str) -> None:
         super().__init__(tables, (tables.sessions, (session,)), CHECKPOINT, tables.checkpoints)
 
-    def _drop(
-        self,
-        change: LifecycleChange,
-        ref: Ref,
-        row: Record,
-        note: Note | None,
-        owner: Record | None,
-    ) -> None:
-        drop_checkpoint(change, self._tables, ref, row, note)
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
+        drop_checkpoint(change, ref, row, note)
 
     def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:
         if is_last and not self._any_stay:

@@ -20,7 +20,7 @@ from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.kept_records import rewrite_record
 from casstore.records.lifecycles.key_files import KeyStore, check_key_store
 from casstore.records.lifecycles.lifecycles import Lifecycles
-from casstore.records.lifecycles.notes import Stayed, note_now, objection
+from casstore.records.lifecycles.notes import note_now
 from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
@@ -31,6 +31,7 @@ from casstore.records.lifecycles.references import (
     USER,
     Ref,
 )
+from casstore.records.lifecycles.removal import Stayed, objection
 from casstore.records.lifecycles.tables import LifecycleChange
 from casstore.session import subjects
 from casstore.session.arguments import check_callable, list_of
@@ -201,7 +202,7 @@ def rewrite_shared(
 
         def step(change: LifecycleChange, ref: Ref = each.ref) -> bool:
             without = partial(rewrite, ref)
-            return rewrite_record(change, life.tables, ref, without, hashed, refs)
+            return rewrite_record(change, ref, without, hashed, refs)
 
         if life.tables.change(str(each.ref), step):
             done.append(each.ref)

@@ -10,17 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.records.lifecycles.annotation import Annotation, Note, check_annotation, checked
-from casstore.records.lifecycles.notes import (
-    Sources,
-    delete_in_one_change,
-    made,
-    note_of,
-    objection,
-    put_note,
-    remove_unless_kept,
-    write_seal,
-)
+from casstore.records.lifecycles.notes import Annotating, note_of, put_note
 from casstore.records.lifecycles.references import RECORD, Ref, not_found
+from casstore.records.lifecycles.removal import delete_record, objection
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     RECORDS,
@@ -77,29 +69,18 @@ class KeptRecords:
         check_annotation(annotation)
         said = checked(annotation, has_subject=bool(annotation.sources), default=None)
         ref = Ref(RECORD, collection, name)
-        sources = Sources(self._tables, said.sources)
+        annotating = Annotating(self._subjects, said)
 
         def step(change: LifecycleChange) -> None:
-            tables, parts = self._tables, sources.places()
-            places = [tables.payload(ref), tables.note(ref), *parts, *self._subjects.places()]
-            _, noted, *read = change.read(places, sources.sessions())
-            rest = len(places) - 2
-            about = sources.subjects(read[: len(parts)], read[rest:])
-            self._subjects.require(read[len(parts) : rest], change)
+            tables = self._tables
+            _, noted = annotating.read(change, [tables.payload(ref), tables.note(ref)])
             now_ms, before = tables.store.engine.now_ms(), note_of(noted)
             stays = objection(ref, before, now_ms)
             if stays is not None:
                 raise stays.as_error()
-            about |= sources.session_subjects(change, self._subjects)
-            about |= {self._subjects.hash(subject) for subject in said.subjects}
-            # Check again whether the classes need subjects: the sources may have none.
-            checked(said, has_subject=bool(about), default=None)
-            note = made(said, about, now_ms)
             stored = content(change.draft, value)
             row = change.put(tables.records, CollectionRecordRow(collection, name, now_ms, stored))
-            if said.seal is not None:
-                note = note._replace(seal=write_seal(said.seal, row, now_ms))
-            put_note(change, tables, ref, before, note)
+            annotating.annotate(change, ref, before, row, now_ms)
 
         self._tables.change(str(ref), step)
         return ref
@@ -149,28 +130,21 @@ class KeptRecords:
         >>> life.records.delete("facts", "city"), life.records.delete("facts", "city")
         (True, False)
         """
-        ref = Ref(RECORD, collection, name)
-        tables = self._tables
-        return delete_in_one_change(
-            tables, ref, lambda change: remove_unless_kept(change, tables, ref, drop_record)
-        )
+        return delete_record(self._tables, Ref(RECORD, collection, name), drop_record)
 
 
 def _listed(record: Record) -> KeptRecord:
     return KeptRecord(Ref(RECORD, *record.key), RECORDS.read(record).at_ms)
 
 
-def drop_record(
-    change: LifecycleChange, tables: LifecycleTables, ref: Ref, _row: Record, note: Note | None
-) -> None:
+def drop_record(change: LifecycleChange, ref: Ref, _row: Record, note: Note | None) -> None:
     """Remove a record that is neither sealed nor held."""
-    change.delete(tables.payload(ref))
-    put_note(change, tables, ref, note, None)
+    change.delete(change.tables.payload(ref))
+    put_note(change, ref, note, None)
 
 
 def rewrite_record(
     change: LifecycleChange,
-    tables: LifecycleTables,
     ref: Ref,
     rewrite: Callable[[Any], Any],
     subject: str,
@@ -181,6 +155,7 @@ def rewrite_record(
     The subject is given as its hash. Returns False and changes nothing if the record does not
     exist, is sealed or held, or if ``rewrite`` returns None.
     """
+    tables = change.tables
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
     note = note_of(noted)
     if row is None or note is None or objection(ref, note, tables.store.engine.now_ms()):
@@ -194,5 +169,5 @@ def rewrite_record(
         subjects=tuple([one for one in note.subjects if one != subject]),
         sources=tuple([one for one in note.sources if one not in sources]),
     )
-    put_note(change, tables, ref, note, after)
+    put_note(change, ref, note, after)
     return True

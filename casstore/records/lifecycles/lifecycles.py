@@ -38,20 +38,12 @@ from casstore.records.lifecycles.checkpoints import (
     AgentSession,
     EndingSession,
     adopt,
-    create_sessions,
+    create_session,
     drop_checkpoint,
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, drop_record
 from casstore.records.lifecycles.key_files import KeyStore, check_key_store
-from casstore.records.lifecycles.notes import (
-    Removal,
-    Stayed,
-    lengthened,
-    note_of,
-    put_note,
-    remove_unless_kept,
-    write_seal,
-)
+from casstore.records.lifecycles.notes import note_of, put_note, write_seal
 from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
@@ -61,6 +53,7 @@ from casstore.records.lifecycles.references import (
     checked_ref,
     not_found,
 )
+from casstore.records.lifecycles.removal import Removal, Stayed, remove_unless_kept
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     SESSIONS,
@@ -136,7 +129,7 @@ class Lifecycles:
         ['s1']
         """
         name = secrets.token_hex(16) if session is None else session
-        create_sessions(self.tables, self.subjects, [name], user)
+        create_session(self.tables, self.subjects, name, user)
         return AgentSession(self.tables, self.subjects, name)
 
     def open_session(self, session: str, *, user: str | None = None) -> AgentSession:
@@ -251,8 +244,9 @@ class Lifecycles:
         check_hold(hold)
 
         def step(before: Note, now_ms: int, row: bytes) -> Note:
-            if not lengthened(before.hold, hold, now_ms) and before.hold is not None:
-                raise RecordHeldError(str(ref), before.hold.basis, before.hold.until_ms)
+            held = before.hold
+            if held is not None and held.until_ms > max(now_ms, hold.until_ms):
+                raise RecordHeldError(str(ref), held.basis, held.until_ms)
             return before._replace(hold=hold)
 
         self._annotate(ref, step, is_kept=True)
@@ -286,12 +280,7 @@ class Lifecycles:
         >>> life.records.delete("invoices", "7")
         True
         """
-        check_reason(review, "a review")
-        self._annotate(
-            ref,
-            lambda note, _, __: note._replace(hold=None, reviews=(*note.reviews, review)),
-            is_kept=False,
-        )
+        self._lift(ref, review, lambda note: note._replace(hold=None))
 
     def lift_seal(self, ref: Ref, *, review: str) -> None:
         """Remove the seal of a record; the reason is stored with the record.
@@ -302,12 +291,7 @@ class Lifecycles:
         >>> life.users.delete("anna", "consent")
         True
         """
-        check_reason(review, "a review")
-        self._annotate(
-            ref,
-            lambda note, _, __: note._replace(seal=None, reviews=(*note.reviews, review)),
-            is_kept=False,
-        )
+        self._lift(ref, review, lambda note: note._replace(seal=None))
 
     def verify_seal(self, ref: Ref) -> None:
         """CorruptionError if a record has changed since it was sealed.
@@ -335,6 +319,14 @@ class Lifecycles:
             self.subjects.check()
         return self.tables.payload(ref)
 
+    def _lift(self, ref: Ref, review: str, lifted: Callable[[Note], Note]) -> None:
+        check_reason(review, "a review")
+
+        def step(before: Note, now_ms: int, row: bytes) -> Note:
+            return lifted(before)._replace(reviews=(*before.reviews, review))
+
+        self._annotate(ref, step, is_kept=False)
+
     def _annotate(
         self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool
     ) -> None:
@@ -358,7 +350,7 @@ class Lifecycles:
                 user = user_of(ref.owner, whose[0])
                 stored = self._with_own_key(change, fresh, ref, row, user)
             note = before if before is not None else self._default_note(ref, row, whose)
-            put_note(change, tables, ref, before, decide(note, now_ms, stored))
+            put_note(change, ref, before, decide(note, now_ms, stored))
 
         with fresh:
             tables.change(str(ref), step)
@@ -407,7 +399,7 @@ class Lifecycles:
                 self.subjects.check()
                 return self.users.remove(change, ref, only)
             drop = drop_checkpoint if ref.kind == CHECKPOINT else drop_record
-            return remove_unless_kept(change, self.tables, ref, drop, only)
+            return remove_unless_kept(change, ref, drop, only)
 
         removal = self.tables.change(str(ref), step)
         if ref.kind == USER and removal.there:

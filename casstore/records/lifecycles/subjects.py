@@ -46,23 +46,41 @@ class Subjects:
         """The hash of a subject in this store."""
         return subject_hash(self._secret, keys.id_bytes(subject, "a subject")).hex()
 
-    def places(self) -> list[RowPlace]:
-        """The row of the store's mark, to be read with other rows; empty if checked before."""
+    def check(self) -> None:
+        """SubjectSecretError if the store uses another secret."""
+        self.find([])
+
+    def find(self, places: Sequence[RowPlace]) -> list[Record | None]:
+        """Read rows in one transaction; SubjectSecretError if the store uses another secret."""
+        found = self._tables.find([*places, *self._unchecked()])
+        self._require(found[len(places) :], None)
+        return found[: len(places)]
+
+    def read(
+        self,
+        change: LifecycleChange,
+        places: Sequence[RowPlace],
+        unconditional: Sequence[RowPlace] = (),
+    ) -> list[Record | None]:
+        """As ``LifecycleChange.read``; SubjectSecretError if the store uses another secret.
+
+        If the store has no mark yet, the change puts it.
+        """
+        mark = self._unchecked()
+        found = change.read([*places, *mark], unconditional)
+        start, end = len(places), len(places) + len(mark)
+        self._require(found[start:end], change)
+        return found[:start] + found[end:]
+
+    def _unchecked(self) -> list[RowPlace]:
+        """The row of the store's mark; empty if it was checked before."""
         return [] if self._known else [(self._tables.settings, (SUBJECTS_SETTING,))]
 
-    def require(self, read: Sequence[Record | None], change: LifecycleChange | None = None) -> None:
-        """SubjectSecretError if the store uses another secret; ``read`` are the rows of ``places``.
-
-        If the store has no mark yet, it is added to ``change``, if given.
-        """
-        for record in read:
+    def _require(self, marks: Sequence[Record | None], change: LifecycleChange | None) -> None:
+        for record in marks:
             if record is not None:
                 if self._tables.settings.decode(record).value != self._mark:
                     raise SubjectSecretError
                 self._known = True
             elif change is not None:
                 change.put(self._tables.settings, SettingRow(SUBJECTS_SETTING, self._mark))
-
-    def check(self) -> None:
-        """SubjectSecretError if the store uses another secret."""
-        self.require(self._tables.find(self.places()))

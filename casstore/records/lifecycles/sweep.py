@@ -14,9 +14,10 @@ from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.lifecycles.annotation import CLASSES, Note
 from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
-from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, objection
+from casstore.records.lifecycles.notes import note_now
 from casstore.records.lifecycles.references import ROWS, Ref
-from casstore.session.arguments import check_count, check_flag
+from casstore.records.lifecycles.removal import HELD, SEALED, Stayed, objection
+from casstore.session.arguments import check_count, check_flag, check_kind
 from casstore.session.records import Record
 
 #: The most entries of ``RecordSweepReport.stayed``.
@@ -65,8 +66,7 @@ def sweep(
         if name not in CLASSES:
             raise InvalidInputError(f"a class in max_age_ms must be one of {CLASSES}, got {name!r}")
         check_count(age_ms, "an age in max_age_ms")
-    if not isinstance(life, Lifecycles):
-        raise InvalidInputError(f"life must be a Lifecycles, got {type(life).__name__}")
+    check_kind(life, "life", Lifecycles)
     looked_at = swept = 0
     kept = {SEALED: 0, HELD: 0}
     stayed: list[Stayed] = []

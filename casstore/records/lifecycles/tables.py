@@ -279,14 +279,14 @@ class LifecycleChange:
     """One write; every row that it reads is a condition."""
 
     def __init__(self, tables: LifecycleTables) -> None:
-        self._tables = tables
+        self.tables = tables
         self.draft = Draft(tables.store)
 
     def read(
         self, places: Sequence[RowPlace], unconditional: Sequence[RowPlace] = ()
     ) -> list[Record | None]:
         """Read rows in one transaction; each is a condition, except those in ``unconditional``."""
-        found = self._tables.find([*places, *unconditional])
+        found = self.tables.find([*places, *unconditional])
         for place, record in zip(places, found, strict=False):
             self.draft.expect(*place, record)
         return found
@@ -294,7 +294,7 @@ class LifecycleChange:
     def require_current(self) -> None:
         """ConditionFailedError if a row that was read has changed."""
         conditions = [each for each in self.draft.as_write().conditions if type(each) is RowIs]
-        self._tables.store.engine.write(Write(conditions=conditions))
+        self.tables.store.engine.write(Write(conditions=conditions))
 
     def put(self, table: RowTable[R], row: R, before: R | None = None) -> bytes:
         """Write a row and its indexes, replacing ``before``; returns the bytes as stored."""

@@ -11,19 +11,16 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError, RecordNotFoundError
 from casstore.records.lifecycles.annotation import IDENTITY, Annotation, Note, checked
-from casstore.records.lifecycles.emptying import Emptying
-from casstore.records.lifecycles.notes import (
-    Removal,
-    Sources,
-    Stayed,
-    delete_in_one_change,
-    made,
-    note_of,
-    objection,
-    put_note,
-    write_seal,
-)
+from casstore.records.lifecycles.notes import Annotating, note_of, put_note
 from casstore.records.lifecycles.references import USER, Ref
+from casstore.records.lifecycles.removal import (
+    Emptying,
+    Removal,
+    Stayed,
+    delete_record,
+    objection,
+    remove_unless_kept,
+)
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import (
     USERS,
@@ -33,7 +30,6 @@ from casstore.records.lifecycles.tables import (
     UserValueRow,
 )
 from casstore.records.lifecycles.user_rows import FreshKeys, UserRows, user_of
-from casstore.records.schema import RowPlace
 from casstore.session.arguments import check_count, check_text, list_of
 from casstore.session.records import Record
 
@@ -141,9 +137,7 @@ class UserData:
         rows = [self._tables.payload(ref) for ref in refs]
 
         def read() -> list[FoundValue | None]:
-            found = self._tables.find([*rows, *self._subjects.places()])
-            self._subjects.require(found[len(rows) :])
-            values = map(self._tables.users.decode_found, found[: len(rows)])
+            values = map(self._tables.users.decode_found, self._subjects.find(rows))
             return [
                 None if row is None else FoundValue(self._rows.opened(row), row.at_ms)
                 for row in values
@@ -177,9 +171,7 @@ class UserData:
         return self._tables.look(read)
 
     def _find(self, user: str, name: str) -> UserValueRow | None:
-        ref = self.ref(user, name)
-        record, *setting = self._tables.find([self._tables.payload(ref), *self._subjects.places()])
-        self._subjects.require(setting)
+        [record] = self._subjects.find([self._tables.payload(self.ref(user, name))])
         return self._tables.users.decode_found(record)
 
     # --- writing ------------------------------------------------------------------------
@@ -238,30 +230,25 @@ class UserData:
         """
         ref = self.ref(user, name)
         self._subjects.check()
-        removed = delete_in_one_change(self._tables, ref, lambda change: self.remove(change, ref))
+        removed = delete_record(self._tables, ref, self._drop)
         self._rows.destroy_here()
         return removed
 
     def remove(self, change: LifecycleChange, ref: Ref, only: bytes | None = None) -> Removal:
         """Remove a value unless it is sealed or held; with ``only``, only if that is its row."""
-        tables = self._tables
-        counted: RowPlace = (tables.people, (ref.owner,))
-        row, noted, person = change.read([tables.payload(ref), tables.note(ref), counted])
-        if row is None or only not in (None, row.row):
-            return Removal(there=False)
-        note = note_of(noted)
-        stays = objection(ref, note, tables.store.engine.now_ms())
-        if stays is not None:
-            return Removal(True, stays, note)
+        return remove_unless_kept(change, ref, self._drop, only)
+
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
+        people = self._tables.people
+        [person] = change.read([(people, (ref.owner,))])
         known = user_of(ref.owner, person)
-        drop_value(change, tables, self._rows, ref, row, note, known.key)
+        drop_value(change, self._rows, ref, row, note, known.key)
         if known.values > 1:
-            change.put(tables.people, known._replace(values=known.values - 1))
+            change.put(people, known._replace(values=known.values - 1))
         else:
             # List the key for destruction with the last value: backups may contain deleted values.
             self._rows.doom(change, known.key)
-            change.delete(counted)
-        return Removal(True, None, note)
+            change.delete((people, (ref.owner,)))
 
     # --- erasing ------------------------------------------------------------------------
 
@@ -318,7 +305,6 @@ def _place(place: Any) -> tuple[str, str]:
 
 def drop_value(
     change: LifecycleChange,
-    tables: LifecycleTables,
     rows: UserRows,
     ref: Ref,
     row: Record,
@@ -326,8 +312,8 @@ def drop_value(
     users_key: str | None,
 ) -> None:
     """Remove a value that is neither sealed nor held; list its own key, if any, for destruction."""
-    change.delete(tables.payload(ref))
-    put_note(change, tables, ref, note, None)
+    change.delete(change.tables.payload(ref))
+    put_note(change, ref, note, None)
     key = USERS.read(row).key
     if key != users_key:
         rows.doom(change, key)
@@ -345,11 +331,10 @@ class _Putting:
         said: Annotation | None,
     ) -> None:
         self._tables = tables
-        self._subjects = subjects
         self._rows = rows
         self._items = items
-        self._said = said
-        self._sources = Sources(tables, () if said is None else said.sources)
+        self._is_kept = said is not None and (said.hold is not None or said.seal is not None)
+        self._annotating = Annotating(subjects, said, has_subject=True)
         self.fresh = FreshKeys(rows.keys)
         self.doomed = False
 
@@ -360,28 +345,20 @@ class _Putting:
             *[tables.payload(ref) for ref in self._items],
             *[tables.note(ref) for ref in self._items],
             *[(tables.people, (owner,)) for owner in owners],
-            *self._sources.places(),
-            *self._subjects.places(),
         ]
-        read = change.read(places, self._sources.sessions())
+        read = self._annotating.read(change, places)
         now_ms = tables.store.engine.now_ms()
         people = {
             owner: user_of(owner, record)
-            for owner, record in zip(owners, read[2 * count :], strict=False)
+            for owner, record in zip(owners, read[2 * count :], strict=True)
         }
-        start = 2 * count + len(owners)
-        end = start + len(self._sources.places())
-        about = self._sources.subjects(read[start:end], read[len(places) :])
-        about |= self._sources.session_subjects(change, self._subjects)
-        self._subjects.require(read[end : len(places)], change)
         self.fresh.begin()
         self.doomed = False
         before = dict(people)
         for at, (ref, item) in enumerate(self._items.items()):
-            people[ref.owner] = self._put(
-                change, ref, item, read[at], note_of(read[count + at]), about,
-                people[ref.owner], now_ms,
-            )  # fmt: skip
+            noted = note_of(read[count + at])
+            person = people[ref.owner]
+            people[ref.owner] = self._put(change, ref, item, read[at], noted, person, now_ms)
         for owner, person in people.items():
             if person != before[owner]:
                 change.put(tables.people, person)
@@ -393,27 +370,19 @@ class _Putting:
         item: NewValue,
         row: Record | None,
         noted: Note | None,
-        about: set[str],
         person: UserRow,
         now_ms: int,
     ) -> UserRow:
         stays = objection(ref, noted, now_ms)
         if stays is not None:
             raise stays.as_error()
-        said = self._said
-        is_kept = said is not None and (said.hold is not None or said.seal is not None)
-        key = self._rows.key_for(self.fresh, ref, person, stays=is_kept)
+        key = self._rows.key_for(self.fresh, ref, person, stays=self._is_kept)
         at_ms = now_ms if item.at_ms is None else item.at_ms
         after = self._rows.put(change, ref, key, item.value, at_ms)
-        if said is not None:
-            named = {self._subjects.hash(subject) for subject in said.subjects}
-            note = made(said, about | named | {ref.owner}, now_ms)
-            if said.seal is not None:
-                note = note._replace(seal=write_seal(said.seal, after, now_ms))
-            put_note(change, self._tables, ref, noted, note)
+        self._annotating.annotate(change, ref, noted, after, now_ms, ref.owner)
         if row is not None and (old := USERS.read(row).key) not in (person.key, key):
             self.doomed = self._rows.doom(change, old) or self.doomed
-        own_key = person.key if is_kept else key or person.key
+        own_key = person.key if self._is_kept else key or person.key
         return UserRow(ref.owner, person.values + (row is None), own_key)
 
 
@@ -424,16 +393,9 @@ class _Erasing(Emptying):
         super().__init__(tables, (tables.people, (user,)), USER, tables.users)
         self._rows = rows
 
-    def _drop(
-        self,
-        change: LifecycleChange,
-        ref: Ref,
-        row: Record,
-        note: Note | None,
-        owner: Record | None,
-    ) -> None:
-        users_key = user_of(ref.owner, owner).key
-        drop_value(change, self._tables, self._rows, ref, row, note, users_key)
+    def _drop(self, change: LifecycleChange, ref: Ref, row: Record, note: Note | None) -> None:
+        users_key = user_of(ref.owner, self._known).key
+        drop_value(change, self._rows, ref, row, note, users_key)
 
     def _leave(self, change: LifecycleChange, owner: Record, gone: int, *, is_last: bool) -> None:
         person = self._tables.people.decode(owner)

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from casstore.errors import CorruptionError, InvalidInputError, PendingCallsError
-from casstore.records.log import appending
-from casstore.records.log.data import NewMessage, Pending
-from casstore.records.log.messages import check_number, payload_of
-from casstore.records.log.reading import numbered
+from casstore.records.log.data import NewMessage, Pending, check_number
+from casstore.records.log.messages import append_messages, numbered, payload_of, placed
 from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
 from casstore.session.arguments import check_callable, check_flag, check_text, list_of
 from casstore.session.attempts import read_again
@@ -73,7 +71,7 @@ def abort(tables: LogTables, session: str, reason: str, *, lease: LeaseGiven = N
         payloads = [
             payload_of(_result(call, found, f"<aborted: {reason}>")) for call in found.calls
         ]
-        return appending.placed(tables, at, payloads)[0], len(payloads)
+        return placed(tables, at, payloads)[0], len(payloads)
 
     return tables.change(session, decide, lease=lease)
 
@@ -102,7 +100,7 @@ def resume(
             # reader of the log see it. KeyboardInterrupt and SystemExit propagate, and the call
             # stays pending.
             content = f"Error on resume: {exc}"
-        numbers += appending.append(tables, session, [_result(call, found, content)], lease=lease)
+        numbers += append_messages(tables, session, [_result(call, found, content)], lease=lease)
     return numbers
 
 
@@ -139,7 +137,7 @@ def send(tables: LogTables, session: str, message: NewMessage, *, lease: LeaseGi
         found = waiting(tables, at)
         if found is not None:
             raise PendingCallsError(session, found.number, found.calls)
-        change, numbers = appending.placed(tables, at, [payload])
+        change, numbers = placed(tables, at, [payload])
         begun = change.state._replace(send=change.state.send + 1, round=0)
         return change._replace(state=begun), numbers[0]
 

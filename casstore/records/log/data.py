@@ -1,4 +1,4 @@
-"""The data types that a session log accepts and returns.
+"""The data types that a session log accepts and returns, and the check of their numbers.
 
 A **send** is a user's message and the agent's work on it; a **round** is one step of that work,
 such as a call of the model. A **fold** replaces messages in the agent's context by one message, the
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+from casstore.errors import InvalidInputError
 
 ROOT: Final = "root"
 SUBAGENT: Final = "subagent"
@@ -224,3 +226,11 @@ class Counters(NamedTuple):
     send: int
     round: int
     folds: int
+
+
+def check_number(number: object, what: str, *, least: int = 0) -> None:
+    """InvalidInputError unless ``number`` is an int from ``least`` to 2**53 - 1."""
+    if type(number) is not int or not least <= number < 1 << 53:
+        raise InvalidInputError(
+            f"{what} must be a whole number from {least} to 2**53 - 1, got {number!r}"
+        )

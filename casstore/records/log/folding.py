@@ -10,13 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from casstore.errors import HeadConflictError, InvalidInputError
-from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage
-from casstore.records.log.layout import FoldRow
-from casstore.records.log.messages import check_number, payload_of
-from casstore.records.log.reading import opened
-from casstore.records.log.state import LogState
-from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
-from casstore.records.log.view import runs_of
+from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage, check_number
+from casstore.records.log.messages import opened, payload_of
+from casstore.records.log.state import LogState, runs_of
+from casstore.records.log.tables import At, FoldRow, LeaseGiven, LogChange, LogTables
 from casstore.records.schema import number_text
 from casstore.session import tombstones
 from casstore.session.arguments import check_count, check_flag, list_of
@@ -49,51 +46,40 @@ def fold(
             check_number(count, "before_tokens and after_tokens")
 
     def decide(at: At) -> tuple[LogChange, Fold]:
-        return _folded(tables, at, numbers, note, counts, round_index, meta, keep_notes)
+        state, number = at.state, at.last + 1
+        view = state.view.folded(numbers, number)
+        left = tuple(each for each in state.notes if view.shows(each))
+        if left and not keep_notes:
+            raise InvalidInputError(
+                f"message {left[0]} is a note of an earlier fold: fold it as well and let the new "
+                "note include its content, or pass keep_notes=True to show both"
+            )
+        if state.calling in numbers:
+            raise InvalidInputError(
+                f"message {state.calling} waits for the results of its tool calls: resume or abort "
+                "them before it is folded"
+            )
+        runs, now_ms = tuple(runs_of(numbers)), tables.now_ms()
+        counts = (before_tokens, after_tokens, round_index)
+        made = Fold(state.folds + 1, number, runs, *counts, now_ms)
+        note_meta = {
+            **meta,
+            "compacted_at_round": round_index,
+            "from_seq": made.first,
+            "to_seq": made.last,
+            "original_tokens": before_tokens,
+            "summary_tokens": after_tokens,
+        }
+        payload = payload_of(
+            NewMessage(NOTE_ROLE, note, NOTE_NAME, round=round_index, meta=note_meta)
+        )
+        draft = Draft(tables.store)
+        tables.folds.put(draft, FoldRow(at.session, *made))
+        changed = state._replace(folds=made.number, view=view, notes=(*left, number))
+        drafts = [NodeDraft(str(number), payload, time=now_ms)]
+        return LogChange(changed, drafts, draft.as_write()), made
 
-    counts = (before_tokens, after_tokens)
     return tables.change(session, decide, lease=lease)
-
-
-def _folded(
-    tables: LogTables,
-    at: At,
-    numbers: list[int],
-    note: Any,
-    counts: tuple[int | None, int | None],
-    round_index: int | None,
-    meta: dict[str, Any],
-    keep_notes: bool,
-) -> tuple[LogChange, Fold]:
-    state, number = at.state, at.last + 1
-    view = state.view.folded(numbers, number)
-    left = tuple(each for each in state.notes if view.shows(each))
-    if left and not keep_notes:
-        raise InvalidInputError(
-            f"message {left[0]} is a note of an earlier fold: fold it as well and let the new note "
-            "include its content, or pass keep_notes=True to show both"
-        )
-    if state.calling in numbers:
-        raise InvalidInputError(
-            f"message {state.calling} waits for the results of its tool calls: resume or abort "
-            "them before it is folded"
-        )
-    now_ms = tables.now_ms()
-    made = Fold(state.folds + 1, number, tuple(runs_of(numbers)), *counts, round_index, now_ms)
-    note_meta = {
-        **meta,
-        "compacted_at_round": round_index,
-        "from_seq": made.first,
-        "to_seq": made.last,
-        "original_tokens": counts[0],
-        "summary_tokens": counts[1],
-    }
-    payload = payload_of(NewMessage(NOTE_ROLE, note, NOTE_NAME, round=round_index, meta=note_meta))
-    draft = Draft(tables.store)
-    tables.folds.put(draft, FoldRow(at.session, *made))
-    changed = state._replace(folds=made.number, view=view, notes=(*left, number))
-    drafts = [NodeDraft(str(number), payload, time=now_ms)]
-    return LogChange(changed, drafts, draft.as_write()), made
 
 
 def folds(tables: LogTables, session: str) -> Iterator[Fold]:
@@ -103,8 +89,8 @@ def folds(tables: LogTables, session: str) -> Iterator[Fold]:
 
 def folds_of(tables: LogTables, session: str, state: LogState) -> Iterator[Fold]:
     """The folds that existed when the session was in this state."""
-    rows = tables.folds.scan(session, before=number_text(state.folds + 1))
-    return tables.folds.read_each(rows, lambda row: tables.folds.decode(row).public())
+    rows = tables.folds.rows(session, before=number_text(state.folds + 1))
+    return (row.public() for row in rows)
 
 
 # --- pruning --------------------------------------------------------------------------------------
@@ -120,22 +106,21 @@ def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int 
     check_count(keep_recent, "keep_recent")
     if older_than_ms is not None:
         check_count(older_than_ms, "older_than_ms")
+
+    def attempt() -> int:
+        at, going = _choose(tables, session, keep_recent, older_than_ms)
+        if not going:
+            return 0
+        revision = at.revision.head.revision
+        return len(tombstones.hide(tables.runtime, session, going, revision).hidden)
+
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
         try:
-            return read_again(lambda: _prune(tables, session, keep_recent, older_than_ms))
+            return read_again(attempt)
         except HeadConflictError:
             continue
-
-
-def _prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
-    """One attempt; HeadConflictError if the head has moved."""
-    at, going = _choose(tables, session, keep_recent, older_than_ms)
-    if not going:
-        return 0
-    revision = at.revision.head.revision
-    return len(tombstones.hide(tables.runtime, session, going, revision).hidden)
 
 
 def _choose(

@@ -3,22 +3,19 @@
 They wait in the session's queue. The holder of the session's lease delivers them: one commit
 removes the item from the queue, appends the message and records the delivery. An item is delivered
 exactly if its message exists; if the holder dies, the item stays in the queue.
-
-    log.inbox   session, item → the number of its message
 """
 
 from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from casstore.errors import CasstoreError, InvalidInputError
-from casstore.records.log.appending import placed
 from casstore.records.log.data import NewMessage
-from casstore.records.log.layout import InboxRow
-from casstore.records.log.messages import payload_of
-from casstore.records.log.tables import At, LogChange, LogTables
+from casstore.records.log.messages import payload_of, placed
+from casstore.records.log.tables import At, InboxRow, LogChange, LogTables
 from casstore.session.data import Claim, Lease
 from casstore.session.queue import EARLIEST, JOIN, Queue
 from casstore.session.records import Draft
@@ -60,11 +57,8 @@ def deliver(tables: LogTables, session: str, lease: Lease, limit: int) -> list[i
         queue.abandon(claim)
         return []
 
-    def decide(at: At) -> tuple[LogChange, list[int]]:
-        return _delivered(tables, at, claim)
-
     try:
-        return tables.change(session, decide, lease=lease)
+        return tables.change(session, partial(_delivered, tables, claim), lease=lease)
     except BaseException:
         # Release the claim, so that a retry under this lease finds the items. If they were
         # delivered after all, there is nothing to release; if the release fails, they are free when
@@ -74,7 +68,7 @@ def deliver(tables: LogTables, session: str, lease: Lease, limit: int) -> list[i
         raise
 
 
-def _delivered(tables: LogTables, at: At, claim: Claim) -> tuple[LogChange, list[int]]:
+def _delivered(tables: LogTables, claim: Claim, at: At) -> tuple[LogChange, list[int]]:
     items = [str(batch.source_key).removeprefix(_SOURCE) for batch in claim.batches]
     known = tables.inbox.find_many([(at.session, item) for item in items])
     # An item that was queued again during its delivery has a row, and is only dequeued.

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from casstore.engine.protocol import Write
 from casstore.errors import HeadConflictError, InvalidInputError, SessionExistsError
-from casstore.records.log.data import Fold, RoundUsage, UsageTotals
-from casstore.records.log.layout import FoldRow, LogSessionRow, TotalsRow, UsageRow
-from casstore.records.log.messages import call_ids, check_number
-from casstore.records.log.reading import nodes_of
+from casstore.records.log.data import Fold, RoundUsage, UsageTotals, check_number
+from casstore.records.log.messages import call_ids, nodes_of
 from casstore.records.log.state import LogState, pack, state_fault
-from casstore.records.log.tables import LogTables
+from casstore.records.log.tables import FoldRow, LogSessionRow, LogTables, TotalsRow, UsageRow
 from casstore.records.log.tree import born, check_row
 from casstore.records.log.usage import check_tokens
 from casstore.session import commit

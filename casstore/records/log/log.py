@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from casstore.errors import SessionNotFoundError
-from casstore.records.log import (
-    appending,
-    calls,
-    folding,
-    inbox,
-    reading,
-    transfer,
-    tree,
-    usage,
-)
+from casstore.records.log import calls, folding, inbox, transfer, tree, usage
 from casstore.records.log.data import (
     ACTIVE,
     ARCHIVED,
@@ -32,8 +23,13 @@ from casstore.records.log.data import (
     Tokens,
     UsageTotals,
 )
-from casstore.records.log.layout import LogSessionRow
-from casstore.records.log.tables import LeaseGiven, LogTables
+from casstore.records.log.messages import (
+    active_messages,
+    all_messages,
+    append_messages,
+    find_message,
+)
+from casstore.records.log.tables import LeaseGiven, LogSessionRow, LogTables
 from casstore.session import leases
 from casstore.session.arguments import check_count, dict_of
 from casstore.session.data import Lease
@@ -251,7 +247,7 @@ class SessionLog:
         >>> log.totals("chat").total
         16
         """
-        return appending.append(
+        return append_messages(
             self._tables, session, [message], tokens, lease=lease, durability=durability
         )[0]
 
@@ -269,7 +265,7 @@ class SessionLog:
         >>> log.extend("chat", messages)
         [3, 4]
         """
-        return appending.append(self._tables, session, messages, lease=lease, durability=durability)
+        return append_messages(self._tables, session, messages, lease=lease, durability=durability)
 
     def active(self, session: str) -> list[Message]:
         """The agent's context: messages in order, with notes in place of the folded messages.
@@ -278,7 +274,7 @@ class SessionLog:
         >>> [message.content for message in log.active("chat")]
         ['they chose the way']
         """
-        return reading.active(self._tables, session)
+        return active_messages(self._tables, session)
 
     def messages(self, session: str, first: int = 1, last: int | None = None) -> Iterator[Message]:
         """All messages by number from ``first`` to ``last``, including folded ones.
@@ -287,7 +283,7 @@ class SessionLog:
         >>> [message.number for message in log.messages("chat")]
         [1, 2, 3]
         """
-        return reading.every(self._tables, session, first, last)
+        return all_messages(self._tables, session, first, last)
 
     def message(self, session: str, number: int) -> Message | None:
         """One message; None if it does not exist or was pruned.
@@ -295,7 +291,7 @@ class SessionLog:
         >>> log.message("chat", 2).content
         'left'
         """
-        return reading.find(self._tables, session, number)
+        return find_message(self._tables, session, number)
 
     def fold(
         self,

@@ -1,4 +1,4 @@
-"""Converts messages to node payloads and back, and tracks pending calls.
+"""Messages: converted to node payloads and back, appended, and read by number.
 
 A payload has the fields of the message that are not None, so search, diff and previews treat it
 like the payloads of other sessions.
@@ -6,13 +6,28 @@ like the payloads of other sessions.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from casstore.errors import CorruptionError, InvalidInputError
-from casstore.records.log.data import ACTIVE, FOLDED, Message, NewMessage
-from casstore.records.log.state import LogState
-from casstore.records.log.view import MessageOrder
-from casstore.session.data import Node
+from casstore.errors import CorruptionError, InvalidInputError, NotFoundError
+from casstore.records.log import usage
+from casstore.records.log.data import (
+    ACTIVE,
+    FOLDED,
+    Message,
+    NewMessage,
+    Tokens,
+    check_number,
+)
+from casstore.records.log.state import LogState, MessageOrder
+from casstore.records.log.tables import At, LeaseGiven, LogChange, LogTables
+from casstore.session.arguments import check_kind, list_of
+from casstore.session.attempts import read_again
+from casstore.session.data import Node, NodeDraft
+from casstore.session.loading import PATH, Nodes, open_nodes, visible_leaf
+from casstore.session.records import Draft
+from casstore.session.state import State
 
 _TOOL: Final = "tool"
 _TEXTS: Final = ("name", "tool_call_id")
@@ -21,8 +36,7 @@ _LISTS: Final = (list, tuple)
 
 def payload_of(message: NewMessage) -> dict[str, Any]:
     """The payload of a message; InvalidInputError if it is invalid."""
-    if not isinstance(message, NewMessage):
-        raise InvalidInputError(f"message must be a NewMessage, got {type(message).__name__}")
+    check_kind(message, "message", NewMessage)
     role, content, name, tool_calls, tool_call_id, round_index, meta = message
     if type(role) is not str or not role:
         raise InvalidInputError(f"role must be a str that is not empty, got {role!r}")
@@ -60,14 +74,6 @@ def check_payload(payload: object) -> None:
     if payload_of(NewMessage(**{"role": "", **known})) != payload:
         raise InvalidInputError(
             "a message may have only the fields of NewMessage, and none that is None or empty"
-        )
-
-
-def check_number(number: object, what: str, *, least: int = 0) -> None:
-    """InvalidInputError unless ``number`` is an int from ``least`` to 2**53 - 1."""
-    if type(number) is not int or not least <= number < 1 << 53:
-        raise InvalidInputError(
-            f"{what} must be a whole number from {least} to 2**53 - 1, got {number!r}"
         )
 
 
@@ -110,3 +116,154 @@ def after(state: LogState, number: int, payload: dict[str, Any]) -> LogState:
     left.remove(answered)
     # Drop the dict of ``set_pending``: only its caller could keep it up to date.
     return state._replace(calling=state.calling if left else 0, calls=tuple(left), given=None)
+
+
+# --- appending ------------------------------------------------------------------------------------
+
+
+def append_messages(
+    tables: LogTables,
+    session: str,
+    messages: Sequence[NewMessage],
+    tokens: Tokens | None = None,
+    *,
+    lease: LeaseGiven = None,
+    durability: str | None = None,
+) -> list[int]:
+    """Append messages to a session, all or none; returns their numbers.
+
+    The same commit updates the pending calls and records the round's tokens.
+    """
+    given = list_of(messages, "messages")
+    if not given:
+        raise InvalidInputError("messages is empty; pass at least one message")
+    payloads = [payload_of(message) for message in given]
+
+    def decide(at: At) -> tuple[LogChange, list[int]]:
+        change, numbers = placed(tables, at, payloads)
+        if tokens is not None:
+            draft = Draft(tables.store)
+            usage.note(tables, draft, at, at.state.send, given[-1].round, tokens)
+            change = change._replace(also=draft.as_write())
+        return change, numbers
+
+    return tables.change(session, decide, lease=lease, from_memory=True, durability=durability)
+
+
+def placed(
+    tables: LogTables, at: At, payloads: Sequence[dict[str, Any]]
+) -> tuple[LogChange, list[int]]:
+    """The change that appends these payloads as messages, and their numbers."""
+    now_ms = tables.now_ms()
+    state, number = at.state, at.last
+    drafts: list[NodeDraft] = []
+    for payload in payloads:
+        number += 1
+        state = after(state, number, payload)
+        drafts.append(NodeDraft(str(number), payload, time=now_ms))
+    return LogChange(state, drafts), list(range(at.last + 1, number + 1))
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class Numbered:
+    """The nodes of a session by number, some of which may have been removed."""
+
+    def __init__(self, nodes: Nodes, last: int) -> None:
+        self.nodes = nodes
+        # Numbers ascend along the path. If there are as many nodes as numbers, none is missing, and
+        # a number gives its position without a search.
+        self._whole = len(nodes) == last
+
+    def between(self, first: int, last: int) -> Nodes:
+        """The nodes from ``first`` to ``last``, inclusive."""
+        return self.nodes[self._position(first) : self._position(last + 1)]
+
+    def _position(self, number: int) -> int:
+        if self._whole:
+            return min(max(number - 1, 0), len(self.nodes))
+        return bisect_left(
+            range(len(self.nodes)), number, key=lambda place: int(self.nodes[place].id)
+        )
+
+
+def nodes_of(
+    tables: LogTables, session: str, revision: State, last: int, *, payloads: bool = True
+) -> Numbered:
+    """The nodes of a session at a revision whose last message is ``last``."""
+    runtime = tables.runtime
+    hidden = runtime.hidden(revision.head)
+    leaf, _ = visible_leaf(runtime, revision, hidden)
+    nodes = open_nodes(runtime, session, revision, hidden, PATH, leaf, payloads=payloads)
+    return Numbered(nodes, last)
+
+
+def numbered(tables: LogTables, at: At, *, payloads: bool = True) -> Numbered:
+    """As ``nodes_of``, for a session that was read."""
+    return nodes_of(tables, at.session, at.revision, at.last, payloads=payloads)
+
+
+def opened(tables: LogTables, session: str, *, payloads: bool = True) -> tuple[At, Numbered]:
+    """The current revision of a session, and its nodes."""
+
+    def read() -> tuple[At, Numbered]:
+        at = tables.at(session)
+        return at, numbered(tables, at, payloads=payloads)
+
+    return read_again(read)
+
+
+def active_messages(tables: LogTables, session: str) -> list[Message]:
+    """The messages shown, in their order: the context of the next call of a model."""
+
+    def read() -> list[Message]:
+        at, nodes = opened(tables, session)
+        return [
+            message_of(node, at.state.view)
+            for first, last in at.state.view.shown(at.last)
+            for node in nodes.between(first, last)
+        ]
+
+    return read_again(read)
+
+
+def all_messages(
+    tables: LogTables, session: str, first: int, last: int | None
+) -> Iterator[Message]:
+    """All current messages in order of arrival, including folded ones; read a page at a time."""
+    check_number(first, "first")
+    if last is not None:
+        check_number(last, "last")
+    at, nodes = opened(tables, session)
+    return _from(tables, at, nodes, first, at.last if last is None else last)
+
+
+def _from(tables: LogTables, at: At, nodes: Numbered, first: int, last: int) -> Iterator[Message]:
+    """Yield messages by number; continue on the head if the revision is deleted meanwhile."""
+    last_error = ""
+    while True:
+        try:
+            for node in nodes.between(first, last):
+                yield message_of(node, at.state.view)
+                first = int(node.id) + 1
+            return
+        except (CorruptionError, NotFoundError) as exc:
+            # A message is the same at every revision that has it. If the same object is missing
+            # again, the store is damaged.
+            if repr(exc) == last_error:
+                raise
+            last_error = repr(exc)
+            at, nodes = opened(tables, at.session)
+
+
+def find_message(tables: LogTables, session: str, number: int) -> Message | None:
+    """One message; None if it does not exist or was removed."""
+    check_number(number, "number")
+
+    def read() -> Message | None:
+        at, nodes = opened(tables, session)
+        found = nodes.between(number, number)
+        return message_of(found[0], at.state.view) if found else None
+
+    return read_again(read)

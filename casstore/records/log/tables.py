@@ -1,14 +1,22 @@
-"""The tables of a session log, and the one transaction that changes a session.
+"""The schemas of the session log, its tables, and the one transaction that changes a session.
 
-Every change is one commit based on the revision that it was decided on, with rows of the log in the
-same transaction. If another writer commits first, the change is decided again on the new revision.
-So message numbers have no gaps and no duplicates.
+    log.sessions   session                 the session, and how many children it ever had
+    log.children   parent, place           index of sessions; ``place`` counts the parent's children
+    log.folds      session, number         a fold: its note, and the messages that it replaces
+    log.usage      session, send, round    the tokens of a round
+    log.totals     session                 the tokens of all rounds, also of those pruned
+    log.inbox      session, item           the number of the message that delivered an item
+
+Messages are nodes of the store's session of the same id. Every change is one commit based on the
+revision that it was decided on, with rows of the log in the same transaction. If another writer
+commits first, the change is decided again on the new revision. So message numbers have no gaps and
+no duplicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -18,17 +26,153 @@ from casstore.errors import (
     InvalidInputError,
     NotALogError,
 )
-from casstore.records.log.layout import FOLDS, INBOX, SESSIONS, TOTALS, USAGE
+from casstore.records.log.data import Fold, LogSession, RoundUsage, Tokens, UsageTotals
 from casstore.records.log.state import LogState, States, is_of_later
-from casstore.records.schema import RowTable
+from casstore.records.schema import Index, Parent, RowTable, Schema
 from casstore.session import commit, keys
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import Checkpoint, Claim, Commit, Lease, NodeDraft
-from casstore.session.state import Runtime, State
+from casstore.session.state import HeadRow, Runtime, State
 from casstore.store import Store
 
 LeaseGiven = Lease | None
 Result = TypeVar("Result")
+
+
+class LogSessionRow(NamedTuple):
+    """A session of the log."""
+
+    session: str
+    created_at_ms: int
+    updated_at_ms: int
+    status: str
+    kind: str
+    lifecycle: str
+    parent: str | None
+    #: Its number among the children of its parent, from 1; 0: no parent.
+    place: int
+    depth: int
+    spawn_call: str | None
+    prompt: str | None
+    model: str | None
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+    #: The number of children ever created.
+    children: int
+    #: The last revision that the import made, which is no change to the session. 0: not imported.
+    brought_in: int = 0
+
+    def as_of(self, head: HeadRow) -> LogSessionRow:
+        """The row with ``updated_at_ms`` of the last commit, unless that was made by the import."""
+        if head.revision <= self.brought_in:
+            return self
+        return self._replace(updated_at_ms=max(self.updated_at_ms, head.committed_at_ms))
+
+    def public(self) -> LogSession:
+        """As callers see it."""
+        return LogSession(
+            id=self.session,
+            created_at_ms=self.created_at_ms,
+            updated_at_ms=self.updated_at_ms,
+            status=self.status,
+            kind=self.kind,
+            lifecycle=self.lifecycle,
+            parent=self.parent,
+            depth=self.depth,
+            spawn_call=self.spawn_call,
+            prompt=self.prompt,
+            model=self.model,
+            config=self.config,
+            metadata=self.metadata,
+        )
+
+
+class FoldRow(NamedTuple):
+    """A fold of a session."""
+
+    session: str
+    number: int
+    note: int
+    runs: tuple[tuple[int, int], ...]
+    before_tokens: int | None
+    after_tokens: int | None
+    round: int | None
+    created_at_ms: int
+
+    def public(self) -> Fold:
+        """The fold as callers see it."""
+        return Fold(*self[1:])
+
+
+class UsageRow(NamedTuple):
+    """The tokens of a round."""
+
+    session: str
+    send: int
+    round: int
+    prompt: int | None
+    completion: int | None
+    total: int | None
+    model: str | None
+    created_at_ms: int
+
+    @staticmethod
+    def of(session: str, used: RoundUsage) -> UsageRow:
+        """The row of a round."""
+        return UsageRow(session, used.send, used.round, *used.tokens, used.created_at_ms)
+
+    def public(self) -> RoundUsage:
+        """The round as callers see it."""
+        return RoundUsage(self.send, self.round, self.tokens, self.created_at_ms)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens alone."""
+        return Tokens(*self[3:7])
+
+
+class TotalsRow(NamedTuple):
+    """The tokens of all rounds of a session."""
+
+    session: str
+    rounds: int
+    prompt: int
+    completion: int
+    total: int
+
+    def public(self) -> UsageTotals:
+        """The totals as callers see them."""
+        return UsageTotals(*self[1:])
+
+
+class InboxRow(NamedTuple):
+    """An item that was delivered."""
+
+    session: str
+    item: str
+    number: int
+
+
+SESSIONS: Final = Schema(
+    "log.sessions",
+    LogSessionRow,
+    1,
+    indexes=[
+        Index(
+            "log.children", 2, lambda row: [] if row.parent is None else [(row.parent, row.place)]
+        )
+    ],
+)
+FOLDS: Final = Schema("log.folds", FoldRow, 2)
+TOTALS: Final = Schema("log.totals", TotalsRow, 1)
+USAGE: Final = Schema(
+    "log.usage", UsageRow, 3, parents=[Parent(TOTALS, lambda row: (row.session,))]
+)
+INBOX: Final = Schema("log.inbox", InboxRow, 2)
+SCHEMAS: Final = (SESSIONS, FOLDS, TOTALS, USAGE, INBOX)
+
+
+# --- changes to a session -------------------------------------------------------------------------
 
 
 class At(NamedTuple):
@@ -105,14 +249,24 @@ class LogTables:
         """
         if lease is not None and not isinstance(lease, Lease):
             raise InvalidInputError(f"lease must be a Lease or None, got {lease!r}")
-        known = self.runtime.states.get(keys.session_key(session)) if from_memory else None
+        waiting = recalled = self._recalled(session) if from_memory else None
+
+        def prepare() -> tuple[At, LogChange | None, Result, Checkpoint | None]:
+            # Only the first call decides on the cached revision.
+            nonlocal waiting
+            at, waiting = waiting, None
+            if at is None:
+                at = self.at(session)
+            change, result = decide(at)
+            checkpoint = None
+            if change is not None and change.state is not at.state:
+                checkpoint = self.states.checkpoint(at.revision, change.state)
+            return at, change, result, checkpoint
+
         attempts = Attempts(f"session {session!r}")
         while True:
             attempts.begin()
-            recalled = self._recalled(session, known)
-            known = None
-            decided = read_again(_Deciding(self, session, decide, recalled))
-            at, change, result, checkpoint = decided
+            at, change, result, checkpoint = read_again(prepare)
             if change is None:
                 return result
             try:
@@ -137,8 +291,9 @@ class LogTables:
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
 
-    def _recalled(self, session: str, known: State | None) -> At | None:
+    def _recalled(self, session: str) -> At | None:
         """The cached revision of a session; None if it is not cached, or was not a finished log."""
+        known = self.runtime.states.get(keys.session_key(session))
         if known is None:
             return None
         try:
@@ -146,41 +301,6 @@ class LogTables:
         except NotALogError:
             # Read the stored revision: another process may have finished the import since.
             return None
-
-
-class _Decided(NamedTuple, Generic[Result]):
-    """A change, the revision it was decided on, and the new checkpoint if it changes."""
-
-    at: At
-    change: LogChange | None
-    result: Result
-    checkpoint: Checkpoint | None
-
-
-class _Deciding(Generic[Result]):
-    """Decides on the cached revision first, and on the stored one when retried."""
-
-    def __init__(
-        self,
-        tables: LogTables,
-        session: str,
-        decide: Callable[[At], tuple[LogChange | None, Result]],
-        recalled: At | None,
-    ) -> None:
-        self._tables = tables
-        self._session = session
-        self._decide = decide
-        self._recalled = recalled
-
-    def __call__(self) -> _Decided[Result]:
-        at, self._recalled = self._recalled, None
-        if at is None:
-            at = self._tables.at(self._session)
-        change, result = self._decide(at)
-        checkpoint = None
-        if change is not None and change.state is not at.state:
-            checkpoint = self._tables.states.checkpoint(at.revision, change.state)
-        return _Decided(at, change, result, checkpoint)
 
 
 def _moved_back(last: int) -> str:

@@ -16,16 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from casstore.errors import CorruptionError, FormatError, InvalidInputError
+from casstore.errors import FormatError, InvalidInputError
 from casstore.records.log import folding, tree, usage
-from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
+from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals, check_number
 from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.layout import LogSessionRow
-from casstore.records.log.messages import check_number, check_payload
-from casstore.records.log.reading import Numbered, opened
+from casstore.records.log.messages import Numbered, check_payload, opened
 from casstore.records.log.state import LogState, pack, unpack
-from casstore.records.log.tables import LogTables
-from casstore.session.attempts import read_again
+from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session.records import Draft
 
 VERSION: Final = 1
@@ -40,7 +37,7 @@ _CARRIED: Final = (
 def export(tables: LogTables, session: str) -> Iterator[dict[str, Any]]:
     """All entries of a session; its messages are those of the current revision."""
     at, nodes = opened(tables, session)
-    row = read_again(lambda: tree.get_row(tables, session), (CorruptionError,))
+    row = tree.get_row(tables, session)
     return _entries(tables, session, row.as_of(at.revision.head), at.state, nodes)
 
 

@@ -31,9 +31,8 @@ from casstore.records.log.data import (
     SUBAGENT,
     LogSession,
 )
-from casstore.records.log.layout import LogSessionRow
 from casstore.records.log.state import LogState, pack
-from casstore.records.log.tables import At, LogTables
+from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import Attempts, read_again, transact
@@ -156,7 +155,7 @@ def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession
     check_row(row)
     session = row.session
 
-    def prepared() -> tuple[At, LogSessionRow, Draft]:
+    def attempt() -> LogSession:
         at = tables.at(session)
         known = row._replace(created_at_ms=at.revision.head.created_at_ms)
         draft = Draft(tables.store)
@@ -165,19 +164,15 @@ def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession
         tables.sessions.put(draft, placed)
         there = RowStarts(*head_key(keys.session_key(session)), b"")
         draft.also(Write(conditions=[there]))
-        return at, placed, draft
-
-    attempts = Attempts(f"session {session!r} or its parent")
-    while True:
-        attempts.begin()
-        at, placed, draft = read_again(prepared, (CorruptionError,))
         try:
             draft.commit()
         except ConditionFailedError:
             if tables.sessions.find(session) is not None:
                 raise SessionExistsError(session) from None
-            continue
+            raise
         return placed.as_of(at.revision.head).public()
+
+    return transact(f"session {session!r} or its parent", attempt)
 
 
 def born(tables: LogTables, draft: Draft, row: LogSessionRow) -> Write:
@@ -206,10 +201,10 @@ def find(tables: LogTables, session: str) -> LogSession | None:
 
 def get_row(tables: LogTables, session: str) -> LogSessionRow:
     """The row of a session; SessionNotFoundError if it does not exist."""
-    record = tables.sessions.find(session)
-    if record is None:
+    row = read_again(lambda: tables.sessions.get(session), (CorruptionError,))
+    if row is None:
         raise SessionNotFoundError(session)
-    return tables.sessions.decode(record)
+    return row
 
 
 def _public(tables: LogTables, record: Record) -> LogSession | None:
@@ -237,8 +232,7 @@ def listed(tables: LogTables, after: str | None, limit: int | None) -> Iterator[
 
 def children(tables: LogTables, session: str) -> list[LogSession]:
     """The direct children of a session, in order of creation."""
-    ids = [tables.children.leads_to(row) for row in tables.children.scan(session)]
-    rows = [row for row in tables.sessions.find_many(ids) if row is not None]
+    rows = tables.sessions.indexed(tables.children, session)
     found = tables.sessions.read_each(rows, lambda record: _public(tables, record))
     return [each for each in found if each is not None]
 
@@ -284,7 +278,7 @@ def finish(tables: LogTables, session: str, status: str) -> bool:
     A session with another status stays for inspection until its parent is deleted.
     """
     check_text(status, "status")
-    row = read_again(lambda: get_row(tables, session), (CorruptionError,))
+    row = get_row(tables, session)
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
     return close(tables, session, cascade=True) > 0
@@ -293,41 +287,28 @@ def finish(tables: LogTables, session: str, status: str) -> bool:
 def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     """Delete a session and the descendants that go with it; returns how many sessions."""
     check_flag(cascade, "cascade")
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        going = read_again(lambda: _gathered(tables, session, cascade=cascade), (CorruptionError,))
-        if going is None:
-            return 0
-        try:
+
+    def attempt() -> list[str]:
+        going = _Going(tables, session, cascade=cascade)
+        if going.sessions:
             going.draft.commit()
-        except ConditionFailedError:
-            continue
-        for name in going.sessions:
-            catalogue.clear(tables.runtime, name, keys.session_key(name))
-        return len(going.sessions)
+        return going.sessions
 
-
-def _gathered(tables: LogTables, session: str, *, cascade: bool) -> _Going | None:
-    """The changes that close a session, or None if it does not exist."""
-    going = _Going(tables)
-    return going if going.gather(session, cascade=cascade) else None
+    gone = transact(f"session {session!r}", attempt)
+    for name in gone:
+        catalogue.clear(tables.runtime, name, keys.session_key(name))
+    return len(gone)
 
 
 class _Going:
-    """The changes that close a session: deletions and updates."""
+    """The changes that close a session, and the sessions deleted: none if it does not exist."""
 
-    def __init__(self, tables: LogTables) -> None:
+    def __init__(self, tables: LogTables, session: str, *, cascade: bool) -> None:
         self._tables = tables
         self.draft = Draft(tables.store)
         self.sessions: list[str] = []
-
-    def gather(self, session: str, *, cascade: bool) -> bool:
-        """Collect all changes; False if the session does not exist."""
-        top = self._tables.sessions.find(session)
-        if top is None:
-            return False
-        going = [top]
+        top = tables.sessions.find(session)
+        going = [] if top is None else [top]
         while going:
             record = going.pop()
             self._take(record)
@@ -337,12 +318,9 @@ class _Going:
                     going.append(child)
                 else:
                     self._let_stay(child)
-        return True
 
     def _children(self, session: str) -> list[Record]:
-        index = self._tables.children
-        ids = [index.leads_to(row) for row in index.scan(session)]
-        return [row for row in self._tables.sessions.find_many(ids) if row is not None]
+        return self._tables.sessions.indexed(self._tables.children, session)
 
     def _take(self, record: Record) -> None:
         tables, draft, session = self._tables, self.draft, record.key[0]

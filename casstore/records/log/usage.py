@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from casstore.errors import (
-    InvalidInputError,
-    SessionNotFoundError,
-)
-from casstore.records.log.data import RoundUsage, Tokens, UsageTotals
-from casstore.records.log.layout import TotalsRow, UsageRow
-from casstore.records.log.messages import check_number
-from casstore.records.log.tables import At, LogTables
+from casstore.errors import InvalidInputError, SessionNotFoundError
+from casstore.records.log.data import RoundUsage, Tokens, UsageTotals, check_number
+from casstore.records.log.tables import At, LogTables, TotalsRow, UsageRow
 from casstore.records.schema import RowPlace, number_text
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_kind
 from casstore.session.attempts import Attempts, transact
 from casstore.session.records import Draft, find_records
 
@@ -66,8 +61,7 @@ def record(
 
 def check_tokens(tokens: Tokens) -> None:
     """Refuse invalid token counts."""
-    if not isinstance(tokens, Tokens):
-        raise InvalidInputError(f"tokens must be a Tokens, got {type(tokens).__name__}")
+    check_kind(tokens, "tokens", Tokens)
     for count in tokens[:3]:
         if count is not None:
             check_number(count, "a field of tokens")
@@ -78,8 +72,7 @@ def check_tokens(tokens: Tokens) -> None:
 def rounds(tables: LogTables, session: str) -> Iterator[RoundUsage]:
     """The tokens of each round, in order of sends and rounds."""
     tables.at(session)
-    table = tables.usage
-    return table.read_each(table.scan(session), lambda row: table.decode(row).public())
+    return (row.public() for row in tables.usage.rows(session))
 
 
 def totals(tables: LogTables, session: str) -> UsageTotals:

@@ -30,7 +30,14 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     ThreadMessage,
 )
-from casstore.records.runs.layout import (
+from casstore.records.runs.names import (
+    check_id,
+    check_number,
+    check_path,
+    same_value,
+    value_digest,
+)
+from casstore.records.runs.tables import (
     APPROVALS,
     ApprovalRow,
     ArtifactRow,
@@ -39,15 +46,8 @@ from casstore.records.runs.layout import (
     RunTables,
     ThreadMessageRow,
 )
-from casstore.records.runs.names import (
-    check_id,
-    check_number,
-    check_path,
-    same_value,
-    value_digest,
-)
 from casstore.records.runs.working import Working
-from casstore.records.schema import RowPlace, number_text
+from casstore.records.schema import RowPlace, RowTable, number_text
 from casstore.session.arguments import check_flag
 from casstore.session.records import Draft
 
@@ -196,7 +196,11 @@ def _append_event(work: Working, step: steps.AppendEvent) -> Event:
                 )
             return there
     event = Event(work.thread.id, step.run, sequence, step.event, work.time_of(step.at_ms))
-    put_event(work, row, event)
+    work.tables.events.put(work.draft, EventRow(row.key, *event[2:]))
+    work.new_events[row.key, sequence] = event
+    run = row.run._replace(events=row.run.events + 1)
+    work.put_run(row._replace(run=run, last_sequence=max(sequence, last or 0)))
+    work.change_thread(events=work.thread.events + 1)
     return event
 
 
@@ -208,16 +212,6 @@ def _find_event(work: Working, row: RunRow, sequence: int) -> Event | None:
     return None if found is None else found.public(row.run)
 
 
-def put_event(work: Working, row: RunRow, event: Event) -> None:
-    """Add an event that is not stored yet, with its own time."""
-    work.tables.events.put(work.draft, EventRow(row.key, *event[2:]))
-    work.new_events[row.key, event.sequence] = event
-    last = event.sequence if row.last_sequence is None else max(row.last_sequence, event.sequence)
-    run = row.run._replace(events=row.run.events + 1)
-    work.put_run(row._replace(run=run, last_sequence=last))
-    work.change_thread(events=work.thread.events + 1)
-
-
 def _append_message(work: Working, step: steps.AppendMessage) -> ThreadMessage:
     check_id(step.role, "a role")
     if step.run is not None:
@@ -225,14 +219,9 @@ def _append_message(work: Working, step: steps.AppendMessage) -> ThreadMessage:
     number = work.thread.messages + 1
     at_ms = work.time_of(step.at_ms)
     message = ThreadMessage(work.thread.id, number, step.role, step.content, step.run, at_ms)
-    put_message(work, message)
-    return message
-
-
-def put_message(work: Working, message: ThreadMessage) -> None:
-    """Add a message at the end, with its own time."""
     work.tables.messages.put(work.draft, ThreadMessageRow(work.key, *message[1:]))
-    work.change_thread(messages=message.number)
+    work.change_thread(messages=number)
+    return message
 
 
 # --- approvals ----------------------------------------------------------------------------------
@@ -267,9 +256,11 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
         checkpoint=checkpoint,
         events=tuple(step.events),
     )
-    found = work.find_approval(step.approval)
+    approvals = work.tables.approvals
+    found = work.find(approvals, step.approval)
     if found is None:
-        put_approval(work, approval)
+        work.put(approvals, approval.id, ApprovalRow(approval, work.key, work.numbers.take()))
+        work.change_thread(approvals=work.thread.approvals + 1)
         return approval
     asked = found.approval._replace(
         status=PENDING,
@@ -280,12 +271,6 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
     if not same_value(_plain(asked), _plain(approval)):
         raise RecordConflictError("approval", step.approval, "exists with other content")
     return found.approval
-
-
-def put_approval(work: Working, approval: Approval) -> None:
-    """Add an approval that is not stored yet, with its own times."""
-    work.put_approval(ApprovalRow(approval, work.key, work.numbers.take()))
-    work.change_thread(approvals=work.thread.approvals + 1)
 
 
 def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
@@ -316,7 +301,7 @@ def _pending_approval(
 ) -> ApprovalRow:
     """The approval of a step, if it is not resolved; ApprovalResolvedError if it is."""
     row = work.run(step.run)
-    found = work.find_approval(step.approval)
+    found = work.find(work.tables.approvals, step.approval)
     if found is None or found.approval.run != row.run.id:
         raise RecordNotFoundError("approval", step.approval, f"of run {step.run!r}")
     if found.approval.status != PENDING:
@@ -334,7 +319,7 @@ def _end_approval(
     ended = found.approval._replace(
         status=status, decision=decision, resolved_at_ms=work.time_of(step.at_ms)
     )
-    work.put_approval(found._replace(approval=ended))
+    work.put(work.tables.approvals, ended.id, found._replace(approval=ended))
     return ended
 
 
@@ -345,16 +330,12 @@ def _save_request(work: Working, step: steps.SaveRequest) -> RunRequest:
     work.run(step.run)
     at_ms = work.time_of(step.at_ms)
     request = RunRequest(step.run, work.thread.id, step.input, step.invocation, at_ms)
-    work.put_request(step.run, request)
+    work.put(work.tables.requests, step.run, request)
     return request
 
 
 def _clear_request(work: Working, step: steps.ClearRequest) -> bool:
-    work.run(step.run)
-    if not work.has_request(step.run):
-        return False
-    work.put_request(step.run, None)
-    return True
+    return _clear(work, work.tables.requests, step.run)
 
 
 def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
@@ -368,25 +349,29 @@ def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
         check_number(step.attempts, "attempts"),
         work.time_of(step.at_ms),
     )
-    work.put_intent(step.run, intent)
+    work.put(work.tables.intents, step.run, intent)
     return intent
 
 
 def _begin_attempt(work: Working, step: steps.BeginAttempt) -> RecoveryIntent:
     work.run(step.run)
-    found = work.find_intent(step.run)
+    found = work.find(work.tables.intents, step.run)
     if found is None:
         raise RecordNotFoundError("recovery intent", step.run)
     intent = found._replace(attempts=found.attempts + 1)
-    work.put_intent(step.run, intent)
+    work.put(work.tables.intents, step.run, intent)
     return intent
 
 
 def _clear_intent(work: Working, step: steps.ClearIntent) -> bool:
-    work.run(step.run)
-    if work.find_intent(step.run) is None:
+    return _clear(work, work.tables.intents, step.run)
+
+
+def _clear(work: Working, table: RowTable[Any], run: str) -> bool:
+    work.run(run)
+    if not work.has(table, run):
         return False
-    work.put_intent(step.run, None)
+    work.delete(table, run)
     return True
 
 
@@ -421,7 +406,13 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
         if not step.replace:
             raise RecordConflictError("artifact", path, "exists with other content")
         artifact = artifact._replace(number=there.number)
-    put_artifact(work, row, artifact, step.content)
+    work.draft.keep_blob(step.content) if is_blob else work.draft.keep(step.content)
+    work.tables.artifacts.put(work.draft, ArtifactRow.of(row.key, artifact))
+    work.new_artifacts[row.key, path] = artifact
+    work.is_changed = True
+    if there is None:
+        work.put_run(row._replace(run=row.run._replace(artifacts=number)))
+        work.change_thread(artifacts=work.thread.artifacts + 1)
     return artifact
 
 
@@ -436,17 +427,6 @@ def _find_artifact(work: Working, row: RunRow, path: str) -> Artifact | None:
     if found is None:
         raise CorruptionError(f"artifact {path!r} of run {row.run.id!r} is lost; check the store")
     return found.public(row.run)
-
-
-def put_artifact(work: Working, row: RunRow, artifact: Artifact, content: Any) -> None:
-    """Store an artifact and its content, with its own number and time."""
-    work.draft.keep_blob(content) if artifact.is_blob else work.draft.keep(content)
-    work.tables.artifacts.put(work.draft, ArtifactRow.of(row.key, artifact))
-    work.new_artifacts[row.key, artifact.path] = artifact
-    work.is_changed = True
-    if artifact.number > row.run.artifacts:
-        work.put_run(row._replace(run=row.run._replace(artifacts=artifact.number)))
-        work.change_thread(artifacts=work.thread.artifacts + 1)
 
 
 def _plain(approval: Approval) -> list[Any]:

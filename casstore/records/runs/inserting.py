@@ -20,7 +20,8 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import (
+from casstore.records.runs.names import check_id, check_path
+from casstore.records.runs.tables import (
     NEXT,
     ApprovalRow,
     ArtifactRow,
@@ -30,11 +31,10 @@ from casstore.records.runs.layout import (
     ThreadMessageRow,
     ThreadRow,
 )
-from casstore.records.runs.names import check_id, check_path
 from casstore.records.runs.working import Numbers
-from casstore.records.schema import RowPlace, number_text
+from casstore.records.schema import Key, RowPlace, RowTable, number_text
 from casstore.session.attempts import transact
-from casstore.session.records import Draft, Record, find_records
+from casstore.session.records import Draft, find_records
 
 
 class Made(NamedTuple):
@@ -43,6 +43,16 @@ class Made(NamedTuple):
     artifact: Artifact
     content: Any
     size_bytes: int
+
+    @property
+    def thread(self) -> str:
+        """The thread of the artifact."""
+        return self.artifact.thread
+
+    @property
+    def run(self) -> str:
+        """The run of the artifact."""
+        return self.artifact.run
 
 
 Item = Thread | Run | ThreadMessage | Event | Approval | RunRequest | RecoveryIntent | Made
@@ -58,8 +68,8 @@ def stored(tables: RunTables, items: Sequence[Item]) -> list[Any]:
     known = iter(find_records(tables.store, [place for place in places if place is not None]))
     records = [None if place is None else next(known) for place in places]
     return [
-        None if record is None else _read(tables, owners, item, record)
-        for item, record in zip(items, records, strict=True)
+        None if record is None or place is None else _public(owners, item, place[0].decode(record))
+        for item, place, record in zip(items, places, records, strict=True)
     ]
 
 
@@ -73,7 +83,7 @@ class _Owners:
 
     def __init__(self, tables: RunTables, items: Iterable[Any]) -> None:
         runs = {run for run in map(_run_of, items) if run is not None}
-        threads = {_thread_of(item) for item in items}
+        threads = {item.id if isinstance(item, Thread) else item.thread for item in items}
         wanted: list[RowPlace] = [tables.stamp_place, (tables.counter, (NEXT,))]
         wanted += [(tables.threads, (check_id(name, "a thread"),)) for name in sorted(threads)]
         wanted += [(tables.runs, (check_id(name, "a run"),)) for name in sorted(runs)]
@@ -105,18 +115,10 @@ class _Owners:
         return row
 
 
-def _thread_of(item: Any) -> str:
-    if isinstance(item, Thread):
-        return item.id
-    return str(item.artifact.thread if isinstance(item, Made) else item.thread)
-
-
 def _run_of(item: Any) -> str | None:
     if isinstance(item, Thread):
         return None
-    if isinstance(item, Run):
-        return item.id
-    run: str | None = item.artifact.run if isinstance(item, Made) else item.run
+    run: str | None = item.id if isinstance(item, Run) else item.run
     return run
 
 
@@ -216,7 +218,7 @@ class _Insertion:
 # --- the place of each kind of item, and how it is read back --------------------------------------
 
 
-def _place(tables: RunTables, owners: _Owners, item: Any) -> RowPlace | None:
+def _place(tables: RunTables, owners: _Owners, item: Any) -> tuple[RowTable[Any], Key] | None:
     """The table and key under which an item is stored; None if its thread or run is missing."""
     match item:
         case Thread():
@@ -242,25 +244,20 @@ def _place(tables: RunTables, owners: _Owners, item: Any) -> RowPlace | None:
     return tables.artifacts, (run.key, number_text(item.artifact.number))
 
 
-def _read(tables: RunTables, owners: _Owners, item: Any, record: Record) -> Any:
-    match item:
-        case Thread():
-            thread = tables.threads.decode(record).thread
-            return thread._replace(runs=0, messages=0, events=0, artifacts=0, approvals=0)
-        case Run():
-            return tables.runs.decode(record).run._replace(events=0, artifacts=0)
-        case Approval():
-            return tables.approvals.decode(record).approval
-        case RunRequest():
-            return tables.requests.decode(record)
-        case RecoveryIntent():
-            return tables.intents.decode(record)
-        case ThreadMessage():
-            return tables.messages.decode(record).public(item.thread)
-    run = owners.runs[str(_run_of(item))].run
-    if isinstance(item, Event):
-        return tables.events.decode(record).public(run)
-    return tables.artifacts.decode(record).public(run)
+def _public(owners: _Owners, item: Any, row: Any) -> Any:
+    """The stored row of an item as an item."""
+    match row:
+        case ThreadRow():
+            return row.thread._replace(runs=0, messages=0, events=0, artifacts=0, approvals=0)
+        case RunRow():
+            return row.run._replace(events=0, artifacts=0)
+        case ApprovalRow():
+            return row.approval
+        case ThreadMessageRow():
+            return row.public(item.thread)
+        case EventRow() | ArtifactRow():
+            return row.public(owners.runs[str(_run_of(item))].run)
+    return row
 
 
 _PUT: Final[dict[type, Callable[[_Insertion, Any], None]]] = {

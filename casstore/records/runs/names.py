@@ -10,6 +10,7 @@ from casstore.format import splitting
 from casstore.format.digest import Digest, name_piece
 from casstore.records.schema import MAX_NUMBER
 from casstore.session import keys
+from casstore.session.arguments import check_count
 
 _MAX_ID_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
@@ -60,11 +61,8 @@ def check_time(at_ms: Any, now_ms: int) -> int:
 
 def check_number(number: Any, what: str) -> int:
     """The number, if a key can hold it; else InvalidInputError."""
-    if type(number) is not int or not 0 <= number <= MAX_NUMBER:
-        raise InvalidInputError(
-            f"{what} must be a whole number from 0 to {MAX_NUMBER}, got {number!r}"
-        )
-    return number
+    check_count(number, what, most=MAX_NUMBER)
+    return int(number)
 
 
 def value_digest(value: Any) -> Digest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from casstore.errors import CorruptionError, InvalidInputError, RecordNotFoundError
 from casstore.records.runs.data import (
@@ -23,14 +23,13 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import ApprovalRow, RunRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_number, check_path
+from casstore.records.runs.tables import ApprovalRow, RunRow, RunTables, ThreadRow
 from casstore.records.schema import IndexTable, R, RowPlace, RowTable, number_text, text_number
 from casstore.session.arguments import check_text
 from casstore.session.records import Record, find_records
 
 Item = TypeVar("Item")
-Row = TypeVar("Row")
 
 _MAX_PAGE: Final = 1000
 _READ_AT_ONCE: Final = 64
@@ -49,11 +48,6 @@ class Reading:
         stamp, *found = find_records(self._tables.store, [self._tables.stamp_place, *places])
         self._tables.is_stamped(stamp)
         return found
-
-    def require_stamp(self) -> None:
-        """RecordNotFoundError if this store has never held runs."""
-        if not self._tables.is_stamped(self._tables.stamp.find(*self._tables.stamp_place[1])):
-            raise RecordNotFoundError("records", "runs")
 
     def thread(self, thread: str) -> ThreadRow:
         """A thread, or RecordNotFoundError."""
@@ -159,39 +153,24 @@ class Reading:
             wished = (status, thread.status), (agent, thread.agent), (workspace, thread.workspace)
             return all(wish in (None, found) for wish, found in wished)
 
-        rows = self._ordered(
-            self._tables.thread_order,
-            self._tables.threads,
-            cursor=cursor,
-            newest_first=True,
-        )
-        return _page(rows, limit, wanted, lambda row: row.thread)
+        rows = self._ordered(self._tables.thread_order, self._tables.threads, cursor)
+        return _page(((place, row.thread) for place, row in rows if wanted(row)), limit)
 
     def runs(
         self, limit: int, cursor: str | None, state: str | None, agent: str | None
     ) -> Page[Run]:
         """A page of the runs of all threads, most recently changed first."""
-        rows = self._ordered(
-            self._tables.run_order,
-            self._tables.runs,
-            cursor=cursor,
-            newest_first=True,
-        )
-        return _page(rows, limit, _wanted_run(state, agent), lambda row: row.run)
+        wanted = _wanted_run(state, agent)
+        rows = self._ordered(self._tables.run_order, self._tables.runs, cursor)
+        return _page(((place, row.run) for place, row in rows if wanted(row)), limit)
 
     def thread_runs(
         self, thread: str, limit: int, cursor: str | None, state: str | None
     ) -> Page[Run]:
         """A page of the runs of a thread, most recently created first."""
-        owner = self.thread(thread)
-        rows = self._ordered(
-            self._tables.thread_runs,
-            self._tables.runs,
-            owner.key,
-            cursor=cursor,
-            newest_first=True,
-        )
-        page = _page(rows, limit, _wanted_run(state, None), lambda row: row.run)
+        wanted, owner = _wanted_run(state, None), self.thread(thread)
+        rows = self._ordered(self._tables.thread_runs, self._tables.runs, cursor, owner.key)
+        page = _page(((place, row.run) for place, row in rows if wanted(row)), limit)
         self._still(owner)
         return page
 
@@ -222,8 +201,8 @@ class Reading:
             approval = row.approval
             return run in (None, approval.run) and status in (None, approval.status)
 
-        rows = self._ordered(order, tables.approvals, *prefix, cursor=cursor, newest_first=False)
-        page = _page(rows, limit, wanted, lambda row: row.approval)
+        rows = self._ordered(order, tables.approvals, cursor, *prefix, newest_first=False)
+        page = _page(((place, row.approval) for place, row in rows if wanted(row)), limit)
         if owner is not None:
             self._still(owner)
         return page
@@ -240,7 +219,7 @@ class Reading:
             (record.key[1], self._tables.events.decode(record).public(row.run))
             for record in self._tables.events.scan(row.key, after=start, page=_fetch(limit))
         )
-        page = _page(entries, limit, _anything, lambda event: event)
+        page = _page(entries, limit)
         self._still(row)
         return page
 
@@ -265,7 +244,7 @@ class Reading:
                 row.key, after=_cursor(cursor), page=_fetch(limit)
             )
         )
-        page = _page(entries, limit, _anything, lambda artifact: artifact)
+        page = _page(entries, limit)
         self._still(row)
         return page
 
@@ -283,21 +262,25 @@ class Reading:
             check_id(cursor, "a cursor")
         records = table.scan(after=cursor, page=_fetch(limit))
         entries = ((record.key[0], table.decode(record)) for record in records)
-        return _page(entries, limit, _anything, lambda item: item)
+        return _page(entries, limit)
 
     def all_runs(self) -> Iterator[Run]:
-        """Every run, by id; CorruptionError if one cannot be read."""
-        self.require_stamp()
-        table = self._tables.runs
-        yield from table.read_each(table.scan(), lambda record: table.decode(record).run)
+        """Every run, by id; CorruptionError if one cannot be read.
+
+        RecordNotFoundError if this store has never held runs.
+        """
+        stamp, key = self._tables.stamp_place
+        if not self._tables.is_stamped(stamp.find(*key)):
+            raise RecordNotFoundError("records", "runs")
+        yield from (row.run for row in self._tables.runs.rows())
 
     def _ordered(
         self,
         order: IndexTable[R],
         table: RowTable[R],
-        *prefix: str,
         cursor: str | None,
-        newest_first: bool,
+        *prefix: str,
+        newest_first: bool = True,
     ) -> Iterator[tuple[str, R]]:
         """Rows in the order of an index, each with the last part of its index key: the cursor.
 
@@ -341,10 +324,6 @@ def _wanted_run(state: str | None, agent: str | None) -> Callable[[RunRow], bool
     return lambda row: state in (None, row.run.state) and agent in (None, row.run.agent)
 
 
-def _anything(item: Any) -> bool:
-    return True
-
-
 def _cursor(cursor: str | None) -> str | None:
     if cursor is None:
         return None
@@ -364,19 +343,14 @@ def _fetch(limit: int) -> int:
     return limit + 1
 
 
-def _page(
-    entries: Iterator[tuple[str, Row]],
-    limit: int,
-    wanted: Callable[[Row], bool],
-    item: Callable[[Row], Item],
-) -> Page[Item]:
+def _page(entries: Iterator[tuple[str, Item]], limit: int) -> Page[Item]:
+    """The first ``limit`` items, each given with its cursor."""
     _fetch(limit)
     found: list[Item] = []
     last = None
-    for place, row in entries:
-        if wanted(row):
-            if len(found) == limit:
-                return Page(found, last)
-            found.append(item(row))
-            last = place
+    for place, item in entries:
+        if len(found) == limit:
+            return Page(found, last)
+        found.append(item)
+        last = place
     return Page(found, None)

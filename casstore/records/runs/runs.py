@@ -34,8 +34,9 @@ from casstore.records.runs.data import (
     Thread,
     ThreadMessage,
 )
-from casstore.records.runs.layout import RunTables
 from casstore.records.runs.reading import Reading
+from casstore.records.runs.tables import RunTables
+from casstore.session.arguments import check_kind
 from casstore.session.attempts import read_again, transact
 from casstore.session.commit import check_commit
 from casstore.session.data import Commit, CommitResult
@@ -211,10 +212,7 @@ class Runs:
         >>> runs.finish_deletions()  # none was cut short
         0
         """
-        keys = threads.unfinished(self._tables)
-        for key in keys:
-            threads.finish(self._tables, key)
-        return len(keys)
+        return threads.finish_all(self._tables)
 
     # --- runs -----------------------------------------------------------------------------
 
@@ -479,8 +477,7 @@ class Runs:
         """
         todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision, at_ms)]
         if intent is not None:
-            if not isinstance(intent, steps.SaveIntent):
-                raise InvalidInputError(f"intent must be a SaveIntent, got {type(intent).__name__}")
+            check_kind(intent, "intent", steps.SaveIntent)
             if intent.run != run:
                 raise InvalidInputError(f"intent must be of run {run!r}, got one of {intent.run!r}")
             todo.append(intent)

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Write
 from casstore.errors import CorruptionError, RecordConflictError
 from casstore.records.runs.data import Run, Thread
-from casstore.records.runs.layout import NEXT, DeletedRow, RunTables, ThreadRow
 from casstore.records.runs.names import check_id, check_time
+from casstore.records.runs.tables import NEXT, DeletedRow, RunTables, ThreadRow
 from casstore.records.runs.working import Numbers, protected_revision, protector
-from casstore.records.schema import IndexTable, R, RowPlace, RowTable, number_text
+from casstore.records.schema import RowPlace, number_text
 from casstore.session import protection
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, find_records
@@ -26,7 +26,6 @@ from casstore.session.records import Draft, Record, find_records
 # If a thread has more rows of events, messages and artifacts, later writes remove them in batches.
 _AT_ONCE_ROWS: Final = 2000
 _BATCH_ROWS: Final = 1000
-_PAGE: Final = 256
 
 
 def create(
@@ -37,20 +36,6 @@ def create(
     check_id(thread, "a thread")
     check_id(agent, "an agent")
     check_id(workspace, "a workspace")
-    there = transact(
-        "the runs of this store", lambda: _create(tables, thread, agent, workspace, now_ms)
-    )
-    if (there.agent, there.workspace) != (agent, workspace):
-        raise RecordConflictError("thread", thread, "exists with another agent or workspace")
-    return there
-
-
-def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: int) -> Thread:
-    places = [tables.stamp_place, (tables.counter, (NEXT,)), (tables.threads, (thread,))]
-    stamp, counter, record = find_records(tables.store, places)
-    tables.is_stamped(stamp)
-    if record is not None:
-        return tables.threads.decode(record).thread
     fresh = Thread(
         id=thread,
         workspace=workspace,
@@ -65,13 +50,25 @@ def _create(tables: RunTables, thread: str, agent: str, workspace: str, now_ms: 
         artifacts=0,
         approvals=0,
     )
-    numbers = Numbers(tables, counter)
-    draft = Draft(tables.store)
-    tables.expect_stamp(draft, stamp)
-    tables.threads.put(draft, ThreadRow(fresh, number_text(numbers.take()), numbers.take()))
-    numbers.finish(draft)
-    draft.commit()
-    return fresh
+
+    def attempt() -> Thread:
+        places = [tables.stamp_place, (tables.counter, (NEXT,)), (tables.threads, (thread,))]
+        stamp, counter, record = find_records(tables.store, places)
+        tables.is_stamped(stamp)
+        if record is not None:
+            return tables.threads.decode(record).thread
+        numbers = Numbers(tables, counter)
+        draft = Draft(tables.store)
+        tables.expect_stamp(draft, stamp)
+        tables.threads.put(draft, ThreadRow(fresh, number_text(numbers.take()), numbers.take()))
+        numbers.finish(draft)
+        draft.commit()
+        return fresh
+
+    there = transact("the runs of this store", attempt)
+    if (there.agent, there.workspace) != (agent, workspace):
+        raise RecordConflictError("thread", thread, "exists with another agent or workspace")
+    return there
 
 
 # --- deleting -------------------------------------------------------------------------------------
@@ -102,8 +99,10 @@ def _delete(tables: RunTables, thread: str) -> _Deleted | None:
     if record is None:
         return None
     row = tables.threads.decode(record)
-    runs = _rows(tables.thread_runs, tables.runs, row.key)
-    approvals = _rows(tables.thread_approvals, tables.approvals, row.key)
+    of_thread = tables.runs.indexed(tables.thread_runs, row.key)
+    runs = [tables.runs.decode(record) for record in of_thread]
+    of_thread = tables.approvals.indexed(tables.thread_approvals, row.key)
+    approvals = [tables.approvals.decode(record) for record in of_thread]
     draft = Draft(tables.store)
     tables.expect_stamp(draft, stamp)
     draft.expect(tables.threads, (thread,), record)
@@ -139,16 +138,6 @@ def _is_same(found: Record | None, record: Record) -> bool:
     return found is not None and found.row == record.row
 
 
-def _rows(index: IndexTable[R], table: RowTable[R], key: str) -> list[R]:
-    """The rows that an index leads to from the key of a thread."""
-    keys = [index.leads_to(entry) for entry in index.scan(key)]
-    found: list[R] = []
-    for start in range(0, len(keys), _PAGE):
-        records = table.find_many(keys[start : start + _PAGE])
-        found += [table.decode(record) for record in records if record is not None]
-    return found
-
-
 def _release(draft: Draft, run: Run) -> None:
     protected = protected_revision(run)
     if protected is not None:
@@ -182,6 +171,9 @@ def finish(tables: RunTables, key: str) -> None:
     draft.commit()
 
 
-def unfinished(tables: RunTables) -> list[str]:
-    """The keys of deleted threads that have left rows."""
-    return [record.key[0] for record in tables.deleted.scan()]
+def finish_all(tables: RunTables) -> int:
+    """Remove the rows that deleted threads have left; returns the number of threads."""
+    keys = [record.key[0] for record in tables.deleted.scan()]
+    for key in keys:
+        finish(tables, key)
+    return len(keys)

@@ -1,7 +1,7 @@
 """One thread during a write: its rows as they were read, and as the steps change them.
 
 The write makes the row of the thread a condition, which covers all that belongs to the thread
-(``layout``). Rows that threads share are conditions of their own: the stamp, and the counter when
+(``tables``). Rows that threads share are conditions of their own: the stamp, and the counter when
 the write takes a number. Every new thread, run and approval takes one, so no other writer can have
 used their ids meanwhile, in any thread.
 """
@@ -21,15 +21,13 @@ from casstore.records.runs.data import (
     CheckpointRef,
     Event,
     NewCheckpoint,
-    RecoveryIntent,
     Run,
-    RunRequest,
     SessionCheckpoint,
     Thread,
 )
-from casstore.records.runs.layout import NEXT, ApprovalRow, CounterRow, RunRow, RunTables
 from casstore.records.runs.names import check_id, check_number, check_time
-from casstore.records.schema import RowPlace
+from casstore.records.runs.tables import NEXT, CounterRow, RunRow, RunTables
+from casstore.records.schema import R, RowPlace, RowTable
 from casstore.session import protection
 from casstore.session.attempts import read_again
 from casstore.session.records import Draft, Record, find_records
@@ -86,9 +84,8 @@ class Working:
         self._before = self._row = tables.threads.decode(record)
         self._runs_before: dict[str, RunRow] = {}
         self._runs: dict[str, RunRow] = {}
-        self._approvals: dict[str, ApprovalRow | None] = {}
-        self._intents: dict[str, RecoveryIntent | None] = {}
-        self._requests: dict[str, bool] = {}
+        #: Approvals, requests and intents, by table and id.
+        self._rows: dict[tuple[bytes, str], Any] = {}
         self._renewed: set[str] = set()
         #: Rows of this write, which cannot be read yet: events by run key and sequence, artifacts
         #: by run key and path.
@@ -130,26 +127,18 @@ class Working:
             self._runs[run] = self._runs_before[run] = self.tables.runs.decode(record)
         return self._runs[run]
 
-    def find_approval(self, approval: str) -> ApprovalRow | None:
-        """An approval, also of another thread, or None."""
-        if approval not in self._approvals:
-            record = self._found[self.tables.approvals.keys.start, (approval,)]
-            self._approvals[approval] = self.tables.approvals.decode_found(record)
-        return self._approvals[approval]
+    def find(self, table: RowTable[R], name: str) -> R | None:
+        """An approval, also of another thread, or the request or intent of a run; None without."""
+        start = table.keys.start
+        if (start, name) not in self._rows:
+            self._rows[start, name] = table.decode_found(self._found[start, (name,)])
+        row: R | None = self._rows[start, name]
+        return row
 
-    def find_intent(self, run: str) -> RecoveryIntent | None:
-        """The intent of a run, or None."""
-        if run not in self._intents:
-            record = self._found[self.tables.intents.keys.start, (run,)]
-            self._intents[run] = self.tables.intents.decode_found(record)
-        return self._intents[run]
-
-    def has_request(self, run: str) -> bool:
-        """True if the run has a request."""
-        if run not in self._requests:
-            record = self._found[self.tables.requests.keys.start, (run,)]
-            self._requests[run] = record is not None
-        return self._requests[run]
+    def has(self, table: RowTable[Any], name: str) -> bool:
+        """Whether ``find`` finds a row; does not decode it."""
+        start = table.keys.start
+        return self._rows.get((start, name), self._found[start, (name,)]) is not None
 
     def checkpoint(self, new: NewCheckpoint, current: CheckpointRef | None) -> CheckpointRef | None:
         """The reference that replaces ``current`` when a step gives ``new``."""
@@ -194,29 +183,16 @@ class Working:
         self._renewed.add(run)
         self.is_changed = True
 
-    def put_approval(self, row: ApprovalRow) -> None:
-        """Replace an approval, or add one."""
-        before = self._approvals.get(row.approval.id)
-        self._approvals[row.approval.id] = row
-        self.tables.approvals.put(self.draft, row, before)
+    def put(self, table: RowTable[R], name: str, row: R) -> None:
+        """Replace an approval, request or intent, or add one."""
+        table.put(self.draft, row, self._rows.get((table.keys.start, name)))
+        self._rows[table.keys.start, name] = row
         self.is_changed = True
 
-    def put_intent(self, run: str, intent: RecoveryIntent | None) -> None:
-        """Replace the intent of a run; None: delete it."""
-        self._intents[run] = intent
-        if intent is None:
-            self.draft.delete(self.tables.intents, (run,))
-        else:
-            self.tables.intents.put(self.draft, intent)
-        self.is_changed = True
-
-    def put_request(self, run: str, request: RunRequest | None) -> None:
-        """Replace the request of a run; None: delete it."""
-        self._requests[run] = request is not None
-        if request is None:
-            self.draft.delete(self.tables.requests, (run,))
-        else:
-            self.tables.requests.put(self.draft, request)
+    def delete(self, table: RowTable[Any], name: str) -> None:
+        """Delete a request or an intent."""
+        self.draft.delete(table, (name,))
+        self._rows[table.keys.start, name] = None
         self.is_changed = True
 
     # --- the write --------------------------------------------------------------------------------

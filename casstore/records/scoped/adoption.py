@@ -6,25 +6,25 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from casstore.errors import ConditionFailedError, ConflictError
+from casstore.errors import ConflictError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.schema import number_text
-from casstore.records.scoped.changes import changed, put_leads, put_scope
-from casstore.records.scoped.contents import Content
-from casstore.records.scoped.layout import (
+from casstore.records.schema import RowPlace, number_text
+from casstore.records.scoped.changes import changed, put_scope, put_value
+from casstore.records.scoped.policy import Content
+from casstore.records.scoped.scope import get_linked
+from casstore.records.scoped.scope_keys import Context, conversation_key
+from casstore.records.scoped.tables import (
     LATEST,
     ScopedTables,
-    ScopeRow,
+    Spot,
     ValueRow,
     charged_bytes,
     context_in_row,
     new_scope,
     value_in_row,
 )
-from casstore.records.scoped.scope import get_linked
-from casstore.records.scoped.scope_keys import Context, conversation_key
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -104,24 +104,20 @@ class Adoption:
         """Import values in one write; ConflictError if another writer has put one of them."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
-        attempts = Attempts("the scopes of an import")
-        while True:
-            attempts.begin()
-            asked: list[Any] = [(tables.scopes, place) for place in places]
-            asked += [(tables.values, (*one.place, one.key)) for one in arrivals]
+        asked: list[RowPlace] = [(tables.scopes, place) for place in places]
+        asked += [(tables.values, (*one.place, one.key)) for one in arrivals]
+
+        def attempt() -> None:
             found = find_records(tables.store, asked)
             if any(found[len(places) :]):
                 raise ConflictError("another writer has put some of the values; import them again")
             draft = Draft(tables.store)
-            heads = dict(zip(places, found[: len(places)], strict=True))
-            for place, record in heads.items():
+            for place, record in zip(places, found, strict=False):
                 come = [one for one in arrivals if one.place == place]
                 self._draft_scope(draft, place, record, come)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
-            return
+            draft.commit()
+
+        transact("the scopes of an import", attempt)
 
     def _draft_scope(
         self, draft: Draft, place: tuple[str, str], record: Record | None, come: list[ArrivedValue]
@@ -129,7 +125,9 @@ class Adoption:
         tables = self._tables
         draft.expect(tables.scopes, place, record)
         before = tables.scopes.decode_found(record)
-        head = before or _first_scope(come[0])
+        head = before or new_scope(
+            Spot.of(come[0].context, come[0].scope, come[0].scope_key), come[0].generation
+        )
         for one in come:
             size_bytes = one.content.size_bytes
             head = changed(head, come_bytes=charged_bytes(one.key, size_bytes))
@@ -147,8 +145,7 @@ class Adoption:
                 context=context_in_row(draft, one.context),
                 value=value_in_row(draft, one.content.stored, size_bytes),
             )
-            tables.values.put(draft, value)
-            put_leads(tables, draft, one.scope, one.context, value)
+            put_value(tables, draft, one.scope, one.context, value)
         put_scope(tables, draft, head, before)
 
     # --- resets -------------------------------------------------------------------------
@@ -169,9 +166,8 @@ class Adoption:
     def put_resets(self, arrivals: Sequence[ArrivedReset]) -> None:
         """Import resets in one write; ConflictError if another writer has reset a conversation."""
         tables = self._tables
-        attempts = Attempts("the resets of an import")
-        while True:
-            attempts.begin()
+
+        def attempt() -> None:
             latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
             if any(tables.latest_number(one) for one in latest):
                 raise ConflictError(
@@ -181,19 +177,9 @@ class Adoption:
             for one in arrivals:
                 draft.expect(tables.resets, (one.key, LATEST), None)
                 tables.put_reset(draft, one.key, 1, one.id, one.at_ms, None)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
-            return
+            draft.commit()
 
-
-def _first_scope(arrival: ArrivedValue) -> ScopeRow:
-    context, conversation = arrival.context, None
-    if arrival.scope == "conversation":
-        place = (context.workspace_id, context.bot_id, context.conversation_id)
-        conversation = conversation_key(*place)
-    return new_scope(arrival.scope_key, arrival.generation, conversation)
+        transact("the resets of an import", attempt)
 
 
 def _is_same(arrival: ArrivedValue, stored: ValueRow, value: Any, context: Context) -> bool:

@@ -1,17 +1,36 @@
-"""The rows that change with the values of a scope: its counts, and the index by person."""
+"""The rows that change with the values of a scope: its counts, and the index by person.
+
+Every removal of values goes through ``remove_values`` or ``forget``, so the counts stay exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError
-from casstore.records.scoped.layout import PersonRow, ScopedTables, ScopeRow, ValueRow
+from casstore.records.schema import Key, RowPlace
 from casstore.records.scoped.scope_keys import Context
-from casstore.session.records import Draft, Record
+from casstore.records.scoped.tables import PersonRow, ScopedTables, ScopeRow, ValueRow
+from casstore.session.records import Draft, Record, find_records
 
 #: The most values that one write removes.
 REMOVED_AT_ONCE: Final = 512
+#: Called between two writes with the number of values removed so far.
+Pulse = Callable[[int], None]
+
+
+class Erased(NamedTuple):
+    """What an erasure removed.
+
+    >>> entry = state.scope(context, "actor").put("language", "de")
+    >>> run = state.begin_run("run-1", context, caller="me/agent")
+    >>> state.erase_actor("anna")
+    Erased(values=1, runs=1)
+    """
+
+    values: int
+    runs: int
 
 
 def known(row: ScopeRow | None, key: str) -> ScopeRow:
@@ -51,7 +70,7 @@ def put_scope(tables: ScopedTables, draft: Draft, row: ScopeRow, before: ScopeRo
         tables.scopes.remove(draft, row)
 
 
-def put_leads(
+def put_value(
     tables: ScopedTables,
     draft: Draft,
     scope: str,
@@ -59,7 +78,8 @@ def put_leads(
     value: ValueRow,
     before: ValueRow | None = None,
 ) -> None:
-    """Add the index rows of a value to a draft: by its writer, and the subject of its scope."""
+    """Add a value to a draft, and its index rows: by its writer, and the subject of its scope."""
+    tables.values.put(draft, value)
     people = set()
     if context.actor is not None and (before is None or before.writer != context.actor):
         people.add(context.actor)
@@ -76,6 +96,35 @@ def forget(tables: ScopedTables, draft: Draft, value: ValueRow) -> None:
     draft.delete(tables.values, value.row_key)
     if value.writer is not None:
         draft.delete(tables.people, (*value.writer, *value.row_key))
+
+
+def remove_values(
+    tables: ScopedTables, draft: Draft, wanted: Sequence[tuple[Key, str | None]]
+) -> int:
+    """Add to a draft the deletion of values by key; returns how many exist.
+
+    With an origin, a value of that key with another origin stays.
+    """
+    places = sorted({key[:2] for key, _ in wanted})
+    asked: list[RowPlace] = [(tables.scopes, place) for place in places]
+    asked += [(tables.values, key) for key, _ in wanted]
+    found = find_records(tables.store, asked)
+    heads = dict(zip(places, found[: len(places)], strict=True))
+    going: dict[Key, list[ValueRow]] = {place: [] for place in places}
+    for (key, origin), record in zip(wanted, found[len(places) :], strict=True):
+        stored = tables.values.decode_found(record)
+        if stored is not None and origin in (None, stored.origin):
+            going[key[:2]].append(stored)
+    for place, gone in going.items():
+        if not gone:
+            continue
+        record = heads[place]
+        draft.expect(tables.scopes, place, record)
+        head = known(tables.scopes.decode_found(record), place[0])
+        for stored in gone:
+            forget(tables, draft, stored)
+        put_scope(tables, draft, changed(head, gone=gone), head)
+    return sum([len(gone) for gone in going.values()])
 
 
 class Late(NamedTuple):

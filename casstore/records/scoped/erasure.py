@@ -1,28 +1,126 @@
-"""Scoped state as an erasure provider: erases values of a subject together with its sessions."""
+"""Erases the values and runs of a person: by ``erase_actor``, or together with its sessions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
-from casstore.errors import InvalidInputError
-from casstore.records.scoped.changes import REMOVED_AT_ONCE
-from casstore.records.scoped.layout import ScopedTables, Writer
-from casstore.records.scoped.removal import (
-    check_place,
-    checked_person,
-    concerning,
-    erase_found,
-    runs_of,
-)
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.records.schema import Key, RowPlace
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
-from casstore.session.arguments import check_callable, list_of
-from casstore.session.records import Table, row_links
+from casstore.records.scoped.tables import ScopedTables, Writer
+from casstore.session.arguments import check_callable, check_text, list_of
+from casstore.session.attempts import read_again, transact
+from casstore.session.records import Draft, Record, Table, row_links
 from casstore.store import Store
 
 _VALUE: Final = "value"
 _RUN: Final = "run"
+
+
+def checked_person(person: Writer) -> Writer:
+    """Check the type and id of a person; an empty one would match everyone's values."""
+    if not isinstance(person, tuple | list) or len(person) != 2:
+        raise InvalidInputError(f"an actor must be a pair of type and id, got {person!r:.80}")
+    kind, name = person
+    check_text(kind, "actor_type")
+    check_text(name, "actor_id")
+    if not kind or not name:
+        raise InvalidInputError(f"actor_type and actor_id must not be empty, got {person!r:.80}")
+    return kind, name
+
+
+def check_place(workspace_id: str | None, bot_id: str | None) -> None:
+    """Refuse an invalid workspace or bot: nothing would match, and nothing be removed."""
+    for value, what in ((workspace_id, "a workspace"), (bot_id, "a bot")):
+        if value is not None:
+            check_text(value, what)
+
+
+def concerning(
+    tables: ScopedTables, person: Writer, workspace_id: str | None, bot_id: str | None
+) -> Iterator[Record]:
+    """The index rows from a person to values, in the whole store or one workspace or bot."""
+    for record in tables.people.scan(*person):
+        lead = tables.people.decode(record)
+        if workspace_id in (None, lead.workspace_id) and bot_id in (None, lead.bot_id):
+            yield record
+
+
+def runs_of(
+    tables: ScopedTables, person: Writer, workspace_id: str | None, bot_id: str | None
+) -> Iterator[Record]:
+    """The index rows that lead from an actor to its runs."""
+    for record in tables.run_actors.scan(*person):
+        key = tables.run_actors.leads_to(record)
+        # If the run ends while its row is read, gc may collect the objects of the row.
+        run = read_again(partial(tables.runs.get, *key), (CorruptionError,))
+        # An index row whose run is gone still names the actor, so it is erased too.
+        if run is None or (
+            workspace_id in (None, run.context.workspace_id)
+            and bot_id in (None, run.context.bot_id)
+        ):
+            yield record
+
+
+def erase(
+    tables: ScopedTables,
+    person: Writer,
+    workspace_id: str | None,
+    bot_id: str | None,
+    pulse: Pulse | None = None,
+) -> Erased:
+    """Remove the index rows of a person, and the values and runs they point to."""
+    if pulse is not None:
+        check_callable(pulse, "pulse")
+    values = ended = 0
+    while True:
+        leads = list(islice(concerning(tables, person, workspace_id, bot_id), REMOVED_AT_ONCE))
+        own = list(islice(runs_of(tables, person, workspace_id, bot_id), REMOVED_AT_ONCE))
+        erased = erase_found(tables, [one.key for one in leads], [one.key for one in own])
+        values += erased.values
+        ended += erased.runs
+        # A short batch is the last one.
+        if max(len(leads), len(own)) < REMOVED_AT_ONCE:
+            return Erased(values, ended)
+        if pulse is not None:
+            pulse(values)
+
+
+def erase_found(tables: ScopedTables, leads: Sequence[Key], own: Sequence[Key]) -> Erased:
+    """Remove these index rows, and the values and runs they point to, in one write."""
+
+    def attempt() -> Erased:
+        draft = Draft(tables.store)
+        people = _still(tables.people, leads)
+        actors = _still(tables.run_actors, own)
+        wanted = [(one.key[2:], tables.people.decode(one).origin) for one in people]
+        values = remove_values(tables, draft, wanted)
+        runs = _still(tables.runs, [one.key[2:] for one in actors])
+        for table, records in (
+            (tables.people, people),
+            (tables.run_actors, actors),
+            (tables.runs, runs),
+        ):
+            for record in records:
+                draft.expect(table, record.key, record)
+                draft.delete(table, record.key)
+        draft.commit()
+        return Erased(values, len(runs))
+
+    return transact("the state of a person", attempt)
+
+
+def _still(table: Table, keys: Sequence[Key]) -> list[Record]:
+    """The current records of these keys, without those deleted since."""
+    return [one for one in table.find_many(keys) if one is not None]
+
+
+# --- together with sessions -----------------------------------------------------------------------
 
 
 class ActorErasure:
@@ -83,9 +181,7 @@ class ActorErasure:
         """Always empty: scoped state does not record that third parties received it."""
         return ()
 
-    def _places(
-        self, store: Store, found: Sequence[str]
-    ) -> Iterator[tuple[Table, tuple[str, ...]]]:
+    def _places(self, store: Store, found: Sequence[str]) -> Iterator[RowPlace]:
         """The rows of the values and runs found."""
         tables = ScopedTables(store)
         for kind, key in map(_read, list_of(found, "found")):
@@ -97,15 +193,9 @@ class ActorErasure:
         erased = 0
         for start in range(0, len(found), REMOVED_AT_ONCE):
             entries = [_read(one) for one in found[start : start + REMOVED_AT_ONCE]]
-            leads = tables.people.find_many([key for kind, key in entries if kind == _VALUE])
-            own = tables.run_actors.find_many([key for kind, key in entries if kind == _RUN])
-            erased += sum(
-                erase_found(
-                    tables,
-                    [one for one in leads if one is not None],
-                    [one for one in own if one is not None],
-                )
-            )
+            leads = [key for kind, key in entries if kind == _VALUE]
+            own = [key for kind, key in entries if kind == _RUN]
+            erased += sum(erase_found(tables, leads, own))
         return erased
 
 

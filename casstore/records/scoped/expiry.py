@@ -18,8 +18,8 @@ from casstore.records.scoped.changes import (
     forget,
     put_scope,
 )
-from casstore.records.scoped.layout import ScopedTables
-from casstore.session.attempts import Attempts
+from casstore.records.scoped.tables import ScopedTables
+from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
@@ -73,31 +73,31 @@ class _Counting:
 
 def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: int) -> int:
     """Remove the values of a scope that have expired; returns how many."""
+
+    def attempt() -> int | None:
+        """Remove one batch; returns how many, or None if the scope needs no change."""
+        # Read the scope's row before its values: every write to a value changes the row, so the
+        # condition on it covers the values.
+        record = tables.scopes.find(*place)
+        if record is None:
+            return None
+        head = tables.scopes.decode(record)
+        late = find_late(tables, counting.through(tables.values.scan(*place)), now_ms)
+        if not late.gone and head.soonest_ms == late.soonest_ms:
+            return None
+        draft = Draft(tables.store)
+        draft.expect(tables.scopes, place, record)
+        for stored in late.gone:
+            forget(tables, draft, stored)
+        after = changed(head, gone=late.gone)._replace(soonest_ms=late.soonest_ms)
+        put_scope(tables, draft, after, head)
+        draft.commit()
+        return len(late.gone)
+
     gone = 0
-    attempts = Attempts(f"scope {place[0]}")
-    while True:
-        attempts.begin()
-        while True:
-            # Read the scope's row before its values: every write to a value changes the row, so the
-            # condition on it covers the values.
-            record = tables.scopes.find(*place)
-            if record is None:
-                return gone
-            head = tables.scopes.decode(record)
-            late = find_late(tables, counting.through(tables.values.scan(*place)), now_ms)
-            if not late.gone and head.soonest_ms == late.soonest_ms:
-                return gone
-            draft = Draft(tables.store)
-            draft.expect(tables.scopes, place, record)
-            for stored in late.gone:
-                forget(tables, draft, stored)
-            after = changed(head, gone=late.gone)._replace(soonest_ms=late.soonest_ms)
-            put_scope(tables, draft, after, head)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                break
-            gone += len(late.gone)
+    while (count := transact(f"scope {place[0]}", attempt)) is not None:
+        gone += count
+    return gone
 
 
 def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from casstore.engine.protocol import Write
-from casstore.errors import ConditionFailedError
 from casstore.records.json_values import restored
-from casstore.records.scoped.contents import Content, content_of
-from casstore.records.scoped.layout import (
-    LATEST,
-    ResetRow,
-    ScopedTables,
-)
-from casstore.session.attempts import Attempts
+from casstore.records.schema import Key, number_text
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Pulse, remove_values
+from casstore.records.scoped.policy import Content, content_of
+from casstore.records.scoped.tables import LATEST, ResetRow, ScopedTables
+from casstore.session.arguments import check_callable, check_count
+from casstore.session.attempts import transact
 from casstore.session.records import Draft
 
 
@@ -44,16 +43,14 @@ class Generation(NamedTuple):
 def reset(tables: ScopedTables, conversation: str, note: Any) -> Generation:
     """Reset a conversation."""
     content = content_of(note)
-    attempts = Attempts("the resets of a conversation")
-    while True:
-        attempts.begin()
+
+    def attempt() -> Generation:
         draft = Draft(tables.store)
         generation = _draft_reset(tables, draft, conversation, content)
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            continue
+        draft.commit()
         return generation
+
+    return transact("the resets of a conversation", attempt)
 
 
 def prepare_reset(tables: ScopedTables, conversation: str, note: Any) -> tuple[Generation, Write]:
@@ -89,3 +86,40 @@ def all_of(tables: ScopedTables, conversation: str) -> Iterator[Generation]:
 
 def _public(row: ResetRow) -> Generation:
     return Generation(row.number, row.id, row.at_ms, restored(row.note))
+
+
+def drop_history(
+    tables: ScopedTables, conversation: str, before: int | None, pulse: Pulse | None = None
+) -> int:
+    """Remove the values of earlier generations of a conversation; returns how many."""
+    if before is not None:
+        check_count(before, "before")
+    if pulse is not None:
+        check_callable(pulse, "pulse")
+    number = tables.latest_number(tables.resets.find(conversation, LATEST))
+    # The latest generation is in use and is never removed.
+    end = number_text(number if before is None else min(before, number))
+    dropped = 0
+    for record in tables.conversations.scan(conversation):
+        _, *place = record.key
+        while place[1] < end:
+            count = _drop_some(tables, tuple(place))
+            if not count:
+                break
+            dropped += count
+            if pulse is not None:
+                pulse(dropped)
+    return dropped
+
+
+def _drop_some(tables: ScopedTables, place: Key) -> int:
+    """Remove one batch of values of a scope; returns how many."""
+
+    def attempt() -> int:
+        draft = Draft(tables.store)
+        found = islice(tables.values.scan(*place), REMOVED_AT_ONCE)
+        count = remove_values(tables, draft, [(record.key, None) for record in found])
+        draft.commit()
+        return count
+
+    return transact(f"scope {place[0]}", attempt)

@@ -11,15 +11,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.records.scoped.changes import REMOVED_AT_ONCE
-from casstore.records.scoped.layout import ScopedTables
-from casstore.records.scoped.removal import Erased, Pulse, ValueRemoval
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
 from casstore.records.scoped.runs import RunGrants
 from casstore.records.scoped.scope import StateEntry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
+from casstore.records.scoped.tables import ScopedTables
 from casstore.session.arguments import check_callable, check_text
-from casstore.session.attempts import Attempts
-from casstore.session.records import Record
+from casstore.session.attempts import transact
+from casstore.session.records import Draft, Record
 
 _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
 
@@ -93,13 +92,13 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
     if pulse is not None:
         check_callable(pulse, "pulse")
     runs = RunGrants(tables)
-    running = tables.runs.read_each(tables.runs.scan(), tables.runs.decode)
+    running = tables.runs.rows()
     ended = sum([runs.end(run.id) for run in running if where.includes(run.context)])
     removed = 0
     found = tables.values.read_each(
-        tables.values.scan(), lambda record: _belongs(tables, where, record)
+        tables.values.scan(), lambda record: (record.key, _matches(tables, where, record))
     )
-    keys = (key for key in found if key is not None)
+    keys = (key for key, matches in found if matches)
     while batch := list(islice(keys, REMOVED_AT_ONCE)):
         removed += _remove(tables, where, batch)
         if pulse is not None:
@@ -109,25 +108,22 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
 
 def _remove(tables: ScopedTables, where: ContextFilter, keys: Sequence[tuple[str, ...]]) -> int:
     """Remove the matching values among ``keys`` in one write; returns how many."""
-    attempts = Attempts("the state to delete")
-    while True:
-        attempts.begin()
+
+    def attempt() -> int:
+        draft = Draft(tables.store)
         # A value that another writer has put under one of these keys since may not match.
         still = [
             record
             for record in tables.values.find_many(keys)
-            if record is not None and _belongs(tables, where, record)
+            if record is not None and _matches(tables, where, record)
         ]
-        removal = ValueRemoval(tables)
-        count = removal.values([(one.key, tables.values.decode(one).origin) for one in still])
-        if removal.commit():
-            return count
+        origins = [(one.key, tables.values.decode(one).origin) for one in still]
+        count = remove_values(tables, draft, origins)
+        draft.commit()
+        return count
+
+    return transact("the state to delete", attempt)
 
 
-def _belongs(tables: ScopedTables, where: ContextFilter, record: Record) -> tuple[str, ...] | None:
-    """The key of a matching value, or None."""
-    return (
-        record.key
-        if where.includes(context_of(tables.store, tables.values.decode(record)))
-        else None
-    )
+def _matches(tables: ScopedTables, where: ContextFilter, record: Record) -> bool:
+    return where.includes(context_of(tables.store, tables.values.decode(record)))

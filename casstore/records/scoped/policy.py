@@ -1,15 +1,21 @@
-"""Policies of scoped state, and the order in which a call is refused."""
+"""What scoped state accepts: policies, values and keys; and the order of refusals."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from casstore.errors import InvalidInputError, StateRefusedError
-from casstore.records.scoped.scope_keys import SCOPES, Context, key_of
-from casstore.session.arguments import check_count, check_flag
+from casstore.records.json_values import storable
+from casstore.records.scoped.scope_keys import SCOPES, Context, key_of, real_key
+from casstore.session.arguments import check_count, check_flag, check_kind
 
+#: The most bytes of a value's JSON, in UTF-8.
+MAX_VALUE_BYTES: Final = 262_144
+#: The most characters of a key.
+MAX_KEY_CHARACTERS: Final = 255
 _LISTS: Final = frozenset((tuple, list, set, frozenset))
 
 
@@ -90,8 +96,7 @@ class UpdateOutcome(NamedTuple):
 
 def check_policy(policy: StatePolicy) -> None:
     """Refuse an invalid policy: a mistyped scope would allow, or limit, nothing."""
-    if not isinstance(policy, StatePolicy):
-        raise InvalidInputError(f"policy must be a StatePolicy, got {type(policy).__name__}")
+    check_kind(policy, "policy", StatePolicy)
     enabled, scopes, quotas = policy
     check_flag(enabled, "enabled of a policy")
     if type(scopes) not in _LISTS or not all(scope in SCOPES for scope in scopes):
@@ -105,8 +110,7 @@ def check_policy(policy: StatePolicy) -> None:
             raise InvalidInputError(
                 f"quotas has the unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}"
             )
-        if not isinstance(quota, Quota):
-            raise InvalidInputError(f"a quota must be a Quota, got {type(quota).__name__}")
+        check_kind(quota, "a quota", Quota)
         for bound, what in zip(quota, ("keys", "bytes"), strict=True):
             if bound is not None:
                 check_count(bound, f"a quota of {what}")
@@ -139,3 +143,48 @@ def require_allowed(policy: StatePolicy, scope: str) -> None:
 def refuse_identity(scope: str) -> NoReturn:
     """Refuse a scope whose identity the context does not have."""
     refuse(Reason.MISSING_IDENTITY, f"scope {scope!r} needs {scope}_id, which the context lacks")
+
+
+# --- values and keys ------------------------------------------------------------------------------
+
+
+class Content(NamedTuple):
+    """A JSON value as it is read, as it is stored, and the length of its JSON."""
+
+    value: Any
+    stored: Any
+    size_bytes: int
+
+
+def content_of(value: Any) -> Content:
+    """The value as JSON: tuples become lists, keys text. StateRefusedError if it is not JSON."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        size_bytes = len(text.encode())
+    except RecursionError:
+        refuse(Reason.NOT_JSON, "the value is not JSON: it is nested too deeply")
+    except (TypeError, ValueError) as exc:
+        refuse(Reason.NOT_JSON, f"the value is not JSON: {exc}")
+    if size_bytes > MAX_VALUE_BYTES:
+        refuse(
+            Reason.TOO_LARGE,
+            f"the JSON of the value has {size_bytes} bytes, more than the {MAX_VALUE_BYTES} of "
+            "scoped state: store it as a blob, and its digest here",
+        )
+    plain = json.loads(text)
+    return Content(plain, storable(plain), size_bytes)
+
+
+def checked_key(key: Any) -> str:
+    """The stored key, with an alias replaced; StateRefusedError if it is invalid."""
+    if type(key) is not str or not 0 < len(key) <= MAX_KEY_CHARACTERS:
+        refuse(
+            Reason.BAD_KEY,
+            f"a key of state is a text of 1 to {MAX_KEY_CHARACTERS} characters, "
+            f"not {str(key)[:40]!r}",
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        refuse(Reason.BAD_KEY, f"the key {key[:40]!r} holds a lone surrogate")
+    return real_key(key)

@@ -9,22 +9,16 @@ makes the row a condition: calls after the end of the run are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from casstore.engine.protocol import MAX_STAMP_MS
-from casstore.errors import (
-    ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
-    RunFrozenError,
-)
+from casstore.errors import CorruptionError, InvalidInputError, RunFrozenError
 from casstore.records.schema import RowPlace
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.layout import RunGrant, ScopedTables
 from casstore.records.scoped.policy import Quota, Reason, StatePolicy
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
-from casstore.session.arguments import list_of
-from casstore.session.attempts import Attempts, read_again
+from casstore.records.scoped.tables import RunGrant, ScopedTables
+from casstore.session.arguments import check_ms, list_of
+from casstore.session.attempts import read_again, transact
 from casstore.session.keys import id_bytes
 from casstore.session.records import Draft, Record
 
@@ -59,7 +53,7 @@ class RunGrants:
         for capability in granted:
             id_bytes(capability, "a capability")
         policies.check_policy(policy)
-        _check_ttl(ttl_ms)
+        check_ms(ttl_ms, "ttl_ms", least=1)
         quotas = {scope: Quota(*quota) for scope, quota in policy.quotas.items()}
         frozen = RunGrant(
             run_id,
@@ -72,9 +66,8 @@ class RunGrants:
             0,
         )
         tables = self._tables
-        attempts = Attempts(f"run {run_id!r}")
-        while True:
-            attempts.begin()
+
+        def attempt() -> RunGrant:
             record, before = self._read(run_id)
             now_ms = tables.store.engine.now_ms()
             if before is not None and before.expires_ms > now_ms:
@@ -85,25 +78,23 @@ class RunGrants:
             draft.expect(tables.runs, (run_id,), record)
             run = frozen._replace(started_ms=now_ms, expires_ms=now_ms + ttl_ms)
             tables.runs.put(draft, run, before)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            draft.commit()
             return run
+
+        return transact(f"run {run_id!r}", attempt)
 
     def find(self, run_id: str) -> RunGrant | None:
         """The grant of a run; None if the run does not exist or has ended."""
-        run = self._read(run_id)[1]
+        _, run = read_again(lambda: self._read(run_id), (CorruptionError,))
         now_ms = self._tables.store.engine.now_ms()
         return run if run is not None and run.expires_ms > now_ms else None
 
     def renew(self, run_id: str, ttl_ms: int) -> bool:
         """Extend a run to ``ttl_ms`` from now; False if it has ended."""
-        _check_ttl(ttl_ms)
+        check_ms(ttl_ms, "ttl_ms", least=1)
         tables = self._tables
-        attempts = Attempts(f"run {run_id!r}")
-        while True:
-            attempts.begin()
+
+        def attempt() -> bool:
             record, run = self._read(run_id)
             now_ms = tables.store.engine.now_ms()
             if run is None or run.expires_ms <= now_ms:
@@ -111,38 +102,31 @@ class RunGrants:
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
             tables.runs.put(draft, run._replace(expires_ms=now_ms + ttl_ms), run)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            draft.commit()
             return True
+
+        return transact(f"run {run_id!r}", attempt)
 
     def end(self, run_id: str) -> bool:
         """End a run: further calls of it are refused. True if it had not ended."""
         tables = self._tables
-        attempts = Attempts(f"run {run_id!r}")
-        while True:
-            attempts.begin()
+
+        def attempt() -> bool:
             record, run = self._read(run_id)
             if run is None:
                 return False
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
             tables.runs.remove(draft, run)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            draft.commit()
             return run.expires_ms > tables.store.engine.now_ms()
+
+        return transact(f"run {run_id!r}", attempt)
 
     def _read(self, run_id: str) -> tuple[Record | None, RunGrant | None]:
         """The row of a run and its grant; both None if the run does not exist."""
-
-        def read() -> tuple[Record | None, RunGrant | None]:
-            record = self._tables.runs.find(run_id)
-            return record, self._tables.runs.decode_found(record)
-
-        return read_again(read, (CorruptionError,))
+        record = self._tables.runs.find(run_id)
+        return record, self._tables.runs.decode_found(record)
 
 
 class RunGuard:
@@ -191,10 +175,3 @@ def admitted(tables: ScopedTables, run_id: str | None, caller: str | None) -> Ru
     if STATE not in run.capabilities:
         policies.refuse(Reason.NOT_CAPABLE, f"run {run_id!r} lacks the capability {STATE!r}")
     return run
-
-
-def _check_ttl(ttl_ms: Any) -> None:
-    if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(
-            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
-        )

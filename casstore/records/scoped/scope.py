@@ -8,23 +8,24 @@ they are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
-from casstore.engine.protocol import MAX_STAMP_MS, Write
+from casstore.engine.protocol import Write
 from casstore.errors import (
-    ConditionFailedError,
     CorruptionError,
-    InvalidInputError,
     ObjectNotFoundError,
     StateConflictError,
 )
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.schema import RowPlace, number_text
+from casstore.records.schema import Key, RowPlace, number_text
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.changes import changed, find_late, forget, known, put_leads, put_scope
-from casstore.records.scoped.contents import Content, checked_key, content_of
-from casstore.records.scoped.layout import (
+from casstore.records.scoped.changes import changed, find_late, forget, known, put_scope, put_value
+from casstore.records.scoped.policy import Content, Quota, Reason, checked_key, content_of
+from casstore.records.scoped.runs import RunGuard
+from casstore.records.scoped.scope_keys import Context, real_key
+from casstore.records.scoped.tables import (
     LATEST,
     ScopedTables,
     ScopeRow,
@@ -35,10 +36,8 @@ from casstore.records.scoped.layout import (
     new_scope,
     value_in_row,
 )
-from casstore.records.scoped.policy import Quota, Reason
-from casstore.records.scoped.scope_keys import Context, real_key
-from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.arguments import check_count, check_ms, check_text
+from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -97,35 +96,72 @@ class ScopeUsage(NamedTuple):
     size_bytes: int
 
 
-class ScopeGuard(Protocol):
-    """A row that must exist, and allow the call, for every read and write."""
-
-    @property
-    def place(self) -> RowPlace:
-        """The table and key of the row."""
-        ...
-
-    def check(self, record: Record | None, now_ms: int) -> None:
-        """StateRefusedError if the row, or its absence, does not allow the call."""
-        ...
-
-
 class _Version(NamedTuple):
     """The version that a key must have; None: the key must not exist."""
 
     text: str | None
 
 
-class _Look(NamedTuple):
-    """Rows of a scope, read in one transaction."""
+class ScopeRows(NamedTuple):
+    """Rows of scopes, read in one transaction."""
 
     now_ms: int
+    #: The row of each scope, and the values of the keys asked for.
+    heads: list[Record | None]
+    values: list[list[ValueRow | None]]
+    #: The latest reset of the conversation, and the row of the run.
+    reset: Record | None
+    run: Record | None
+
+
+def read_rows(
+    tables: ScopedTables,
+    scopes: Sequence[tuple[Key, Sequence[str]]],
+    conversation: str | None,
+    guard: RunGuard | None,
+) -> ScopeRows:
+    """Read the rows of scopes, each given by the key of its row and the keys of its values.
+
+    StateRefusedError if the run of the guard has ended.
+    """
+    places: list[RowPlace] = [(tables.scopes, place) for place, _ in scopes]
+    places += [(tables.values, (*place, name)) for place, names in scopes for name in names]
+    if conversation is not None:
+        places.append((tables.resets, (conversation, LATEST)))
+    if guard is not None:
+        places.append(guard.place)
+    found = find_records(tables.store, places)
+    now_ms = tables.store.engine.now_ms()
+    run = None
+    if guard is not None:
+        run = found.pop()
+        guard.check(run, now_ms)
+    reset = found.pop() if conversation is not None else None
+    rows = iter(found)
+    heads = list(islice(rows, len(scopes)))
+    values = [
+        [tables.values.decode_found(row) for row in islice(rows, len(names))] for _, names in scopes
+    ]
+    return ScopeRows(now_ms, heads, values, reset, run)
+
+
+class _Look(NamedTuple):
+    """The rows of one scope, and those of some of its values."""
+
     generation: int
-    head_record: Record | None
+    rows: ScopeRows
     head: ScopeRow | None
-    reset_record: Record | None
-    guard_record: Record | None
-    values: list[ValueRow | None]
+
+    @property
+    def now_ms(self) -> int:
+        """When the rows were read."""
+        return self.rows.now_ms
+
+    @property
+    def value(self) -> ValueRow | None:
+        """The only value asked for."""
+        [[value]] = self.rows.values
+        return value
 
 
 class Scope:
@@ -145,7 +181,7 @@ class Scope:
         spot: Spot,
         context: Context,
         quota: Quota,
-        guard: ScopeGuard | None,
+        guard: RunGuard | None,
     ) -> None:
         self._tables = tables
         self._spot = spot
@@ -196,22 +232,14 @@ class Scope:
         self, name: str, generation: int | None, build: Callable[[ValueRow], Built]
     ) -> Built | None:
         """The result of ``build`` for a value, or None if it does not exist."""
-        before: str | None = None
-        attempts = Attempts(f"state {name!r}")
-        while True:
-            attempts.begin()
+
+        def read() -> Built | None:
             look = self._look([name], generation)
-            stored = look.values[0]
-            if stored is None or not stored.is_live(look.now_ms):
-                return None
-            try:
-                return build(stored)
-            except CorruptionError:
-                # The value was replaced between two reads and its old objects were collected. If
-                # the version is unchanged, the store is damaged.
-                if before == stored.version:
-                    raise
-                before = stored.version
+            stored = look.value
+            return build(stored) if stored is not None and stored.is_live(look.now_ms) else None
+
+        # The value may be replaced between two reads, and gc may then collect its old objects.
+        return read_again(read, (CorruptionError,))
 
     def list_keys(
         self,
@@ -321,17 +349,16 @@ class Scope:
         (True, False)
         """
         name = checked_key(key)
-        attempts = Attempts(f"state {name!r}")
-        while True:
-            attempts.begin()
+
+        def attempt() -> bool:
             look = self._look([name])
-            stored = look.values[0]
-            there = stored is not None and stored.is_live(look.now_ms)
-            if expected is not None and (stored is None or not there or stored.version != expected):
-                raise StateConflictError(
-                    name, expected, stored.version if stored and there else None
-                )
-            if stored is None or not there:
+            stored = look.value
+            if stored is not None and not stored.is_live(look.now_ms):
+                stored = None
+            version = None if stored is None else stored.version
+            if expected is not None and version != expected:
+                raise StateConflictError(name, expected, version)
+            if stored is None:
                 return False
             draft = Draft(self._tables.store)
             self._expect(draft, look)
@@ -340,26 +367,23 @@ class Scope:
                 draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
             head = changed(known(look.head, self._spot.key), gone=[stored])
             put_scope(self._tables, draft, head, look.head)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            draft.commit()
             return True
+
+        return transact(f"state {name!r}", attempt)
 
     def _put(
         self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None
     ) -> StateEntry:
         name, content = _checked(key, value, ttl_ms)
-        attempts = Attempts(f"scope {self._spot.key}")
-        while True:
-            attempts.begin()
+
+        def attempt() -> StateEntry:
             draft = Draft(self._tables.store)
             entry = self._draft_put(draft, name, content, ttl_ms, expected)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            draft.commit()
             return entry
+
+        return transact(f"scope {self._spot.key}", attempt)
 
     def _draft_put(
         self,
@@ -370,14 +394,14 @@ class Scope:
         expected: _Version | None,
     ) -> StateEntry:
         look = self._look([name])
-        now_ms, there = look.now_ms, look.values[0]
+        now_ms, there = look.now_ms, look.value
         before = there if there is not None and there.is_live(now_ms) else None
         version = None if before is None else before.version
         if expected is not None and version != expected.text:
             raise StateConflictError(name, expected.text, version)
         self._expect(draft, look)
         expires_ms = None if ttl_ms is None else now_ms + ttl_ms
-        old = look.head or new_scope(self._spot.key, look.generation, self._spot.conversation)
+        old = look.head or new_scope(self._spot, look.generation)
         head = changed(
             old,
             gone=[] if there is None else [there],
@@ -386,35 +410,22 @@ class Scope:
         )
         head = self._make_room(draft, look, old, head, name)
         put_scope(self._tables, draft, head, look.head)
-        writer = self._context.actor
-        origin = head.version if before is None else before.origin
-        created_ms = now_ms if before is None else before.created_ms
         value = ValueRow(
             scope_key=self._spot.key,
             generation=look.generation,
             key=name,
             version=head.version,
-            origin=origin,
-            created_ms=created_ms,
+            origin=head.version if before is None else before.origin,
+            created_ms=now_ms if before is None else before.created_ms,
             updated_ms=now_ms,
             expires_ms=expires_ms,
             size_bytes=content.size_bytes,
-            writer=writer,
+            writer=self._context.actor,
             context=context_in_row(draft, self._context) if before is None else before.context,
             value=value_in_row(draft, content.stored, content.size_bytes),
         )
-        self._tables.values.put(draft, value)
-        put_leads(self._tables, draft, self._spot.scope, self._context, value, before)
-        return StateEntry(
-            name,
-            content.value,
-            head.version,
-            created_ms,
-            now_ms,
-            expires_ms,
-            content.size_bytes,
-            writer,
-        )
+        put_value(self._tables, draft, self._spot.scope, self._context, value, before)
+        return _entry(value, content.value)
 
     def _make_room(
         self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
@@ -468,52 +479,30 @@ class Scope:
         while True:
             attempts.begin()
             number = self._generation if generation is None else generation
-            text = number_text(number)
-            places: list[RowPlace] = [(tables.scopes, (spot.key, text))]
-            places += [(tables.values, (spot.key, text, name)) for name in names]
-            if spot.conversation is not None:
-                places.append((tables.resets, (spot.conversation, LATEST)))
-            if self._guard is not None:
-                places.append(self._guard.place)
-            found = find_records(tables.store, places)
-            now_ms = tables.store.engine.now_ms()
-            guard = found.pop() if self._guard is not None else None
-            if self._guard is not None:
-                self._guard.check(guard, now_ms)
-            reset = found.pop() if spot.conversation is not None else None
-            latest = tables.latest_number(reset)
+            place = (spot.key, number_text(number))
+            rows = read_rows(tables, [(place, names)], spot.conversation, self._guard)
+            latest = tables.latest_number(rows.reset)
             if generation is None and latest != number:
                 self._generation = latest
                 continue
-            head = found[0]
-            return _Look(
-                now_ms,
-                number,
-                head,
-                tables.scopes.decode_found(head),
-                reset,
-                guard,
-                [tables.values.decode_found(one) for one in found[1:]],
-            )
+            return _Look(number, rows, tables.scopes.decode_found(rows.heads[0]))
 
     def _expect(self, draft: Draft, look: _Look) -> None:
         """Make the rows that were read conditions of the write."""
         tables, spot = self._tables, self._spot
-        place = (spot.key, number_text(look.generation))
-        draft.expect(tables.scopes, place, look.head_record)
+        [head] = look.rows.heads
+        draft.expect(tables.scopes, (spot.key, number_text(look.generation)), head)
         if spot.conversation is not None:
-            draft.expect(tables.resets, (spot.conversation, LATEST), look.reset_record)
+            draft.expect(tables.resets, (spot.conversation, LATEST), look.rows.reset)
         if self._guard is not None:
-            draft.expect(*self._guard.place, look.guard_record)
+            draft.expect(*self._guard.place, look.rows.run)
 
 
 def _checked(key: str, value: Any, ttl_ms: int | None) -> tuple[str, Content]:
     # Check the value first: refusals have a fixed order.
     content = content_of(value)
-    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
-        raise InvalidInputError(
-            f"ttl_ms must be a whole number from 1 to {MAX_STAMP_MS}, got {ttl_ms!r}"
-        )
+    if ttl_ms is not None:
+        check_ms(ttl_ms, "ttl_ms", least=1)
     return checked_key(key), content
 
 
@@ -535,15 +524,19 @@ def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[StateEntry]
     """Values as callers see them; linked values are read in one call."""
     linked = iter(get_linked(tables.store, [one.value for one in found if type(one.value) is Link]))
     return [
-        StateEntry(
-            one.key,
-            restored(next(linked) if type(one.value) is Link else one.value),
-            one.version,
-            one.created_ms,
-            one.updated_ms,
-            one.expires_ms,
-            one.size_bytes,
-            one.writer,
-        )
+        _entry(one, restored(next(linked) if type(one.value) is Link else one.value))
         for one in found
     ]
+
+
+def _entry(row: ValueRow, value: Any) -> StateEntry:
+    return StateEntry(
+        row.key,
+        value,
+        row.version,
+        row.created_ms,
+        row.updated_ms,
+        row.expires_ms,
+        row.size_bytes,
+        row.writer,
+    )

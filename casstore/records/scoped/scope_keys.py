@@ -15,7 +15,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.session.arguments import check_text
+from casstore.session.arguments import check_kind, check_text
 
 #: The scopes, in the order in which snapshots and messages list them.
 SCOPES: Final = ("conversation", "actor", "subject", "runner")
@@ -95,8 +95,7 @@ def binding_identity(
 
 def checked(context: Context) -> Context:
     """Return the context; InvalidInputError if it is not a Context, or a field is not a str."""
-    if not isinstance(context, Context):
-        raise InvalidInputError(f"context must be a Context, got {type(context).__name__}")
+    check_kind(context, "context", Context)
     for name, value in zip(Context._fields, context, strict=True):
         needed = name in ("runner_id", "binding_identity")
         if value is None and not needed:

@@ -8,21 +8,14 @@ a writer has added or removed a value, and the read is retried.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.records.schema import RowPlace, number_text
-from casstore.records.scoped.layout import (
-    LATEST,
-    ScopedTables,
-    ScopeRow,
-    Spot,
-    ValueRow,
-)
-from casstore.records.scoped.scope import ScopeGuard, StateEntry, entries
+from casstore.records.schema import number_text
+from casstore.records.scoped.runs import RunGuard
+from casstore.records.scoped.scope import StateEntry, entries, read_rows
+from casstore.records.scoped.tables import ScopedTables, ScopeRow, Spot, ValueRow
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.records import find_records
 
 #: The default of ``max_bytes``: a snapshot is held in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -39,51 +32,22 @@ def read_moment(
     tables: ScopedTables,
     spots: Sequence[Spot],
     *,
-    prefix: str = "",
-    generation: int | None = None,
-    max_bytes: int = MAX_SNAPSHOT_BYTES,
-    guard: ScopeGuard | None = None,
+    prefix: str,
+    max_bytes: int,
+    guard: RunGuard | None,
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
-    reading = _Reading(tables, spots, generation, max_bytes, guard)
-    number = generation or 0
-    before: list[str] | None = None
-    attempts = Attempts("the scopes of a snapshot")
-    while True:
-        attempts.begin()
-        look = reading.look(number, [[] for _ in spots])
-        if look.number != number:
-            number = look.number
-            continue
-        if any(look.heads):
-            names = [
-                reading.names(spot, number, head)
-                for spot, head in zip(spots, look.heads, strict=True)
-            ]
-            look = reading.look(number, names)
-            if look.number != number or not look.is_whole:
-                number = look.number
-                continue
-        wanted = look.wanted(prefix)
-        reading.charge(wanted)
-        try:
-            found = [entries(tables, scope) for scope in wanted]
-        except CorruptionError:
-            # A value was replaced between two reads and its old objects were collected. If no
-            # version has changed, the store is damaged.
-            rows = [one.version for scope in wanted for one in scope]
-            if before == rows:
-                raise
-            before = rows
-            continue
-        return Moment(found, look.reset_id)
+    reading = _Reading(tables, spots, max_bytes, guard)
+    # A value may be replaced, a conversation reset or a run ended between two reads. gc may then
+    # collect the objects of the rows read first.
+    return read_again(lambda: reading.read(prefix), (CorruptionError,))
 
 
 class _Look(NamedTuple):
     """Rows read in one transaction."""
 
     now_ms: int
-    #: The current generation of the conversation, or the requested one.
+    #: The current generation of the conversation.
     number: int
     reset_id: str | None
     heads: list[ScopeRow | None]
@@ -113,29 +77,57 @@ class _Reading:
     """The reads of one snapshot."""
 
     def __init__(
-        self,
-        tables: ScopedTables,
-        spots: Sequence[Spot],
-        generation: int | None,
-        max_bytes: int,
-        guard: ScopeGuard | None,
+        self, tables: ScopedTables, spots: Sequence[Spot], max_bytes: int, guard: RunGuard | None
     ) -> None:
         self._tables = tables
         self._spots = spots
-        self._generation = generation
         self._max_bytes = max_bytes
         self._guard = guard
+        # The generation that the last look found. The next look tries it first, and checks it.
+        self._number = 0
 
-    def _place(self, spot: Spot, number: int) -> tuple[str, str]:
-        return (spot.key, number_text(0 if spot.conversation is None else number))
+    def read(self, prefix: str) -> Moment:
+        """All values whose keys start with ``prefix``."""
+        look = self._look_whole()
+        wanted = look.wanted(prefix)
+        if sum([one.charged_bytes for scope in wanted for one in scope]) > self._max_bytes:
+            raise self._too_large()
+        return Moment([entries(self._tables, scope) for scope in wanted], look.reset_id)
 
-    def names(self, spot: Spot, number: int, head: ScopeRow | None) -> list[str]:
+    def _look_whole(self) -> _Look:
+        """All values of the scopes."""
+        attempts = Attempts("the scopes of a snapshot")
+        while True:
+            attempts.begin()
+            number = self._number
+            look = self._look([[] for _ in self._spots])
+            if look.number == number and any(look.heads):
+                look = self._look([*map(self._names, self._spots, look.heads)])
+            if look.number == number and look.is_whole:
+                return look
+
+    def _look(self, names: Sequence[Sequence[str]]) -> _Look:
+        """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
+        tables = self._tables
+        scopes = [(self._place(spot), keys) for spot, keys in zip(self._spots, names, strict=True)]
+        conversation = next((spot.conversation for spot in self._spots if spot.conversation), None)
+        rows = read_rows(tables, scopes, conversation, self._guard)
+        self._number = tables.latest_number(rows.reset)
+        return _Look(
+            rows.now_ms,
+            self._number,
+            None if rows.reset is None else tables.resets.decode(rows.reset).id,
+            [tables.scopes.decode_found(one) for one in rows.heads],
+            rows.values,
+        )
+
+    def _names(self, spot: Spot, head: ScopeRow | None) -> list[str]:
         """The keys of a scope, in order, from several transactions; LimitError above the limit."""
         if head is None:
             return []
         names: list[str] = []
         left = self._max_bytes
-        for record in self._tables.values.scan(*self._place(spot, number)):
+        for record in self._tables.values.scan(*self._place(spot)):
             # Checked here too: values may have been added since the scope's row was read.
             left -= len(record.row)
             if left < 0:
@@ -143,42 +135,8 @@ class _Reading:
             names.append(record.key[2])
         return sorted(names)
 
-    def look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
-        return read_again(lambda: self._look(number, names), (CorruptionError,))
-
-    def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        tables, spots = self._tables, self._spots
-        places: list[RowPlace] = [(tables.scopes, self._place(spot, number)) for spot in spots]
-        for spot, keys in zip(spots, names, strict=True):
-            places += [(tables.values, (*self._place(spot, number), key)) for key in keys]
-        conversation = next((spot.conversation for spot in spots if spot.conversation), None)
-        if conversation is not None:
-            places.append((tables.resets, (conversation, LATEST)))
-        if self._guard is not None:
-            places.append(self._guard.place)
-        found = find_records(tables.store, places)
-        now_ms = tables.store.engine.now_ms()
-        if self._guard is not None:
-            self._guard.check(found.pop(), now_ms)
-        reset = found.pop() if conversation is not None else None
-        heads = [tables.scopes.decode_found(one) for one in found[: len(spots)]]
-        rows = iter(found[len(spots) :])
-        values = [
-            [tables.values.decode_found(row) for row in islice(rows, len(keys))] for keys in names
-        ]
-        return _Look(
-            now_ms,
-            tables.latest_number(reset) if self._generation is None else self._generation,
-            None if reset is None else tables.resets.decode(reset).id,
-            heads,
-            values,
-        )
-
-    def charge(self, wanted: Sequence[Sequence[ValueRow]]) -> None:
-        """LimitError if the values have more than ``max_bytes``."""
-        if sum([one.charged_bytes for scope in wanted for one in scope]) > self._max_bytes:
-            raise self._too_large()
+    def _place(self, spot: Spot) -> tuple[str, str]:
+        return (spot.key, number_text(0 if spot.conversation is None else self._number))
 
     def _too_large(self) -> LimitError:
         return LimitError(

@@ -7,15 +7,14 @@ from typing import Any, Final
 
 from casstore.engine.protocol import Write
 from casstore.errors import StateRefusedError
-from casstore.records.scoped import generations, places, removal, runs
+from casstore.records.scoped import erasure, generations, places, runs
 from casstore.records.scoped import policy as policies
+from casstore.records.scoped.changes import Erased, Pulse
 from casstore.records.scoped.generations import Generation
-from casstore.records.scoped.layout import RunGrant, ScopedTables, Spot
 from casstore.records.scoped.places import ContextFilter, Located
 from casstore.records.scoped.policy import DEFAULT, Quota, Reason, StatePolicy, UpdateOutcome
-from casstore.records.scoped.removal import Erased, Pulse
 from casstore.records.scoped.runs import RUN_MS, STATE, RunGrants, RunGuard
-from casstore.records.scoped.scope import MAX_LISTED, KeyPage, Scope, ScopeGuard, StateEntry
+from casstore.records.scoped.scope import MAX_LISTED, KeyPage, Scope, StateEntry
 from casstore.records.scoped.scope_keys import (
     ACTOR_TYPE,
     SCOPES,
@@ -26,6 +25,7 @@ from casstore.records.scoped.scope_keys import (
     scope_keys,
 )
 from casstore.records.scoped.snapshots import MAX_SNAPSHOT_BYTES, read_moment
+from casstore.records.scoped.tables import RunGrant, ScopedTables, Spot
 from casstore.session.arguments import check_count, check_text
 from casstore.store import Store
 
@@ -273,7 +273,7 @@ class ScopedState:
         1
         """
         key = conversation_key(workspace_id, bot_id, conversation_id)
-        return removal.drop_history(self._tables, key, before, pulse)
+        return generations.drop_history(self._tables, key, before, pulse)
 
     def erase_actor(
         self,
@@ -295,9 +295,9 @@ class ScopedState:
         >>> state.erase_actor("anna")
         Erased(values=2, runs=0)
         """
-        person = removal.checked_person((actor_type, actor_id))
-        removal.check_place(workspace_id, bot_id)
-        return removal.erase(self._tables, person, workspace_id, bot_id, pulse)
+        person = erasure.checked_person((actor_type, actor_id))
+        erasure.check_place(workspace_id, bot_id)
+        return erasure.erase(self._tables, person, workspace_id, bot_id, pulse)
 
     # --- by runner, binding, bot or workspace ---------------------------------------------
 
@@ -468,24 +468,16 @@ class RunState:
         return self.scope(scope)
 
 
-def _spot(context: Context, scope: str, key: str) -> Spot:
-    conversation = None
-    if scope == "conversation":
-        place = (context.workspace_id, context.bot_id, context.conversation_id)
-        conversation = conversation_key(*place)
-    return Spot(scope, key, conversation)
-
-
 def _scope(
     tables: ScopedTables,
     context: Context,
     policy: StatePolicy,
     scope: str,
     key: str,
-    guard: ScopeGuard | None,
+    guard: RunGuard | None,
 ) -> Scope:
     quota = policy.quotas.get(scope, Quota())
-    return Scope(tables, _spot(context, scope, key), context, quota, guard)
+    return Scope(tables, Spot.of(context, scope, key), context, quota, guard)
 
 
 def _snapshot(
@@ -495,7 +487,7 @@ def _snapshot(
     keys: dict[str, str],
     prefix: str,
     max_bytes: int,
-    guard: ScopeGuard | None,
+    guard: RunGuard | None,
 ) -> Snapshot:
     check_text(prefix, "prefix")
     check_count(max_bytes, "max_bytes")
@@ -506,7 +498,7 @@ def _snapshot(
     scopes = [scope for scope in SCOPES if scope in policy.scopes and scope in keys]
     moment = read_moment(
         tables,
-        [_spot(context, scope, keys[scope]) for scope in scopes],
+        [Spot.of(context, scope, keys[scope]) for scope in scopes],
         prefix=start,
         max_bytes=max_bytes,
         guard=guard,

@@ -18,7 +18,7 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.maintenance import check, gc
-from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal, emptying
+from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal, removal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted, nothing_written
@@ -327,7 +327,7 @@ def test_a_hold_that_comes_during_an_erasure_counts(either: Lifecycles) -> None:
 
 
 def test_very_many_values_go_in_steps(either: Lifecycles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emptying, "AT_ONCE", 3)
+    monkeypatch.setattr(removal, "AT_ONCE", 3)
     life = either
     life.users.put("anna", "b", 1, Annotation(hold=Hold("law", 2**42), processors=["crm"]))
     for name in "acdefgh":

@@ -12,7 +12,8 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import InvalidInputError, StateRefusedError
 from casstore.maintenance import compact, erasure, gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.scoped import SCOPES, ActorErasure, ScopedState, changes, removal
+from casstore.records.scoped import SCOPES, ActorErasure, ScopedState, changes
+from casstore.records.scoped import erasure as scoped_erasure
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.records import Table
 from casstore.store import Store
@@ -211,7 +212,7 @@ def test_a_value_written_over_while_it_is_erased_goes_all_the_same(store: Store)
 def test_very_many_values_go_in_steps_that_may_be_stopped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "REMOVED_AT_ONCE", 8)
+    monkeypatch.setattr(scoped_erasure, "REMOVED_AT_ONCE", 8)
     states = ScopedState(store)
     for n in range(20):
         states.scope(HERE, "actor").put(f"k{n}", n)

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from casstore.format.canonical import Link
 from casstore.records.schema import Index, Key, Parent, RowTable, Schema, number_text
 from casstore.records.scoped.policy import StatePolicy
-from casstore.records.scoped.scope_keys import Context
+from casstore.records.scoped.scope_keys import Context, conversation_key
 from casstore.session.records import Draft, Record
 from casstore.store import Store
 
@@ -54,6 +54,14 @@ class Spot(NamedTuple):
     key: str
     conversation: str | None
 
+    @staticmethod
+    def of(context: Context, scope: str, key: str) -> Spot:
+        """A scope of a context, with the key that it has there."""
+        if scope != "conversation":
+            return Spot(scope, key, None)
+        place = (context.workspace_id, context.bot_id, context.conversation_id)
+        return Spot(scope, key, conversation_key(*place))
+
 
 class ScopeRow(NamedTuple):
     """The row of a scope."""
@@ -75,10 +83,10 @@ class ScopeRow(NamedTuple):
         return f"{self.birth}-{self.changes}"
 
 
-def new_scope(scope_key: str, generation: int, conversation: str | None) -> ScopeRow:
+def new_scope(spot: Spot, generation: int) -> ScopeRow:
     """The row of a scope that holds no values yet."""
     birth = secrets.token_hex(_BIRTH_BYTES)
-    return ScopeRow(scope_key, generation, birth, 0, 0, 0, None, conversation)
+    return ScopeRow(spot.key, generation, birth, 0, 0, 0, None, spot.conversation)
 
 
 class ValueRow(NamedTuple):

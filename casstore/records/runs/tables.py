@@ -28,7 +28,7 @@ a condition therefore fails if anything that it has read of the thread has chang
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordsSchemaError
 from casstore.format.digest import Digest
@@ -240,16 +240,6 @@ SCHEMAS: Final = (
 )  # fmt: skip
 
 
-@runtime_checkable
-class _StoredAtPath(Protocol):
-    """An engine whose store has a path."""
-
-    @property
-    def path(self) -> str:
-        """The path."""
-        ...
-
-
 class RunTables:
     """The tables of runs in one store, and the stamp with the family and version of its rows.
 
@@ -278,10 +268,6 @@ class RunTables:
         #: The place of the stamp, to read it with other rows for ``is_stamped``, ``expect_stamp``.
         self.stamp_place: RowPlace = (self.stamp, (_STAMP,))
 
-    def all(self) -> list[Table]:
-        """Every table and index."""
-        return [table for table in vars(self).values() if isinstance(table, Table)]
-
     def is_stamped(self, stamp: Record | None) -> bool:
         """True if the store has runs; RecordsSchemaError if their family or version differs."""
         if stamp is None:
@@ -300,7 +286,8 @@ class RunTables:
 
     def _require_empty(self) -> None:
         """RecordsSchemaError if a store without a stamp has rows of runs."""
-        if all(next(table.scan(page=1), None) is None for table in self.all()):
+        tables = [table for table in vars(self).values() if isinstance(table, Table)]
+        if all(next(table.scan(page=1), None) is None for table in tables):
             return
         if self.stamp.find(_STAMP) is None:
             raise self._refusal("rows of runs without family and version")
@@ -308,6 +295,6 @@ class RunTables:
         # fails on its condition then, and a read returns what was stored at that time.
 
     def _refusal(self, found: str) -> RecordsSchemaError:
-        engine = self.store.engine
-        path = engine.path if isinstance(engine, _StoredAtPath) else "this store"
+        # Not every engine has a path.
+        path: str = getattr(self.store.engine, "path", "this store")
         return RecordsSchemaError(path, found, f"family {FAMILY!r}, version {VERSION!r}")
