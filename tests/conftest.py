@@ -37,9 +37,9 @@ _ENGINE = re.compile(r"[\[-]postgres\b(?!:)")
 # Seconds each, and what they are about is tried by shorter ones.
 _LONG_ON_POSTGRES = (
     "long_chain",
-    "agents_at_work",
+    "during_repeated_vacuums",
     "agree_with_the_model",
-    "meanwhile_counts",
+    "concurrent_change_of_the_session_survives_vacuum",
 )
 
 

@@ -142,7 +142,9 @@ def test_every_figure_of_the_readme_is_in_the_benchmarks() -> None:
     assert [figure for figure in figures if figure not in measured] == []
 
 
-def test_the_console_of_the_readme_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_session_of_the_readme_has_the_real_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(compile(BLOCK.findall(text)[0], "README.md", "exec"), {})
@@ -167,7 +169,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert (document.parent / target).exists(), target
 
 
-def test_no_text_installs_casstore_by_its_name() -> None:
+def test_no_document_installs_casstore_from_a_package_index() -> None:
     """It is installed from a clone: pip knows no package of this name elsewhere."""
     sources = [*DOCUMENTS, *(ROOT / "casstore").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
     found = [path for path in sources if re.search("pip install '?casstore", path.read_text())]

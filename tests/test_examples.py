@@ -205,7 +205,7 @@ def test_the_examples_in_docstrings_run(module: str, scratch: Path) -> None:
         pytest.fail("".join(line for lines in said for line in lines), pytrace=False)
 
 
-def test_no_example_is_left_out_or_half_compared() -> None:
+def test_no_docstring_example_uses_a_doctest_directive() -> None:
     sources = {path: path.read_text() for path in ROOT.rglob("*.py")}
     assert [str(path) for path, source in sources.items() if "doctest:" in source] == []
 
@@ -369,12 +369,12 @@ def test_everything_public_has_an_example(part: str) -> None:
     assert [name for name in without_example(wanted) if name not in EXCUSED] == []
 
 
-def test_nothing_is_excused_for_nothing() -> None:
+def test_every_exception_from_the_example_rule_is_still_needed() -> None:
     lacking = {name for part in WANTED.values() for name in without_example(part())}
     assert set(EXCUSED) - lacking == set()
 
 
-def test_every_kind_of_method_is_looked_at() -> None:
+def test_the_example_rule_covers_every_kind_of_method() -> None:
     class Face:
         """Made here.
 

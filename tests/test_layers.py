@@ -162,7 +162,7 @@ def inside(module: str, place: str) -> bool:
     return module == place or module.startswith(place + ".")
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_the_layer_checks_find_modules_and_imports() -> None:
     assert len(MODULES) > 20
     assert len(imports()) > 100
 
@@ -207,7 +207,7 @@ def test_only_the_command_line_imports_the_viewer() -> None:
     assert wrong == []
 
 
-def test_only_what_opens_engines_knows_that_the_engine_is_lmdb() -> None:
+def test_only_modules_that_open_engines_import_the_lmdb_engine() -> None:
     wrong = [
         str(found)
         for found in imports()
@@ -217,7 +217,7 @@ def test_only_what_opens_engines_knows_that_the_engine_is_lmdb() -> None:
     assert wrong == []
 
 
-def test_every_third_party_package_has_one_door() -> None:
+def test_only_listed_modules_import_each_third_party_package() -> None:
     wrong = []
     for found in imports():
         package = found.target.split(".")[0]
@@ -239,7 +239,7 @@ def test_the_format_does_no_input_or_output_and_reads_no_clock() -> None:
     assert wrong == []
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_name_contains_a_meaningless_word() -> None:
     def words(module: str) -> set[str]:
         return {word for part in module.split(".") for word in part.split("_")}
 
@@ -258,7 +258,7 @@ def test_no_public_class_name_has_two_meanings() -> None:
     assert [places for places in unexcused if len(places) > 1] == []
 
 
-def test_every_module_says_in_a_sentence_what_it_is_for() -> None:
+def test_every_module_has_a_docstring_that_begins_with_a_sentence() -> None:
     def begins(path: Path) -> str:
         return (ast.get_docstring(ast.parse(path.read_text())) or "\n").splitlines()[0]
 

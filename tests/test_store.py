@@ -63,7 +63,7 @@ def count_objects(store: Store) -> int:
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-def test_what_was_put_is_there_after_opening_again(tmp_path: Path, durability: str) -> None:
+def test_stored_values_are_there_after_reopening(tmp_path: Path, durability: str) -> None:
     with casstore.open(tmp_path / "s", durability) as store:
         blob, value = store.put_blob(b"content"), store.put_value({"a": ["text " * 500]})
     with casstore.open(str(tmp_path / "s"), durability) as store:
@@ -151,7 +151,7 @@ def test_a_closed_store_refuses_every_call_by_name(store: Store, name: str) -> N
         CALLS[name](store, digest)
 
 
-def test_what_a_store_gave_out_refuses_to_read_once_it_is_closed(store: Store) -> None:
+def test_views_blobs_and_diffs_of_a_closed_store_raise_closed_error(store: Store) -> None:
     digest = store.put_value(list(range(5_000)))
     view, blob = store.view(digest), store.open_blob(store.put_blob(bytes(300_000)))
     changes = store.diff(digest, store.put_value(list(range(1, 5_000))))
@@ -167,7 +167,7 @@ def test_what_a_store_gave_out_refuses_to_read_once_it_is_closed(store: Store) -
 # --- sharing -----------------------------------------------------------------------------------
 
 
-def test_two_opens_of_one_store_share_it_and_close_on_their_own(tmp_path: Path) -> None:
+def test_two_opens_of_one_store_share_its_engine_and_close_independently(tmp_path: Path) -> None:
     first = casstore.open(tmp_path / "s")
     (tmp_path / "link").symlink_to(tmp_path / "s")
     second = casstore.open(tmp_path / "link")
@@ -216,7 +216,7 @@ def test_a_second_open_may_wait_for_the_disk_where_the_first_does_not(tmp_path: 
     assert sharing._shared == {}
 
 
-def test_options_that_change_nothing_for_others_may_differ(tmp_path: Path) -> None:
+def test_a_second_open_may_differ_in_options_that_do_not_affect_the_first(tmp_path: Path) -> None:
     with (
         casstore.open(tmp_path / "s") as first,
         casstore.open(tmp_path / "s", create=False, cache_bytes=0, lmdb_version=0) as second,
@@ -254,7 +254,7 @@ def test_a_wrong_value_is_named_whether_or_not_the_store_is_open(
     assert (tmp_path / "s").exists() is is_open
 
 
-def test_a_failed_open_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_failed_open_leaves_no_shared_engine(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "stranger.txt").write_text("not a store")
     with pytest.raises(casstore.CasstoreError):
@@ -288,7 +288,7 @@ def test_a_store_opened_read_only_reads_everything_and_writes_nothing(tmp_path: 
 # --- many at once ------------------------------------------------------------------------------
 
 
-def test_many_items_come_back_in_their_order_each_as_it_was_put(store: Store) -> None:
+def test_get_many_returns_the_items_of_put_many_in_order(store: Store) -> None:
     items: list[Any] = [
         b"blob",
         "value",
@@ -348,7 +348,7 @@ def test_one_missing_digest_among_many_is_named(store: Store) -> None:
     assert caught.value.digest == absent
 
 
-def test_missing_and_in_tell_what_is_there(store: Store) -> None:
+def test_missing_and_in_report_which_objects_are_stored(store: Store) -> None:
     there = store.put_many([b"a", 1])
     absent = [Digest.of_blob(b"x"), Digest.of_blob(b"y")]
     assert store.missing([absent[0], there[0], absent[1], there[1], absent[0]]) == absent
@@ -590,7 +590,7 @@ TAKE_PATHS: dict[str, Callable[[Store, Any], object]] = {
 
 @pytest.mark.parametrize("call", TAKE_PATHS)
 @pytest.mark.parametrize("path", [None, 5, b"bytes", ["list"], "", "a\0b", "a\ud800"])
-def test_what_can_be_no_path_is_refused_by_name(
+def test_an_invalid_path_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, path: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -643,7 +643,9 @@ def wrong_calls() -> list[tuple[str, Callable[[Store, Digest], object]]]:
 
 @pytest.mark.parametrize("call", [call for _, call in wrong_calls()],
                          ids=[name for name, _ in wrong_calls()])  # fmt: skip
-def test_what_callers_get_wrong_is_refused_by_name(call: Callable[[Store, Digest], object]) -> None:
+def test_invalid_arguments_raise_invalid_input_error_and_write_nothing(
+    call: Callable[[Store, Digest], object],
+) -> None:
     store = Store(MemoryEngine())
     name = store.put_value({"a": {"b": 1}})
     with pytest.raises(InvalidInputError):
@@ -651,7 +653,7 @@ def test_what_callers_get_wrong_is_refused_by_name(call: Callable[[Store, Digest
     assert list(store.sessions()) == []
 
 
-def test_digests_may_come_one_by_one(tmp_path: Path) -> None:
+def test_missing_and_get_many_accept_an_iterator_of_digests(tmp_path: Path) -> None:
     """An engine goes through them twice, and found nothing missing of what was used up."""
     absent = Digest.of_blob(b"absent")
     for store in (Store(MemoryEngine()), casstore.open(tmp_path / "store")):

@@ -95,7 +95,9 @@ class PersistentEngineContract(EngineContract):
         assert engine.missing([kept.digest, gone.digest]) == [gone.digest]
         assert engine.scan_rows("pins") == [Row(b"kept", b"")]
 
-    def test_a_failed_write_leaves_nothing_to_find(self, engine: Engine, reopen: Reopen) -> None:
+    def test_a_failed_write_leaves_no_objects_and_rows_after_reopening(
+        self, engine: Engine, reopen: Reopen
+    ) -> None:
         put_row(engine, "heads", b"key", b"1")
         rows = [PutRow("heads", b"key", b"2"), PutRow("heads", b"new", b"2")]
         blob = new_blob(b"blob")
@@ -107,7 +109,9 @@ class PersistentEngineContract(EngineContract):
         assert engine.scan_objects() == []
         assert engine.scan_rows("heads") == [Row(b"key", b"1")]
 
-    def test_a_store_opened_again_is_built_upon(self, engine: Engine, reopen: Reopen) -> None:
+    def test_a_reopened_store_accepts_writes_based_on_its_content(
+        self, engine: Engine, reopen: Reopen
+    ) -> None:
         child = new_blob(b"child")
         put_objects(engine, child)
         put_row(engine, "heads", b"key", b"1")

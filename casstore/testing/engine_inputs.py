@@ -106,7 +106,7 @@ class InputContract(EngineFixtures):
         assert_reads_back(engine, blob)
         assert all_rows(engine, "heads") == [Row(b"key", b"2")]
 
-    def test_lists_are_the_callers_again_when_the_write_returns(self, engine: Engine) -> None:
+    def test_the_caller_may_change_its_lists_after_the_write_returns(self, engine: Engine) -> None:
         child = new_blob(b"child")
         parent = new_parent(child)
         children = list(parent.children)

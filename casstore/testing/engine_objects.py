@@ -70,7 +70,7 @@ class ObjectContract(EngineFixtures):
         b, a, c = sorted(Digest.of_blob(bytes([n])) for n in range(3))
         assert engine.missing([c, a, stored.digest, b, a, c, stored.digest]) == [c, a, b]
 
-    def test_nothing_is_missing_of_nothing(self, engine: Engine) -> None:
+    def test_missing_of_no_digests_is_empty(self, engine: Engine) -> None:
         assert engine.missing([]) == []
 
     def test_get_many_keeps_the_order_asked_with_none_for_what_is_absent(
@@ -84,14 +84,14 @@ class ObjectContract(EngineFixtures):
             StoredObject(Kind.BLOB, b"one"),
         ]
 
-    def test_get_many_answers_a_digest_as_often_as_it_is_asked_for(self, engine: Engine) -> None:
+    def test_get_many_returns_a_repeated_digest_each_time(self, engine: Engine) -> None:
         one = new_blob(b"one")
         put_objects(engine, one)
         found = StoredObject(Kind.BLOB, b"one")
         asked = [one.digest, ABSENT, one.digest, ABSENT, one.digest]
         assert engine.get_many(asked) == [found, None, found, None, found]
 
-    def test_get_many_of_nothing_is_nothing(self, engine: Engine) -> None:
+    def test_get_many_of_no_digests_is_empty(self, engine: Engine) -> None:
         assert engine.get_many([]) == []
 
     def test_thousands_of_digests_can_be_asked_for_at_once(self, engine: Engine) -> None:
@@ -205,7 +205,7 @@ class ObjectContract(EngineFixtures):
         ],
     )
     @pytest.mark.parametrize("listed", ["", "a", "ab", "ba", "aab", "abab", "aaaaaaaa"])
-    def test_data_reads_back_however_it_contains_its_links(
+    def test_data_reads_back_wherever_it_contains_the_digests_of_its_children(
         self, engine: Engine, layout: bytes, listed: str
     ) -> None:
         # An engine may keep links as ids and put the digests back when it reads, but
@@ -225,7 +225,7 @@ class ObjectContract(EngineFixtures):
         assert info.size_bytes == len(data)
 
     @pytest.mark.parametrize("size_bytes", [31, 32, 33, 63, 64, 65, 95, 96, 200])
-    def test_data_reads_back_where_a_digest_overlaps_itself(
+    def test_data_with_overlapping_occurrences_of_a_child_digest_reads_back(
         self, engine: Engine, size_bytes: int
     ) -> None:
         # Hashes do not look like this, but an engine that searches data for digests must cope.
@@ -304,7 +304,7 @@ class ObjectContract(EngineFixtures):
         assert find_row(engine, "pins", b"key") is None
         assert engine.scan_objects() == []
 
-    def test_a_missing_child_keeps_deletes_from_happening(self, engine: Engine) -> None:
+    def test_a_write_with_a_missing_child_deletes_nothing(self, engine: Engine) -> None:
         old = new_blob(b"old")
         put_objects(engine, old)
         with pytest.raises(ObjectNotFoundError):
@@ -622,7 +622,7 @@ class ObjectContract(EngineFixtures):
         assert clocked.write(Write()) == (clock.now_ms, 0)
         assert clocked.scan_objects() == []
 
-    def test_an_object_that_was_read_before_its_deletion_is_gone_too(self, engine: Engine) -> None:
+    def test_a_deleted_object_is_not_returned_from_a_cache(self, engine: Engine) -> None:
         # An engine that caches what it read must forget it with the object.
         blob = new_blob(b"cached?")
         put_objects(engine, blob)

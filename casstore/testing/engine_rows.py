@@ -171,9 +171,7 @@ class RowContract(EngineFixtures):
                 engine.write(write)
         assert engine.scan_rows("records") == []
 
-    def test_rows_are_asked_for_in_any_order_with_none_for_what_is_absent(
-        self, engine: Engine
-    ) -> None:
+    def test_get_rows_keeps_the_order_asked_with_none_for_absent_rows(self, engine: Engine) -> None:
         put_row(engine, "heads", b"a", b"1")
         put_row(engine, "pins", b"a", b"2")
         put_row(engine, "heads", b"b", b"3")
@@ -181,7 +179,7 @@ class RowContract(EngineFixtures):
         assert engine.get_rows([RowKey(*key) for key in asked]) == [b"3", None, b"2", b"3", b"1"]
         assert engine.get_rows([]) == []
 
-    def test_one_refused_key_refuses_the_whole_question(self, engine: Engine) -> None:
+    def test_one_invalid_key_refuses_the_whole_get_rows_call(self, engine: Engine) -> None:
         put_row(engine, "heads", b"a", b"1")
         with pytest.raises(InvalidInputError):
             engine.get_rows([RowKey("heads", b"a"), RowKey("nothing", b"a")])
@@ -211,7 +209,7 @@ class RowContract(EngineFixtures):
                 assert found == expected, (start, stop)
 
     @pytest.mark.parametrize("reverse", [False, True])
-    def test_a_range_that_holds_nothing_gives_nothing(
+    def test_a_scan_of_an_empty_range_returns_no_rows(
         self, engine: Engine, *, reverse: bool
     ) -> None:
         _fill(engine)
@@ -230,7 +228,7 @@ class RowContract(EngineFixtures):
         assert within == rows[3:9][::-1][:limit]
 
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_a_scan_for_no_rows_is_refused(self, engine: Engine, limit: int) -> None:
+    def test_a_scan_with_a_limit_below_1_is_refused(self, engine: Engine, limit: int) -> None:
         with pytest.raises(InvalidInputError):
             engine.scan_rows("records", limit=limit)
 

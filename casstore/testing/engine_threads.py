@@ -292,7 +292,7 @@ class ThreadContract(EngineFixtures):
 
         _read_during(work, look)
 
-    def test_rows_asked_for_together_are_of_one_moment(self, engine: Engine) -> None:
+    def test_rows_read_in_one_call_come_from_one_snapshot(self, engine: Engine) -> None:
         places = [
             RowKey(table, key)
             for table in ("heads", "history", "records")

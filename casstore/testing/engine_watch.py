@@ -120,7 +120,7 @@ class WatchContract(EngineFixtures):
             put_row(engine, "heads", b"key", b"2")
             assert watch.wait(TIMEOUT_S)
 
-    def test_more_writes_than_waits_do_no_harm(self, engine: Engine, watch: Watch) -> None:
+    def test_many_writes_before_one_wait_wake_it_once(self, engine: Engine, watch: Watch) -> None:
         for n in range(MANY):
             put_row(engine, "heads", b"key", b"%d" % n)
         assert watch.wait(TIMEOUT_S)

@@ -140,13 +140,13 @@ class WriteContract(EngineFixtures):
         assert not _holds(clocked, RowLapsed("leases", b"absent", value, 5))
         assert not _holds(clocked, RowLapsed("leases", b"absent", b"", 0))
 
-    def test_a_time_has_no_sign(self, clocked: Engine) -> None:
+    def test_the_time_in_a_row_is_unsigned(self, clocked: Engine) -> None:
         value = time_bytes(2**64 - 1)
         put_row(clocked, "leases", b"key", value)
         assert _holds(clocked, RowLive("leases", b"key", b"", 0))
         assert not _holds(clocked, RowLapsed("leases", b"key", value, 0))
 
-    def test_a_row_that_ends_before_its_time_has_lapsed(self, clocked: Engine) -> None:
+    def test_a_row_shorter_than_the_offset_of_its_time_has_lapsed(self, clocked: Engine) -> None:
         for value in (b"", b"owner"):
             put_row(clocked, "leases", b"key", value)
             for offset in (5, 6, 1000):
@@ -404,7 +404,7 @@ class WriteContract(EngineFixtures):
             engine.write(Write(rows=[PutRow("leases", b"key", bytes(8), [Stamp(offset)])]))
         assert find_row(engine, "leases", b"key") is None
 
-    def test_a_stamped_lease_lives_by_the_same_clock(
+    def test_a_stamped_lease_lapses_by_the_clock_of_the_engine(
         self, clocked: Engine, clock: ManualClock
     ) -> None:
         lease = PutRow("leases", b"key", b"me" + bytes(8), [Stamp(2, 1000)])

@@ -116,7 +116,7 @@ class AdoptionConformance(SessionFixtures):
         again = step(session, "ours", turn="t")
         assert (again.replayed, again.revision) == (True, ours.revision)
 
-    def test_adopt_what_either_hides_stays_hidden(
+    def test_adopt_keeps_nodes_hidden_in_either_session_hidden(
         self, store: Store, session: Session, other: Session
     ) -> None:
         step(session, "a", "b", "c")
@@ -225,7 +225,7 @@ class AdoptionConformance(SessionFixtures):
         step(other, "f")
         assert path(other)[-1] == "f"
 
-    def test_fork_of_a_node_begins_with_nodes(
+    def test_fork_of_a_node_accepts_first_nodes(
         self, store: Store, session: Session, other: Session
     ) -> None:
         step(session, *[f"n{at}" for at in range(20)])
@@ -236,7 +236,7 @@ class AdoptionConformance(SessionFixtures):
         step(other, "n19")
         assert other.node("n7") is None
 
-    def test_fork_with_nodes_that_cannot_be_is_not_made(
+    def test_fork_with_invalid_nodes_is_refused_and_writes_nothing(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")

@@ -43,7 +43,7 @@ class AttachmentConformance(SessionFixtures):
         assert session.attachments.find("b") is None
         assert session.head() is None
 
-    def test_attachment_wal_the_commit_stamps_what_it_refers_to(
+    def test_attachment_wal_a_commit_marks_its_attachments_as_committed(
         self, session: Session, clock: ManualClock
     ) -> None:
         begun_ms = clock.now_ms
@@ -59,7 +59,7 @@ class AttachmentConformance(SessionFixtures):
         assert session.attachments.forget("orphan") is True
         assert session.attachments.uncommitted(older_than_ms=clock.now_ms) == []
 
-    def test_attachment_wal_the_first_stamp_stays(
+    def test_attachment_wal_a_repeated_commit_keeps_the_first_commit_time(
         self, session: Session, clock: ManualClock
     ) -> None:
         session.attachments.intend("a", uri="file:///a")
@@ -71,7 +71,7 @@ class AttachmentConformance(SessionFixtures):
         assert _find(session, "a") == first
         assert session.attachments.intend("a", uri="file:///elsewhere") == first
 
-    def test_attachment_wal_commits_outside_a_commit_are_all_or_nothing(
+    def test_attachment_wal_attachments_commit_is_all_or_nothing(
         self, store: Store, session: Session
     ) -> None:
         for name in ("b", "a"):
@@ -119,7 +119,7 @@ class AttachmentConformance(SessionFixtures):
         blob = store.put_blob(b"put")
         assert session.attachments.intend("file", digest=blob).digest == blob
 
-    def test_attachment_wal_without_intent_no_bytes_land(
+    def test_attachment_wal_put_to_a_deleted_session_stores_no_bytes(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")
@@ -153,7 +153,7 @@ class AttachmentConformance(SessionFixtures):
         for state, names in states.items():
             assert _names(session.attachments.list(state=state)) == names
 
-    def test_attachment_wal_forget_removes_what_never_came(
+    def test_attachment_wal_forget_removes_announced_and_condemned_attachments(
         self, store: Store, session: Session
     ) -> None:
         session.attachments.intend("intent", uri="file:///intent")

@@ -67,7 +67,7 @@ class CatalogueConformance(SessionFixtures):
         assert session.head() is None
         assert session.info() == SessionInfo(made, None, None, 0)
 
-    def test_factory_a_handle_touches_nothing(self, store: Store) -> None:
+    def test_factory_a_session_handle_writes_nothing(self, store: Store) -> None:
         with nothing_written(store):
             for name in ("new", *ODD_IDS):
                 assert store.session(name).id == name
@@ -114,7 +114,7 @@ class CatalogueConformance(SessionFixtures):
                 call()
 
     @pytest.mark.parametrize("created", [False, True])
-    def test_factory_there_is_nothing_to_read_before_the_first_commit(
+    def test_factory_a_session_without_commits_reads_as_empty(
         self, store: Store, session: Session, created: bool
     ) -> None:
         if created:
@@ -183,7 +183,9 @@ class CatalogueConformance(SessionFixtures):
                 assert [found.session for found in session.attachments.list()] == [session.id]
             store.delete_session(sessions.pop(0).id)
 
-    def test_factory_two_ids_in_a_row_are_not_one(self, store: Store) -> None:
+    def test_factory_session_ids_and_inner_ids_with_equal_concatenations_stay_apart(
+        self, store: Store
+    ) -> None:
         pairs = [("a", "bc"), ("ab", "c"), ("abc", "d"), ("a", "b")]
         for name, inner in pairs:
             session = store.session(name)

@@ -48,7 +48,7 @@ def _keep(session: Session, **fields: Any) -> Checkpoint:
 class CheckpointConformance(SessionFixtures):
     """A checkpoint is read as it was written; its components are stored once and shared."""
 
-    def test_checkpoint_refs_everything_comes_back(self, session: Session) -> None:
+    def test_checkpoint_refs_every_component_round_trips(self, session: Session) -> None:
         full = Checkpoint(
             turn_state={"turn_index": 3, "options": [None, 1.5]},
             tool_state={"tools": ["saw"]},
@@ -63,7 +63,9 @@ class CheckpointConformance(SessionFixtures):
         for found in (load(session).checkpoint, session.checkpoint(hydrate=True)):
             assert found._replace(frames=list(found.frames)) == full
 
-    def test_checkpoint_refs_nothing_comes_back_as_nothing(self, session: Session) -> None:
+    def test_checkpoint_refs_a_session_without_components_has_an_empty_checkpoint(
+        self, session: Session
+    ) -> None:
         step(session, "a")
         for found in (load(session).checkpoint, session.checkpoint()):
             assert found._replace(frames=()) == Checkpoint()
@@ -103,7 +105,9 @@ class CheckpointConformance(SessionFixtures):
         digests = [info.digest for info in all_objects(store.engine)]
         assert digests.count(first.tool_state.digest) == 1
 
-    def test_checkpoint_refs_no_checkpoint_keeps_the_one_that_is(self, session: Session) -> None:
+    def test_checkpoint_refs_a_commit_without_a_checkpoint_keeps_the_existing_one(
+        self, session: Session
+    ) -> None:
         first = _keep(session, turn_state={"turn_index": 1}, tool_state=["saw"], config="c")
         step(session, "a")
         assert session.checkpoint() == first
@@ -170,7 +174,9 @@ class CheckpointConformance(SessionFixtures):
         with pytest.raises(CorruptionError):
             session.load()
 
-    def test_fault_07_bytes_take_about_their_length(self, store: Store, session: Session) -> None:
+    def test_fault_07_a_bytes_component_is_stored_in_about_its_length(
+        self, store: Store, session: Session
+    ) -> None:
         content = random.Random(7).randbytes(100_000)
         with bytes_written(store) as written:
             _keep(session, execution_state=content)
@@ -207,7 +213,7 @@ class CheckpointConformance(SessionFixtures):
         step(session, usage=[Usage("main", "large", 1), Usage("main", "large", 2)])
         assert session.usage() == (Usage("main", "large", 3),)
 
-    def test_usage_of_nothing_is_not_shown(self, session: Session) -> None:
+    def test_usage_of_zero_tokens_is_not_listed(self, session: Session) -> None:
         step(session, usage=[Usage("idle", "large"), Usage("main", "large", 1), Usage("x", "y")])
         assert session.usage() == load(session).usage == (Usage("main", "large", 1),)
 

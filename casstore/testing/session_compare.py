@@ -86,7 +86,9 @@ class CompareConformance(SessionFixtures):
         assert found.ancestor is None
         assert (_ids(found.added), _ids(found.dropped)) == (["a", "c"], ["a", "b"])
 
-    def test_compare_equals(self, store: Store, session: Session, other: Session) -> None:
+    def test_compare_of_a_session_and_its_fork_reports_equality(
+        self, store: Store, session: Session, other: Session
+    ) -> None:
         grow_branches(session)
         step(session, checkpoint=Checkpoint(tool_state={"n": 1}), usage=[Usage("m", "l", 1)])
         store.fork("alpha", "beta")
@@ -110,7 +112,9 @@ class CompareConformance(SessionFixtures):
         assert {"turn_state", "tool_state", "execution_state", "usage"} <= changed
         assert "config" not in changed
 
-    def test_compare_takes_every_name_of_a_state(self, store: Store, session: Session) -> None:
+    def test_compare_accepts_handles_ids_revisions_labels_and_manifests(
+        self, store: Store, session: Session
+    ) -> None:
         results = [step(session, node, label=f"at {node}") for node in ("a", "b", "c")]
         for old in (("alpha", 1), ("alpha", "at a"), results[0].manifest):
             for new in (session, "alpha", ("alpha", None), results[2].manifest):
@@ -127,7 +131,7 @@ class CompareConformance(SessionFixtures):
         with pytest.raises(ObjectNotFoundError):
             store.compare(ABSENT, session)
 
-    def test_compare_reads_little_of_two_that_differ_in_little(
+    def test_compare_reads_few_pieces_of_two_similar_sessions(
         self, store: Store, session: Session, other: Session
     ) -> None:
         body = {f"key {n}": {"uses": n, "note": f"{n} " * 50} for n in range(2000)}
@@ -164,7 +168,7 @@ class PinConformance(SessionFixtures):
         assert found is not None
         assert found.digest == two
 
-    def test_tags_and_pins_need_something_to_keep(self, store: Store) -> None:
+    def test_tags_and_pins_of_a_missing_object_are_refused(self, store: Store) -> None:
         with nothing_written(store):
             with pytest.raises(ObjectNotFoundError):
                 store.tag("name", ABSENT)
@@ -210,7 +214,7 @@ class PinConformance(SessionFixtures):
         clock.now_ms += 10**9
         assert store.find_pin("name") == tag
 
-    def test_pins_become_tags_of_the_same_object_or_when_moved(self, store: Store) -> None:
+    def test_pins_become_tags_only_for_the_same_object_or_with_move(self, store: Store) -> None:
         one, two = store.put_many([b"one", b"two"])
         store.pin("name", one, ttl_ms=10)
         with nothing_written(store), pytest.raises(NameTakenError):
@@ -239,7 +243,9 @@ class PinConformance(SessionFixtures):
         assert [pin.name for pin in store.pins(prefix="x" * 599)] == ["x" * 600]
         assert list(store.pins(prefix="c")) == list(store.pins(prefix="x" * 601)) == []
 
-    def test_pins_keep_a_state_beyond_its_session(self, store: Store, session: Session) -> None:
+    def test_pins_keep_a_manifest_after_its_session_was_deleted(
+        self, store: Store, session: Session
+    ) -> None:
         manifest = step(session, "a").manifest
         store.pin("anchor", manifest)
         store.delete_session("alpha")

@@ -123,7 +123,7 @@ class DeletionConformance(SessionFixtures):
             store.create_session("alpha")
         assert list(store.sessions()) == []
 
-    def test_factory_deleting_leaves_little_more_than_the_memory_of_it(
+    def test_factory_deleting_a_session_leaves_only_its_tombstone(
         self, store: Store, session: Session
     ) -> None:
         step(store.session("beta"), "a")

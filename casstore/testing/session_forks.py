@@ -65,7 +65,9 @@ class ForkConformance(SessionFixtures):
     """A fork costs one row, has the content of its source, and is independent of it afterwards."""
 
     @pytest.mark.parametrize("place", PLACES)
-    def test_fork_from(self, store: Store, session: Session, other: Session, place: str) -> None:
+    def test_fork_from_a_revision_label_or_node_has_its_path_and_origin(
+        self, store: Store, session: Session, other: Session, place: str
+    ) -> None:
         _grow(session)
         arguments, number, on_path, in_all = PLACES[place]
         chosen = arguments(session)
@@ -96,7 +98,7 @@ class ForkConformance(SessionFixtures):
         if "node" not in chosen:
             assert after.objects == before.objects
 
-    def test_fork_keeps_everything_that_fault_15_lost(
+    def test_fork_keeps_the_checkpoint_usage_and_nodes_that_fault_15_lost(
         self, store: Store, session: Session, other: Session
     ) -> None:
         _grow(session)
@@ -179,7 +181,7 @@ class ForkConformance(SessionFixtures):
         assert path(last) == [f"n{n}" for n in range(6)]
         assert step(last, "more").revision == 7
 
-    def test_fork_of_a_node_knows_nothing_of_other_branches(
+    def test_fork_of_a_node_has_no_nodes_of_other_branches(
         self, store: Store, session: Session, other: Session
     ) -> None:
         grow_branches(session)
@@ -247,7 +249,7 @@ class ForkConformance(SessionFixtures):
         with pytest.raises(NodeNotFoundError):
             store.fork("alpha", "beta", node="b")
 
-    def test_fork_refuses_a_target_that_is_there_or_was(
+    def test_fork_refuses_the_id_of_an_existing_or_deleted_session(
         self, store: Store, session: Session, other: Session
     ) -> None:
         step(session, "a")

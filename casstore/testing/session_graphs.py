@@ -60,7 +60,7 @@ class GraphConformance(SessionFixtures):
         [node] = session.nodes()
         assert (node.time, type(node.time)) == (time, type(time))
 
-    def test_graph_append_hangs_a_node_on_the_one_before_it_or_on_the_leaf(
+    def test_graph_append_uses_the_previous_node_or_the_leaf_as_default_parent(
         self, session: Session
     ) -> None:
         step(session, "a", "b")
@@ -122,7 +122,7 @@ class GraphConformance(SessionFixtures):
         assert path(session) == ["c", "d"]
         assert ids(session.nodes(leaf="a")) == ["a"]
 
-    def test_graph_append_takes_a_node_as_another_session_gave_it(
+    def test_graph_append_accepts_nodes_read_from_another_session(
         self, session: Session, other: Session
     ) -> None:
         grow_branches(session)
@@ -170,7 +170,7 @@ class GraphConformance(SessionFixtures):
         with pytest.raises(UnknownParentError):
             step(session, message("z", parent="a"))
 
-    def test_replace_full_frees_the_ids(self, session: Session) -> None:
+    def test_replace_full_makes_the_old_ids_available_again(self, session: Session) -> None:
         grow_branches(session)
         _replace(session, message("d", "other"), message("a", "other"))
         assert path(session) == ["d", "a"]
@@ -183,7 +183,9 @@ class GraphConformance(SessionFixtures):
         _replace(session, "a", message("b", "another b"))
         assert path(session) == ["a", "b"]
 
-    def test_replace_full_with_what_was_loaded_is_compaction(self, session: Session) -> None:
+    def test_replace_full_with_the_loaded_path_removes_the_other_branches(
+        self, session: Session
+    ) -> None:
         grow_branches(session)
         kept = list(session.nodes())
         session.commit(Commit(replace=kept))
@@ -233,7 +235,7 @@ class GraphConformance(SessionFixtures):
         assert step(session, "d", leaf="c").leaf == "c"
         assert [node.parent for node in session.nodes("full")] == [None, "a", "b", "b"]
 
-    def test_a_commit_may_take_the_leaf_away(self, session: Session) -> None:
+    def test_a_commit_may_set_the_leaf_to_none(self, session: Session) -> None:
         step(session, "a", "b")
         assert step(session, leaf=None).leaf is None
         assert path(session) == []
@@ -249,7 +251,9 @@ class GraphConformance(SessionFixtures):
 
     # --- reading ----------------------------------------------------------------------
 
-    def test_full_vs_active_path(self, session: Session) -> None:
+    def test_full_vs_active_path_differ_in_the_nodes_of_other_branches(
+        self, session: Session
+    ) -> None:
         grow_branches(session)
         assert (path(session), full(session)) == (["a", "c", "d"], ["a", "b", "c", "d"])
         by_path, by_full = load(session), load(session, scope="full")
@@ -260,7 +264,7 @@ class GraphConformance(SessionFixtures):
     @pytest.mark.parametrize(
         ("leaf", "expected"), [("a", ["a"]), ("b", ["a", "b"]), ("c", ["a", "c"])]
     )
-    def test_full_vs_active_path_the_leaf_asked_for_wins(
+    def test_full_vs_active_path_a_given_leaf_selects_its_path(
         self, session: Session, leaf: str, expected: list[str]
     ) -> None:
         grow_branches(session)
@@ -287,7 +291,7 @@ class GraphConformance(SessionFixtures):
         assert session.node("e", at=1) is None
         assert session.node("nobody") is None
 
-    def test_fault_09_a_path_comes_to_an_end_whatever_is_appended(self, session: Session) -> None:
+    def test_fault_09_every_path_is_finite_and_as_long_as_its_depth(self, session: Session) -> None:
         for n in range(50):
             step(session, message(f"n{n}", parent=f"n{(7 * n + 3) % n}" if n else None))
         for node in session.nodes("full"):

@@ -91,7 +91,7 @@ class HistoryConformance(SessionFixtures):
         assert [entry.revision for entry in session.history(limit=290)] == list(range(301, 11, -1))
         assert [entry.revision for entry in session.history(before=300)] == list(range(299, 0, -1))
 
-    def test_history_is_not_written_by_a_replay_or_a_failure(self, session: Session) -> None:
+    def test_history_gets_no_entry_for_a_replay_or_a_failed_commit(self, session: Session) -> None:
         step(session, "a", turn="t")
         step(session, "a", turn="t")
         with pytest.raises(HeadConflictError):
@@ -113,12 +113,14 @@ class HistoryConformance(SessionFixtures):
         assert session.entry(at).revision == 3
         assert ids(load(session, at, leaf="n1").nodes) == ["n1"]
 
-    def test_history_entry_by_default_is_the_head(self, session: Session) -> None:
+    def test_history_entry_defaults_to_the_head(self, session: Session) -> None:
         _grow(session, 3)
         assert session.entry() == session.entry(3) == next(session.history())
 
     @pytest.mark.parametrize("at", [0, 4, -1, 10**12, "unknown"])
-    def test_history_has_nothing_at_other_places(self, session: Session, at: int | str) -> None:
+    def test_history_of_an_unknown_revision_or_label_raises_revision_not_found_error(
+        self, session: Session, at: int | str
+    ) -> None:
         _grow(session, 3)
         for read in (session.entry, session.load, session.usage, session.checkpoint):
             with pytest.raises(RevisionNotFoundError) as caught:
@@ -186,7 +188,7 @@ class HistoryConformance(SessionFixtures):
         assert (session.entry("1").revision, session.entry(1).revision) == (2, 1)
 
     @pytest.mark.parametrize("name", ["x" * 5000, "会话/é", "../weird", " "])
-    def test_labels_may_be_odd(self, session: Session, name: str) -> None:
+    def test_labels_may_be_long_or_unusual_text(self, session: Session, name: str) -> None:
         session.label(name + "2", at=step(session, "a").revision)
         step(session, "b", label=name)
         assert session.entry(name).labels == (name,)
@@ -200,7 +202,7 @@ class HistoryConformance(SessionFixtures):
         session.unlabel("mark")
         assert other.entry("mark").revision == 2
 
-    def test_labels_of_nothing_are_refused(self, session: Session) -> None:
+    def test_labels_of_a_missing_revision_are_refused(self, session: Session) -> None:
         step(session, "a")
         with pytest.raises(RevisionNotFoundError):
             session.label("mark", at=9)
@@ -261,7 +263,7 @@ class HistoryConformance(SessionFixtures):
 
     # --- waiting ----------------------------------------------------------------------------
 
-    def test_wait_returns_at_once_what_is_there(self, session: Session) -> None:
+    def test_wait_returns_an_existing_later_head_at_once(self, session: Session) -> None:
         _grow(session, 3)
         for after in (0, 2):
             assert session.wait(after, timeout_s=0) == session.head()
@@ -290,7 +292,7 @@ class HistoryConformance(SessionFixtures):
         assert head is not None
         assert head.revision == grown + 1
 
-    def test_wait_follows_a_session_without_missing_its_end(
+    def test_wait_in_a_loop_sees_the_last_of_many_commits(
         self, store: Store, session: Session
     ) -> None:
         total = 20

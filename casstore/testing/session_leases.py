@@ -64,10 +64,12 @@ class LeaseConformance(SessionFixtures):
         assert lease.expires_at_ms == clock.now_ms + 1234
         assert lease.token
 
-    def test_lease_exclusivity_is_for_each_session(self, session: Session, other: Session) -> None:
+    def test_lease_exclusivity_applies_to_each_session_separately(
+        self, session: Session, other: Session
+    ) -> None:
         assert hold(session).token != hold(other).token
 
-    def test_lease_exclusivity_one_of_many_that_race_gets_it(
+    def test_lease_exclusivity_exactly_one_of_many_racing_claims_succeeds(
         self, store: Store, session: Session
     ) -> None:
         answers = at_once(
@@ -96,7 +98,7 @@ class LeaseConformance(SessionFixtures):
         assert [lease.fencing for lease in seen] == list(range(first, first + 5))
         assert len({lease.token for lease in seen}) == 5
 
-    def test_a_lease_lasts_some_time(self, store: Store, session: Session) -> None:
+    def test_an_invalid_lease_duration_is_refused(self, store: Store, session: Session) -> None:
         lease = hold(session)
         for ttl_ms in (0, -1, 1.5, True, None):
             with nothing_written(store):
@@ -264,7 +266,7 @@ class LeaseConformance(SessionFixtures):
         session.commit(Commit(append=[message("b")], lease=newer))
 
     @pytest.mark.parametrize("field", TAMPERED)
-    def test_commit_needs_lease_that_is_exactly_its_own(
+    def test_commit_needs_lease_with_every_field_unchanged(
         self, store: Store, session: Session, field: str
     ) -> None:
         lease = hold(session)

@@ -122,7 +122,7 @@ class LifetimeConformance(SessionFixtures):
         at_once(store, lambda handle, n: handle.session("alpha").add_subjects([f"subject {n}"]))
         assert session.subjects() == tuple(f"subject {n}" for n in range(8))
 
-    def test_subjects_go_with_their_session(self, store: Store, session: Session) -> None:
+    def test_subjects_are_deleted_with_their_session(self, store: Store, session: Session) -> None:
         store.create_session("alpha", subjects=["anna"])
         store.delete_session("alpha")
         assert about(store, "anna") == []
@@ -133,7 +133,7 @@ class LifetimeConformance(SessionFixtures):
         assert about(store, "anna") == []
 
     @pytest.mark.parametrize("bad", ["anna", [""], ["a\0b"], [1], [f"{n}" for n in range(1025)]])
-    def test_subjects_that_cannot_be_are_refused(
+    def test_subjects_that_are_invalid_are_refused(
         self, store: Store, session: Session, bad: Any
     ) -> None:
         step(session, "a")
@@ -166,7 +166,7 @@ class LifetimeConformance(SessionFixtures):
         assert session.expire_in(None) is None
         assert session.expires_at_ms() is None
 
-    def test_expiry_does_nothing_by_itself(
+    def test_expiry_alone_does_not_delete_the_session(
         self, store: Store, session: Session, clock: ManualClock
     ) -> None:
         store.create_session("alpha", ttl_ms=1)
@@ -229,7 +229,7 @@ class LifetimeConformance(SessionFixtures):
         assert session.unprotect("run 2") == 0
         assert session.protections(lapsed=True) == [first]
 
-    def test_protection_given_again_expires_as_given_last(
+    def test_protection_given_again_has_the_latest_expiry(
         self, session: Session, clock: ManualClock
     ) -> None:
         step(session, "a")
@@ -237,7 +237,9 @@ class LifetimeConformance(SessionFixtures):
         clock.now_ms += 1
         assert [session.protect(by="run", ttl_ms=5)] == session.protections()
 
-    def test_protection_needs_something_to_protect(self, store: Store, session: Session) -> None:
+    def test_protection_of_a_missing_session_or_revision_is_refused(
+        self, store: Store, session: Session
+    ) -> None:
         with pytest.raises(SessionNotFoundError):
             session.protect(by="run")
         step(session, "a")
@@ -248,7 +250,7 @@ class LifetimeConformance(SessionFixtures):
                 with pytest.raises(InvalidInputError):
                     session.protect(**bad)
 
-    def test_protection_follows_a_head_that_moves_meanwhile(
+    def test_protection_of_the_head_follows_a_concurrent_commit(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")

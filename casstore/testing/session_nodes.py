@@ -42,7 +42,7 @@ SLICES = [
 class NodesConformance(SessionFixtures):
     """``nodes`` is a lazy sequence: it reads the nodes that are accessed."""
 
-    def test_nodes_are_a_sequence(self, session: Session) -> None:
+    def test_nodes_support_len_index_and_reversed(self, session: Session) -> None:
         grow_branches(session)
         nodes = session.nodes()
         assert len(nodes) == 3
@@ -72,7 +72,7 @@ class NodesConformance(SessionFixtures):
         assert len(session.nodes()) == len(session.nodes("full")) == 0
         assert list(session.nodes()) == list(session.nodes()[1:]) == []
 
-    def test_nodes_stay_what_they_were_while_the_session_goes_on(self, session: Session) -> None:
+    def test_nodes_that_were_read_are_unchanged_by_later_commits(self, session: Session) -> None:
         step(session, "a", "b")
         nodes, state = session.nodes(), load(session)
         step(session, "c")

@@ -138,7 +138,7 @@ class QueueConformance(SessionFixtures):
         assert batch_ids(session.queue.batches()) == queued[:4]
         assert batch_ids(other.queue.batches()) == queued[4:]
 
-    def test_enqueue_idempotency_of_a_wake_means_that_it_is_delivered_once(
+    def test_enqueue_idempotency_a_batch_queued_three_times_under_one_key_is_claimed_once(
         self, session: Session
     ) -> None:
         for _ in range(3):
@@ -147,7 +147,7 @@ class QueueConformance(SessionFixtures):
         take(session, lease)
         assert session.queue.claim(lease) is None
 
-    def test_enqueue_gives_no_id_twice_while_it_is_queued(self, session: Session) -> None:
+    def test_enqueue_refuses_the_id_of_a_queued_batch(self, session: Session) -> None:
         first = enqueue(session, batch_id="batch")
         with pytest.raises(InvalidInputError):
             enqueue(session, "other work", batch_id="batch")
@@ -169,7 +169,7 @@ class QueueConformance(SessionFixtures):
 
     # --- the next group ---------------------------------------------------------------------
 
-    def test_boundary_gate_at_a_checkpoint_only_the_earliest_may_come_first(
+    def test_boundary_gate_at_a_checkpoint_a_first_batch_for_after_the_turn_blocks_the_queue(
         self, session: Session
     ) -> None:
         late = enqueue(session, delivery="after_turn")
@@ -180,7 +180,7 @@ class QueueConformance(SessionFixtures):
         # A claimed batch does not block others.
         assert batch_ids(take(session, lease, boundary="checkpoint").batches) == [early.id]
 
-    def test_boundary_gate_is_not_closed_by_a_batch_of_the_future(
+    def test_boundary_gate_ignores_a_batch_that_is_not_available_yet(
         self, session: Session, clock: ManualClock
     ) -> None:
         enqueue(session, available_at_ms=clock.now_ms + 1)
@@ -205,7 +205,7 @@ class QueueConformance(SessionFixtures):
         assert batch_ids(take(session, lease, limit=3).batches) == queued[:3]
         assert batch_ids(take(session, lease, limit=3).batches) == queued[3:]
 
-    def test_join_of_very_many_is_one_group(self, session: Session) -> None:
+    def test_join_of_150_batches_is_one_group(self, session: Session) -> None:
         queued = _join(session, *["a"] * 150)
         assert batch_ids(take(session, hold(session), limit=200).batches) == queued
 
@@ -221,7 +221,7 @@ class QueueConformance(SessionFixtures):
         groups = [batch_ids(take(session, lease, limit=10).batches) for _ in range(2)]
         assert groups == [[batch] for batch in queued]
 
-    def test_availability_the_future_is_skipped_until_it_comes(
+    def test_availability_a_batch_is_skipped_until_its_available_at_ms(
         self, session: Session, clock: ManualClock
     ) -> None:
         later = enqueue(session, available_at_ms=clock.now_ms + MINUTE_MS)
@@ -266,7 +266,7 @@ class QueueConformance(SessionFixtures):
         assert session.queue.cancel(theirs.id) is None
         assert batch_ids(session.queue.pending()) == [mine.id]
 
-    def test_one_of_many_that_race_for_a_batch_gets_it(
+    def test_exactly_one_of_many_racing_claims_gets_a_batch(
         self, store: Store, session: Session
     ) -> None:
         enqueue(session)
@@ -306,7 +306,7 @@ class QueueConformance(SessionFixtures):
         _complete(session, lease, new)
         assert session.queue.batches() == []
 
-    def test_claim_fencing_a_claim_of_a_lease_that_is_over_is_refused_by_everybody(
+    def test_claim_fencing_every_call_refuses_a_claim_of_an_expired_lease(
         self, store: Store, session: Session, clock: ManualClock
     ) -> None:
         batch = enqueue(session)
@@ -320,7 +320,9 @@ class QueueConformance(SessionFixtures):
             step(session, "a", completes=[claim])
         assert batch_ids(session.queue.pending()) == [batch.id]
 
-    def test_abandon_gives_back_all_batches_once(self, store: Store, session: Session) -> None:
+    def test_abandon_returns_all_batches_to_the_queue_once(
+        self, store: Store, session: Session
+    ) -> None:
         queued = _join(session, "a", "a")
         claim = take(session, hold(session), limit=2)
         assert session.queue.pending() == []
@@ -330,7 +332,7 @@ class QueueConformance(SessionFixtures):
             assert session.queue.abandon(claim) == 0
         assert [batch.fence for batch in session.queue.batches()] == [1, 1]
 
-    def test_exact_claim_cannot_jump_the_queue(self, session: Session) -> None:
+    def test_exact_claim_must_start_at_the_head_of_the_queue(self, session: Session) -> None:
         first, second, third = _join(session, "a", "a", "b")
         lease = hold(session)
         for wrong in ([second], [second, first], [first, third], [third], ["unknown"], []):
@@ -365,7 +367,7 @@ class QueueConformance(SessionFixtures):
         assert session.queue.cancel("unknown") is None
         assert session.queue.batches() == [kept]
 
-    def test_cancel_leaves_work_that_is_held_until_it_is_given_back(
+    def test_cancel_leaves_claimed_work_until_it_is_released(
         self, store: Store, session: Session, clock: ManualClock
     ) -> None:
         batches = [enqueue(session), enqueue(session)]
@@ -379,7 +381,7 @@ class QueueConformance(SessionFixtures):
         assert [session.queue.cancel(batch.id) is None for batch in batches] == [False, False]
         assert session.queue.batches() == []
 
-    def test_pending_list_hides_what_is_held(self, session: Session, clock: ManualClock) -> None:
+    def test_pending_list_omits_claimed_batches(self, session: Session, clock: ManualClock) -> None:
         held, waiting = enqueue(session), enqueue(session)
         future = enqueue(session, available_at_ms=clock.now_ms + 10 * MINUTE_MS)
         lease = hold(session)
@@ -404,7 +406,7 @@ class QueueConformance(SessionFixtures):
             session.queue.verify(claims[0])
         assert session.queue.abandon(claims[0]) == 0
 
-    def test_fault_01_expiry_counts_for_completion(
+    def test_fault_01_an_expired_lease_or_claim_cannot_complete_work(
         self, store: Store, session: Session, clock: ManualClock
     ) -> None:
         enqueue(session)

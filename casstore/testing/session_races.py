@@ -92,7 +92,7 @@ class RaceConformance(SessionFixtures):
     """A step is checked against the state at its write, not against the state that was read."""
 
     @pytest.mark.parametrize("event", BETWEEN)
-    def test_atomic_commit_is_refused_for_what_came_between(
+    def test_atomic_commit_is_refused_after_a_concurrent_change_that_breaks_it(
         self, store: Store, session: Session, event: str
     ) -> None:
         step(session, "a")
@@ -118,7 +118,7 @@ class RaceConformance(SessionFixtures):
         with nothing_written(store), pytest.raises(LeaseLostError):
             late.commit(Commit(append=[message("a")], lease=lease))
 
-    def test_atomic_commit_is_refused_when_its_work_is_given_back_on_the_way(
+    def test_atomic_commit_is_refused_when_its_work_is_abandoned_meanwhile(
         self, store: Store, session: Session
     ) -> None:
         batch = enqueue(session)
@@ -130,7 +130,7 @@ class RaceConformance(SessionFixtures):
         assert session.head() is None
         assert batch_ids(session.queue.pending()) == [batch.id]
 
-    def test_rewind_goes_back_from_what_came_between(self, store: Store, session: Session) -> None:
+    def test_rewind_is_based_on_a_concurrent_commit(self, store: Store, session: Session) -> None:
         step(session, "a")
         step(session, "b")
         late = interrupted(store, before=lambda: step(session, "c")).session("alpha")
@@ -162,7 +162,7 @@ class RaceConformance(SessionFixtures):
             late.rewind(1)
         assert path(session) == ["a", "b"]
 
-    def test_factory_the_first_commit_does_not_bring_back_what_was_deleted_in_between(
+    def test_factory_the_first_commit_does_not_restore_a_session_deleted_concurrently(
         self, store: Store
     ) -> None:
         store.create_session("alpha")
@@ -173,7 +173,7 @@ class RaceConformance(SessionFixtures):
         assert contents_of(store).rows["heads"] == []
 
     @pytest.mark.parametrize("writer", WRITERS)
-    def test_factory_a_session_deleted_in_between_gets_no_row_back(
+    def test_factory_no_row_is_written_for_a_session_deleted_concurrently(
         self, store: Store, session: Session, writer: str
     ) -> None:
         step(session, "a")
@@ -198,7 +198,7 @@ class RaceConformance(SessionFixtures):
             interrupted(store, before=delete).create_session("alpha")
         assert list(store.sessions()) == []
 
-    def test_no_expectation_commit_follows_what_came_between(
+    def test_no_expectation_commit_follows_a_concurrent_commit(
         self, store: Store, session: Session
     ) -> None:
         step(session, "a", usage=[Usage("main", "large", 1)])
@@ -210,7 +210,7 @@ class RaceConformance(SessionFixtures):
         assert path(session) == full(session) == ["a", "other", "b"]
         assert session.usage() == (Usage("main", "large", 3),)
 
-    def test_replay_finds_the_original_that_came_between(
+    def test_replay_finds_the_original_committed_concurrently(
         self, store: Store, session: Session
     ) -> None:
         late = interrupted(store, before=lambda: step(session, "a", turn="turn")).session("alpha")
@@ -218,13 +218,13 @@ class RaceConformance(SessionFixtures):
         assert (result.replayed, result.revision, result.nodes) == (True, 1, ("a",))
         assert full(session) == ["a"]
 
-    def test_lease_exclusivity_holds_for_a_claim_that_came_between(
+    def test_lease_exclusivity_holds_against_a_concurrent_claim(
         self, store: Store, session: Session
     ) -> None:
         late = interrupted(store, before=lambda: hold(session)).session("alpha")
         assert late.claim_lease("late", MINUTE_MS) is None
 
-    def test_claim_fencing_holds_for_a_claim_that_came_between(
+    def test_claim_fencing_holds_against_a_concurrent_claim(
         self, store: Store, session: Session
     ) -> None:
         first, second = enqueue(session), enqueue(session)
@@ -233,7 +233,7 @@ class RaceConformance(SessionFixtures):
         assert batch_ids(take(late, lease).batches) == [second.id]
         assert first.id not in batch_ids(session.queue.pending())
 
-    def test_cancel_leaves_what_was_claimed_in_between(
+    def test_cancel_leaves_a_batch_claimed_concurrently(
         self, store: Store, session: Session
     ) -> None:
         batch = enqueue(session)
@@ -242,7 +242,7 @@ class RaceConformance(SessionFixtures):
         assert late.queue.cancel(batch.id) is None
         assert batch_ids(session.queue.batches()) == [batch.id]
 
-    def test_enqueue_idempotency_holds_for_a_batch_that_came_between(
+    def test_enqueue_idempotency_holds_against_a_concurrent_enqueue(
         self, store: Store, session: Session
     ) -> None:
         late = interrupted(
@@ -251,7 +251,7 @@ class RaceConformance(SessionFixtures):
         assert list(enqueue(late, "second", source_key="key").items) == [{"text": "first"}]
         assert len(session.queue.batches()) == 1
 
-    def test_enqueue_returns_the_batch_even_if_it_is_taken_at_once(
+    def test_enqueue_returns_the_batch_though_it_is_cancelled_at_once(
         self, store: Store, session: Session
     ) -> None:
         def take_away() -> None:
@@ -262,21 +262,23 @@ class RaceConformance(SessionFixtures):
         assert list(batch.items) == [{"text": "gone"}]
         assert session.queue.batches() == []
 
-    def test_attachment_wal_an_intent_is_returned_even_if_it_is_forgotten_at_once(
+    def test_attachment_wal_intend_returns_the_attachment_though_it_is_forgotten_at_once(
         self, store: Store, session: Session
     ) -> None:
         late = interrupted(store, after=lambda: session.attachments.forget("file")).session("alpha")
         assert late.attachments.intend("file", uri="file:///file").state == "intent"
         assert session.attachments.find("file") is None
 
-    def test_tombstone_hides_in_what_came_between(self, store: Store, session: Session) -> None:
+    def test_tombstone_hides_the_node_in_a_concurrent_commit(
+        self, store: Store, session: Session
+    ) -> None:
         step(session, "a", "b")
         late = interrupted(store, before=lambda: step(session, "c")).session("alpha")
         assert late.tombstone(["a"]).hidden == ("a",)
         assert path(session) == ["b", "c"]
         assert revision(session) == 2
 
-    def test_fork_refuses_a_target_that_came_between(
+    def test_fork_refuses_a_target_created_concurrently(
         self, store: Store, session: Session, other: Session
     ) -> None:
         step(session, "a")
@@ -285,7 +287,7 @@ class RaceConformance(SessionFixtures):
             late.fork("alpha", "beta")
         assert path(other) == ["b"]
 
-    def test_pins_a_tag_that_came_between_keeps_its_name(self, store: Store) -> None:
+    def test_pins_do_not_replace_a_tag_set_concurrently(self, store: Store) -> None:
         one, two = store.put_blob(b"one"), store.put_blob(b"two")
         late = interrupted(store, before=lambda: store.tag("name", one))
         with pytest.raises(NameTakenError):
@@ -294,7 +296,7 @@ class RaceConformance(SessionFixtures):
         assert pin is not None
         assert pin.digest == one
 
-    def test_pins_of_two_concurrent_deletions_one_fails(self, store: Store) -> None:
+    def test_pins_deleted_twice_concurrently_are_reported_deleted_once(self, store: Store) -> None:
         store.tag("name", store.put_blob(b"one"))
         late = interrupted(store, before=lambda: store.unpin("name"))
         assert late.unpin("name") is False

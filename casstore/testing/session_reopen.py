@@ -108,7 +108,9 @@ class HandleConformance(SessionFixtures):
         lease = _live(store)
         _check_all_of_it(Store(clocked), lease)
 
-    def test_a_handle_is_never_stale(self, store: Store, session: Session, clocked: Engine) -> None:
+    def test_a_handle_sees_every_commit_of_another_handle(
+        self, store: Store, session: Session, clocked: Engine
+    ) -> None:
         second = Store(clocked).session("alpha")
         for n in range(0, 10, 2):
             assert step(session, f"n{n}", expected=n).revision == n + 1
@@ -130,7 +132,9 @@ class ReopenConformance(SessionFixtures):
         """A function that closes an engine and reopens its store on the same ``clock``."""
         raise NotImplementedError(f"{type(self).__name__} must override the fixture reopen")
 
-    def test_reopen_finds_everything_and_goes_on(self, store: Store, reopen: Reopen) -> None:
+    def test_reopen_finds_everything_and_accepts_commits(
+        self, store: Store, reopen: Reopen
+    ) -> None:
         lease = _live(store)
         _check_all_of_it(Store(reopen(store.engine)), lease)
 

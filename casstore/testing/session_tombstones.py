@@ -56,7 +56,7 @@ class TombstoneConformance(SessionFixtures):
             assert session.tombstone(["unknown"]) == Hidden((), (), ("unknown",))
             assert session.tombstone([]) == Hidden((), (), ())
 
-    def test_tombstone_of_an_unknown_id_does_not_take_it(self, session: Session) -> None:
+    def test_tombstone_of_an_unknown_id_leaves_the_id_available(self, session: Session) -> None:
         step(session, "a")
         session.tombstone(["b"])
         step(session, "b")
@@ -102,7 +102,7 @@ class TombstoneConformance(SessionFixtures):
         assert full(session) == ["a", "c", "d", "e"]
         assert path(session) == ["a", "e"]
 
-    def test_tombstone_is_of_one_session(self, session: Session, other: Session) -> None:
+    def test_tombstone_applies_to_one_session(self, session: Session, other: Session) -> None:
         step(session, "a", "b")
         step(other, "a", "b")
         session.tombstone(["b"])
@@ -206,9 +206,7 @@ class TombstoneConformance(SessionFixtures):
 
     # --- other graphs ---------------------------------------------------------------------------
 
-    def test_tombstone_hides_the_node_and_not_another_that_gets_its_id(
-        self, session: Session
-    ) -> None:
+    def test_tombstone_does_not_hide_a_later_node_with_the_same_id(self, session: Session) -> None:
         step(session, "a")
         step(session, NodeDraft("b", {"text": "secret"}))
         session.tombstone(["b"])

@@ -290,7 +290,7 @@ class TurnConformance(SessionFixtures):
             session.commit(Commit(append=[message("b")], lease=lease, release=True, turn="t"))
 
     @pytest.mark.parametrize("difference", COUNTED)
-    def test_replay_conflict_when_it_differs_in(
+    def test_replay_conflict_when_a_repeated_turn_has_other_content(
         self, store: Store, session: Session, difference: str
     ) -> None:
         step(session, "root")
@@ -301,7 +301,9 @@ class TurnConformance(SessionFixtures):
     # --- what the hash ignores -----------------------------------------------------------
 
     @pytest.mark.parametrize("difference", IGNORED)
-    def test_hash_ignores(self, session: Session, difference: str) -> None:
+    def test_hash_ignores_differences_that_do_not_change_the_turn(
+        self, session: Session, difference: str
+    ) -> None:
         step(session, "root")
         first = session.commit(_TURN)
         assert session.commit(IGNORED[difference](_TURN)) == first._replace(replayed=True)
@@ -326,9 +328,7 @@ class TurnConformance(SessionFixtures):
 
     # --- faults that must not come along ---------------------------------------------------
 
-    def test_fault_10_a_replay_answers_with_the_nodes_that_are_there(
-        self, session: Session
-    ) -> None:
+    def test_fault_10_a_replay_returns_the_stored_nodes(self, session: Session) -> None:
         first = step(session, "a", "b", turn="t")
         texts = [message("x", "this is a"), message("y", "this is b")]
         again = step(session, *texts, turn="t")

@@ -44,7 +44,7 @@ def filled(store: Store) -> Store:
     return store
 
 
-def test_all_tables_are_known_and_sound(filled: Store) -> None:
+def test_check_knows_every_adapter_table_and_finds_nothing(filled: Store) -> None:
     assert systems.names(filled.engine) == ["claude", "lg", "lgm"]
     report = check(filled, level="full")
     assert (report.sound, report.counts) == (True, {})
@@ -70,7 +70,7 @@ def test_threads_namespaces_and_transcripts_are_listed(filled: Store) -> None:
         assert entry.changed_at_ms > before_ms
 
 
-def test_items_that_have_expired_go_with_expired_rows(filled: Store) -> None:
+def test_expire_rows_removes_expired_items(filled: Store) -> None:
     assert expire_rows(filled).records == 1
     assert expire_rows(filled).records == 0
     assert [one.key[1] for one in items_table(filled).scan()] == ["language", "language"]

@@ -90,11 +90,13 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, store: Store, file: Path, call: str) -> None:
+def test_adapter_calls_refuse_invalid_arguments(
+    engine: CountingEngine, store: Store, file: Path, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](store, file))
 
 
-def test_a_name_too_long_for_a_file_is_that_of_none(store: Store) -> None:
+def test_a_file_name_that_is_too_long_raises_source_not_found_error(store: Store) -> None:
     for bring_in in (langgraph.import_checkpoints, openai_agents.import_sessions):
         with pytest.raises(SourceNotFoundError):
             bring_in(store, "x" * 5000)
@@ -117,7 +119,7 @@ IMPORTS: list[Callable[..., object]] = [
 
 
 @pytest.mark.parametrize("bring_in", IMPORTS, ids=lambda one: f"{one.__module__}.{one.__name__}")
-def test_the_store_comes_first_and_is_open(
+def test_every_import_function_requires_an_open_store_as_first_argument(
     store: Store, file: Path, bring_in: Callable[..., object]
 ) -> None:
     """One order for all of them, and who turns it round is told."""

@@ -69,7 +69,7 @@ def already(report: ImportReport) -> int:
 # --- formats --------------------------------------------------------------------------------
 
 
-def test_messages_are_one_path(store: Store, tmp_path: Path) -> None:
+def test_plain_messages_are_imported_as_one_path(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     file.write_bytes(encoded(MESSAGES))
     report = import_jsonl(store, file)
@@ -151,7 +151,7 @@ class Pipe(io.RawIOBase):
         return len(block)
 
 
-def test_a_stream_that_can_be_read_once(store: Store) -> None:
+def test_a_stream_that_cannot_seek_is_imported(store: Store) -> None:
     import_jsonl(store, Pipe(encoded(MESSAGES)), name="s")  # type: ignore[arg-type]
     assert payloads(store, "s") == MESSAGES
     with pytest.raises(InvalidInputError, match="binary"):
@@ -160,7 +160,7 @@ def test_a_stream_that_can_be_read_once(store: Store) -> None:
         import_jsonl(store, "nowhere.jsonl")
 
 
-def test_values_that_only_json_has_come_back(store: Store) -> None:
+def test_values_that_only_json_can_hold_round_trip(store: Store) -> None:
     deep: Any = "bottom"
     for _ in range(200):
         deep = [deep]
@@ -228,7 +228,7 @@ def test_no_more_of_a_long_line_is_held_than_allowed(store: Store) -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 2, 3])
-def test_what_follows_a_line_that_is_just_too_long_is_read(store: Store, more: int) -> None:
+def test_the_line_after_a_line_that_is_one_byte_too_long_is_read(store: Store, more: int) -> None:
     """One that was too long by its line feed alone took the next line with it."""
     limit = 2 * len(GOOD)
     long = GOOD + b" " * (limit - len(GOOD) + more) + b"\n"
@@ -245,7 +245,7 @@ def test_only_some_of_many_bad_lines_are_named(store: Store) -> None:
     assert (note.number, len(note.examples), report.imported) == (500, 100, 1)
 
 
-def test_a_source_that_changes_meanwhile_says_how_far_it_came(
+def test_the_error_for_a_source_that_changes_reports_how_far_the_import_came(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 4)
@@ -267,7 +267,7 @@ def test_a_source_that_changes_meanwhile_says_how_far_it_came(
     assert len(payloads(store, "s")) == 10
 
 
-def test_what_is_written_meanwhile_is_left_for_the_next_time(
+def test_lines_written_during_an_import_are_left_for_the_next_import(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
@@ -287,7 +287,7 @@ def test_what_is_written_meanwhile_is_left_for_the_next_time(
 
 
 @pytest.mark.parametrize("batch", [1, 3, 256])
-def test_what_grew_is_imported_from_where_it_was(
+def test_an_import_of_a_grown_file_continues_at_its_former_end(
     store: Store, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", batch)
@@ -334,7 +334,7 @@ def test_an_import_that_was_stopped_goes_on(store: Store, monkeypatch: pytest.Mo
     assert steps[0] == Step("copy", 2, 7, "messages")
 
 
-def test_a_changed_line_begins_a_branch_and_nothing_is_lost(store: Store) -> None:
+def test_a_changed_line_starts_a_branch_and_keeps_the_old_lines(store: Store) -> None:
     import_jsonl(store, stream(MESSAGES), name="s")
     changed = [*MESSAGES[:3], {"role": "user", "content": "changed"}, *MESSAGES[4:]]
     for expected in (4, 0):
@@ -387,7 +387,7 @@ def test_a_line_with_a_repeated_id_is_recognised_when_its_parent_has_come(store:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 256])
-def test_a_line_without_an_id_follows_the_line_before_it_and_no_namesake(
+def test_a_line_without_an_id_follows_the_previous_line_and_not_a_renamed_one(
     store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     """It followed the last one that was renamed, if both came in one batch."""
@@ -425,7 +425,7 @@ def test_a_node_that_is_hidden_during_an_import_stays_hidden(
     assert payloads(store, "s") == [*MESSAGES[:4], *MESSAGES[5:]]
 
 
-def test_sessions_of_others_are_left_alone(store: Store) -> None:
+def test_an_import_into_an_unrelated_session_is_refused(store: Store) -> None:
     store.session("s").commit(Commit(append=[NodeDraft("a", 1)]))
     store.create_session("named")
     import_jsonl(store, stream(PI))

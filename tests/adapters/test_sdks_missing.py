@@ -46,7 +46,7 @@ def test_the_command_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install '.[openai-agents]'" in answer.stderr
 
 
-def test_importing_casstore_and_the_import_of_lines_loads_neither() -> None:
+def test_importing_casstore_and_the_jsonl_adapter_loads_no_sdk() -> None:
     answer = run(
         "import sys, casstore, casstore.adapters.jsonl, casstore.maintenance.gc\n"
         "names = {name.split('.')[0] for name in sys.modules}\n"

@@ -42,7 +42,7 @@ def methods(kind: type) -> set[str]:
     return {name for name, what in vars(kind).items() if isfunction(what) and name[0] != "_"}
 
 
-def test_everything_put_comes_back(tmp_path: Path) -> None:
+def test_awaited_puts_read_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             blob = await store.put_blob(b"content")
@@ -103,7 +103,7 @@ def test_puts_awaited_together_share_their_commits(tmp_path: Path) -> None:
     run(main())
 
 
-def test_errors_arrive_where_they_are_awaited(tmp_path: Path) -> None:
+def test_errors_are_raised_at_the_await(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             absent = Digest.of_blob(b"?")
@@ -276,7 +276,7 @@ def test_a_cancelled_close_closes_all_the_same() -> None:
     assert gate.closed
 
 
-def test_a_cancelled_call_leaves_the_store_fine(tmp_path: Path) -> None:
+def test_the_store_works_after_a_cancelled_call(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             for round_ in range(20):
@@ -391,7 +391,7 @@ def test_an_opening_that_fails_fails_for_all_and_may_be_tried_again() -> None:
     assert asked == 2
 
 
-def test_closing_what_is_being_opened_closes_it() -> None:
+def test_closing_a_store_that_is_still_opening_closes_it() -> None:
     engine = Gate()
     opener = HeldUp(lambda: Store(engine))
 
@@ -427,7 +427,7 @@ if sys.argv[2] == "close":
 
 
 @pytest.mark.parametrize("end", ["close", "leave"])
-def test_a_program_that_ends_says_nothing_about_it(tmp_path: Path, end: str) -> None:
+def test_a_program_that_exits_with_an_open_store_prints_nothing(tmp_path: Path, end: str) -> None:
     """A store that lived as long as its module left the traceback of a weak method."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "s"), end], capture_output=True, timeout=60

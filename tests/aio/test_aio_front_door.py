@@ -27,7 +27,7 @@ async def payloads(session: AsyncSession) -> list[Any]:
     return [node.payload async for node in await session.nodes()]
 
 
-def test_the_example_runs_awaited(tmp_path: Path) -> None:
+def test_the_front_door_example_works_with_the_awaited_api(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "my-store", "relaxed") as store:
             agent = store.session("agent")

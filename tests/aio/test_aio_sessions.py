@@ -68,7 +68,7 @@ def test_a_loaded_session_has_the_same_fields() -> None:
 # --- a session's life -------------------------------------------------------------------------
 
 
-def test_a_session_lives_through_everything_there_is(tmp_path: Path) -> None:
+def test_every_session_call_works_awaited(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             meta = await store.create_session("alpha", name="First", model="m", extra={"k": 1})
@@ -255,7 +255,7 @@ def test_nodes_are_read_in_pages_and_by_index(tmp_path: Path) -> None:
     run(main())
 
 
-def test_one_node_is_awaited_and_not_subscribed(tmp_path: Path) -> None:
+def test_indexing_or_iterating_awaited_nodes_raises_type_error(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             await store.session("alpha").commit(step("a"))
@@ -477,7 +477,7 @@ def opener(
     return lambda: aio.open(tmp_path / "s", "relaxed")
 
 
-def test_a_head_that_is_past_already_is_not_waited_for(opener: Opener) -> None:
+def test_wait_returns_at_once_if_the_head_is_already_later(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store:
             session = store.session("alpha")
@@ -570,9 +570,7 @@ def test_a_wait_ends_when_its_time_is_up(opener: Opener, timeout_s: float) -> No
 @pytest.mark.parametrize(
     ("after", "timeout_s"), [(None, 0), ("1", 0), (-1, 0), (0, "1"), (0, float("nan"))]
 )
-def test_a_revision_or_a_time_that_cannot_be_is_refused_and_not_waited_for(
-    after: Any, timeout_s: Any
-) -> None:
+def test_wait_refuses_an_invalid_revision_or_timeout(after: Any, timeout_s: Any) -> None:
     async def main() -> None:
         async with AsyncStore(lambda: Store(MemoryEngine())) as store:
             with pytest.raises(InvalidInputError):
@@ -581,7 +579,7 @@ def test_a_revision_or_a_time_that_cannot_be_is_refused_and_not_waited_for(
     run(main())
 
 
-def test_a_cancelled_wait_gives_everything_back_at_once(opener: Opener) -> None:
+def test_a_cancelled_wait_releases_its_resources_at_once(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store, waiters(store, 1) as tasks:
             tasks[0].cancel()
@@ -710,7 +708,7 @@ def test_a_watch_that_cannot_be_made_is_an_error_for_all_and_may_be_tried_again(
     run(main())
 
 
-def test_a_hundred_wait_with_one_watch_and_without_a_thread(opener: Opener) -> None:
+def test_a_hundred_waiters_share_one_watch_and_use_no_thread(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store:
             before = open_descriptors()
@@ -765,7 +763,7 @@ def test_a_commit_wakes_waiters_on_other_loops(opener: Opener) -> None:
     run(store.close())
 
 
-def test_a_loop_that_ends_leaves_the_others_waiting(opener: Opener) -> None:
+def test_a_loop_that_ends_does_not_disturb_waiters_on_other_loops(opener: Opener) -> None:
     store = opener()
     run(store.start())
     run(store.session("alpha").commit(step("first")))

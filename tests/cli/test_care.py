@@ -38,7 +38,7 @@ def test_a_dry_run_is_the_plan_and_changes_nothing(own: str) -> None:
     run("cat", "agent", store=own)
 
 
-def test_gc_for_people_says_what_went(own: str) -> None:
+def test_gc_prints_readable_counts(own: str) -> None:
     run("put", store=own, stdin=b"nobody's")
     assert (
         "unreachable       1 object\nunreachable size  8 B"
@@ -48,7 +48,7 @@ def test_gc_for_people_says_what_went(own: str) -> None:
     run("gc", "--grace", "soon", store=own, ends=2)
 
 
-def test_a_collection_that_must_not_run_refuses_and_says_why(own: str) -> None:
+def test_a_collection_that_must_not_run_is_refused_with_the_reason(own: str) -> None:
     with casstore.open(own) as store:
         from casstore.engine.protocol import Collecting
         from casstore.maintenance.roots import ROOTS
@@ -162,7 +162,7 @@ def test_pruning_leaves_a_session_to_its_own_policy_unless_that_is_overridden(ow
     run("prune", "--from", "plan", "--override-policies", "--yes", store=own, ends=2)
 
 
-def test_attachments_of_sessions_that_never_began_are_listed_and_given_up(own: str) -> None:
+def test_attachments_of_sessions_without_commits_are_listed_and_abandoned(own: str) -> None:
     assert run("attachments", "--json", store=own).json["attachments"] == []
     with casstore.open(own) as store:
         never = store.session("never began").attachments
@@ -230,7 +230,7 @@ def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     assert "no session and no record is about 'bob'" in again
 
 
-def test_what_comes_while_erasing_waits_for_an_answer_is_reported(
+def test_sessions_added_while_erase_waits_for_confirmation_are_reported(
     own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with casstore.open(own) as store:
@@ -315,7 +315,7 @@ def test_check_stores_its_result_for_stats_and_the_next_check(own: str) -> None:
     assert run("check", "--since-last", "--json", store=own).json["objects_checked"] == 0
 
 
-def test_a_store_is_checked_where_the_result_cannot_be_stored(own: str) -> None:
+def test_check_works_though_its_result_cannot_be_stored(own: str) -> None:
     # No file can grow or be written behind its first byte.
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1));"
@@ -329,7 +329,7 @@ def test_a_store_is_checked_where_the_result_cannot_be_stored(own: str) -> None:
     assert ran.stderr.startswith("the result was not stored: ")
 
 
-def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path) -> None:
+def test_check_finds_damage_and_salvage_saves_the_rest(own: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     with casstore.open(damaged) as store:
         session = store.session("s")
@@ -366,7 +366,7 @@ def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path
     assert run("rebuild", "--grace", "0", "--json", store=own).json["objects_missing"] == 0
 
 
-def test_stats_count_what_is_there_and_whose_it_is(own: str) -> None:
+def test_stats_count_objects_by_kind_and_by_session(own: str) -> None:
     told = run("stats", "--json", store=own).json
     assert told["objects"]["objects"] == count(own)
     assert sum(one["objects"] for one in told["kinds"]) == count(own)
@@ -389,7 +389,7 @@ def test_stats_count_what_is_there_and_whose_it_is(own: str) -> None:
     assert "dedup" in run("stats", store=own).out
 
 
-def test_dedup_is_what_whole_copies_would_take(tmp_path: Path) -> None:
+def test_the_dedup_factor_compares_with_one_whole_copy_per_revision(tmp_path: Path) -> None:
     place = str(tmp_path / "plain")
     with casstore.open(place, durability="relaxed") as store:
         session = store.session("s")

@@ -73,7 +73,7 @@ def len_all(example: str) -> int:
     return len(run("diff", "agent@4", "agent@9", "--json", store=example).json["changes"])
 
 
-def test_a_patch_of_checkpoints_makes_the_new_document_of_the_old(example: str) -> None:
+def test_a_patch_of_two_checkpoints_turns_the_old_document_into_the_new_one(example: str) -> None:
     for old, new in (("agent@4", "agent@7"), ("agent@13", "agent@15"), ("agent@9", "agent@2")):
         patch = json.loads(run("diff", old, new, "--patch", store=example).out)
         assert apply(document(example, old), patch) == document(example, new)
@@ -177,7 +177,7 @@ def test_texts_that_differ_in_their_line_ends_alone_are_distinguished(
             assert line.replace("\r", "\\r").replace("\x0c", "\\x0c") in shown
 
 
-def test_two_stores_are_compared_as_if_they_were_one(own: str, tmp_path: Path) -> None:
+def test_sessions_in_two_stores_are_compared_like_in_one(own: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     with casstore.open(own) as source, casstore.open(other) as target:
         for turn in range(5):

@@ -106,7 +106,7 @@ def test_every_command_and_option_is_tried_by_a_test(name: str) -> None:
     assert "--json" in words, f"no test asks casstore {name} for JSON"
 
 
-def test_the_common_options_are_tried() -> None:
+def test_every_common_option_is_tried_by_a_test() -> None:
     words = set().union(*TRIED.values())
     for option in COMMON:
         assert words & set(option.opts), option.opts
@@ -166,11 +166,11 @@ def test_the_short_help_lists_the_dozen_commands_that_most_people_need() -> None
     assert (bare.returncode, bare.stdout, bare.stderr) == (2, "", answer.stdout)
 
 
-def test_the_document_is_what_the_commands_say() -> None:
+def test_the_cli_reference_is_up_to_date() -> None:
     subprocess.run([sys.executable, "tools/cli_docs.py", "--check"], check=True, cwd=ROOT)
 
 
-def test_only_the_command_line_loads_what_it_needs() -> None:
+def test_only_the_command_line_imports_click_and_rich() -> None:
     script = "import casstore, sys; print({'click', 'rich'} & set(sys.modules))"
     answer = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT

@@ -71,7 +71,7 @@ def trees(draws: st.DrawFn) -> dict[int, int | None]:
 
 @settings(max_examples=80, deadline=None)
 @given(trees())
-def test_a_picture_shows_the_tree_it_was_drawn_from(parents: dict[int, int | None]) -> None:
+def test_the_drawn_graph_can_be_read_back_as_its_tree(parents: dict[int, int | None]) -> None:
     lines, nodes = draw(parents)
     assert sorted(nodes) == sorted(parents)
     assert read(lines, nodes) == parents, "\n".join(lines)
@@ -96,14 +96,14 @@ def test_a_thousand_branches_of_one_node_take_two_lanes() -> None:
     assert max(len(line) for line in lines) == 3
 
 
-def test_a_branch_that_crosses_another_is_seen_to() -> None:
+def test_crossing_branches_are_drawn_unambiguously() -> None:
     # 4 and 5 hang on 0 and 1, with a branch between them.
     parents = {0: None, 1: 0, 2: 1, 3: 0, 4: 2, 5: 1, 6: 3}
     lines, nodes = draw(parents)
     assert read(lines, nodes) == parents
 
 
-def test_roots_side_by_side_end_their_lanes() -> None:
+def test_a_root_ends_its_lane() -> None:
     lanes = Lanes()
     assert lanes.draw("a", None) == ("*", [])
     assert lanes.draw("b1", "b") == ("*", [])
@@ -116,7 +116,7 @@ def test_roots_side_by_side_end_their_lanes() -> None:
 # --- tables -------------------------------------------------------------------------------
 
 
-def test_a_table_is_the_same_where_it_is_shown_and_where_it_is_not() -> None:
+def test_a_table_is_the_same_on_a_terminal_and_in_a_file() -> None:
     rng = random.Random(1)
     texts = ["", "a", "é", "😀😀", "汉字", "x" * 70, "\x1b[31m", "[b]m[/b]", "\u0301e", "a b"]
     for _ in range(40):

@@ -77,7 +77,7 @@ def test_every_refusal_says_what_to_try_next(
     [("put",), ("put", "--value"), ("import", "bundle"), ("verify",), ("prune", "--yes", "--from")],
     ids=" ".join,
 )
-def test_a_file_that_is_not_there_is_not_blamed_on_the_disk(
+def test_a_missing_file_is_not_reported_as_a_disk_error(
     own: str, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     missing = str(tmp_path / "nofile")
@@ -94,7 +94,7 @@ def test_a_misspelt_name_gets_suggestions_of_similar_ones(example: str) -> None:
     assert "Did you mean 'show'?" in run("shwo", store=example, ends=2).err
 
 
-def test_where_there_is_no_store_it_says_how_to_make_one(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_store_suggests_init(tmp_path: Path) -> None:
     for arguments in (("sessions",), ("gc",), ("stats",)):
         ran = run(*arguments, store=str(tmp_path / "nowhere"), ends=4)
         assert "no store at" in ran.err
@@ -135,7 +135,9 @@ def test_no_message_suggests_the_command_that_just_failed(
     assert "try: casstore check" in run("--store", "check", "stats", ends=8).err
 
 
-def test_a_reader_without_the_right_to_write_the_lock_learns_that_it_needs_it(example: str) -> None:
+def test_the_error_for_a_reader_without_write_access_to_the_lock_file_explains_it(
+    example: str,
+) -> None:
     script = (
         "import os, sys\n"
         "from casstore.cli import main\n"
@@ -164,7 +166,7 @@ def test_a_reader_without_the_right_to_write_the_lock_learns_that_it_needs_it(ex
     assert "lock.mdb" in told
 
 
-def test_the_current_directory_is_the_last_choice(
+def test_the_store_is_taken_from_the_option_then_the_variable_then_the_current_directory(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(example)
@@ -200,7 +202,7 @@ def test_commands_of_either_durability_write_concurrently_with_a_process_of_eith
 
 
 @pytest.mark.parametrize("durability", ["process", "any"])
-def test_a_durability_that_there_is_none_of_is_refused(own: str, durability: str) -> None:
+def test_an_unknown_durability_is_refused(own: str, durability: str) -> None:
     refused = run("label", "agent", "x", "--durability", durability, store=own, ends=2)
     assert "'full', 'relaxed'" in refused.err
 
@@ -262,7 +264,7 @@ def test_ctrl_c_stops_a_collection_and_its_report_is_printed(tmp_path: Path) -> 
     assert run("gc", "--grace", "0", "--json", store=place).json["objects_swept"] == left
 
 
-def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_in_any_other_command_ends_quietly(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
     run("init", place)
     fifo = tmp_path / "fifo"
@@ -319,7 +321,7 @@ def test_ctrl_c_while_the_command_line_is_starting_ends_quietly(
     assert not (tmp_path / "store").exists()
 
 
-def test_the_installed_command_is_the_one_that_starts_quietly() -> None:
+def test_the_installed_command_uses_the_entry_point_that_handles_ctrl_c() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"casstore": "casstore.cli:run"}
 
@@ -417,7 +419,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away_again(example: str) -> None
      ("export", "agent", "--list-have")],
     ids=lambda arguments: arguments[0],
 )  # fmt: skip
-def test_the_answer_goes_where_stdout_goes_while_a_bar_is_drawn(
+def test_the_output_goes_to_stdout_while_a_progress_bar_is_drawn(
     example: str, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """Rich takes stdout over while it draws: a plan went to the terminal, not into its file."""
@@ -625,7 +627,7 @@ def test_a_file_that_is_replaced_stays_until_the_new_one_is_whole(own: str, tmp_
     run("cat", "text", "-fo", "/dev/null", store=own)
 
 
-def test_a_fault_of_casstore_itself_does_not_end_as_a_no(
+def test_an_internal_error_exits_70_with_a_traceback(
     example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def at_fault(*_: object, **__: object) -> None:
@@ -674,7 +676,7 @@ def test_an_error_is_json_in_every_encoding(odd: str) -> None:
     assert "nowhere-é" in json.loads(ran.stderr)["message"]
 
 
-def test_nothing_a_terminal_acts_on_comes_through_a_patch_or_a_text(odd: str) -> None:
+def test_patches_and_texts_print_no_terminal_control_characters(odd: str) -> None:
     for arguments in (("diff", "even", "odd", "--patch"), ("cat", "odd"), ("show", "odd")):
         shown = on_terminal(*arguments, "--store", odd, NO_COLOR="1")
         assert not re.search("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e\u2028\U000e0067]", shown)

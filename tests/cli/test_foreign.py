@@ -153,7 +153,7 @@ def test_artifacts_may_lie_elsewhere(tmp_path: Path) -> None:
     ("option", "kinds"),
     [("--keys", {"morrow"}), ("--secret", {"morrow"}), ("--artifacts", {"agent-harness"})],
 )
-def test_an_option_that_means_nothing_is_refused(
+def test_an_option_that_the_import_kind_does_not_use_is_refused(
     tmp_path: Path, option: str, kinds: set[str]
 ) -> None:
     """Whoever gives keys must not believe that something was encrypted."""

@@ -125,7 +125,9 @@ def test_a_command_that_prints_all_of_a_value_ends_where_its_parts_repeat_too_of
     assert "--path" in ran.err
 
 
-def test_what_could_not_be_printed_whole_leaves_no_file(hostile: str, tmp_path: Path) -> None:
+def test_cat_leaves_no_output_file_if_the_value_cannot_be_printed_completely(
+    hostile: str, tmp_path: Path
+) -> None:
     run("cat", "tag:value", "--output", str(tmp_path / "out"), store=hostile, ends=3)
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +198,7 @@ def test_the_beginning_of_a_value_shows_the_keys_behind_a_long_entry() -> None:
     assert len(begun["z"]) < 1_000
 
 
-def test_lines_that_are_not_shown_are_counted_as_far_as_there_are_few(tmp_path: Path) -> None:
+def test_omitted_lines_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     place = str(tmp_path / "s")
     with casstore.open(place) as store:
         store.session("s").commit(
@@ -221,7 +223,7 @@ def test_lines_that_are_not_shown_are_counted_as_far_as_there_are_few(tmp_path: 
 UNSAFE = "a\x7fb\x80c\x9bd\u202ee\u2066f\u200bg\u2028h\ue000i"
 
 
-def test_json_holds_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None:
+def test_json_output_contains_no_terminal_control_characters(tmp_path: Path) -> None:
     assert json.loads(json_line({UNSAFE: [UNSAFE]})) == {UNSAFE: [UNSAFE]}
     place = str(tmp_path / "s")
     with casstore.open(place) as store:
@@ -259,7 +261,9 @@ def test_plans_hold_no_character_that_a_terminal_acts_on(tmp_path: Path) -> None
         assert erasure.ErasurePlan.from_json(erasing.to_json()) == erasing
 
 
-def test_the_report_of_an_offline_run_holds_none_either(tmp_path: Path) -> None:
+def test_the_report_of_an_offline_run_contains_no_terminal_control_characters(
+    tmp_path: Path,
+) -> None:
     report = tmp_path / "report.json"
     found = maintain_store(str(tmp_path / UNSAFE.replace("/", "")), Steps(), dry_run=True)
     write_report(str(report), {"interrupted": False, "stores": [found.report]})

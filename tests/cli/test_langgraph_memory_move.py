@@ -56,7 +56,9 @@ def test_a_database_moves_over_once(tmp_path: Path, place: str) -> None:
     assert nothing.err.startswith("error: ")
 
 
-def test_other_content_is_replaced_only_if_one_says_so(tmp_path: Path, place: str) -> None:
+def test_an_item_with_other_content_is_replaced_only_with_replace(
+    tmp_path: Path, place: str
+) -> None:
     source = str(tmp_path / "memory.sqlite")
     with SqliteStore.from_conn_string(source) as theirs:
         theirs.put(("users", "ada"), "colour", {"likes": "blue"})

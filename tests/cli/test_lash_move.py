@@ -60,7 +60,7 @@ def test_damage_and_changes_of_the_source_are_reported(tmp_path: Path, place: st
     assert found["notes"][0]["examples"] == [HOSTILE]
 
 
-def test_what_cannot_be_moved_ends_it(tmp_path: Path, place: str) -> None:
+def test_a_source_that_cannot_be_imported_is_refused(tmp_path: Path, place: str) -> None:
     run("import", "lash", store=place, ends=2)
     gone = run("import", "lash", str(tmp_path / "nowhere"), store=place, ends=4)
     assert "name the file to read from" in gone.err

@@ -30,7 +30,7 @@ def test_a_backup_is_a_store_and_is_brought_up_to_date(own: str, tmp_path: Path)
     run("backup", target, "--replace", "--update", store=own, ends=3)
 
 
-def test_a_copy_brings_what_is_lacking(own: str, tmp_path: Path) -> None:
+def test_copy_sends_what_the_target_lacks(own: str, tmp_path: Path) -> None:
     target = str(tmp_path / "copy")
     run("copy", target, store=own, ends=4)
     made = run("copy", target, "--create", "--json", store=own).json
@@ -93,7 +93,9 @@ def test_a_session_travels_as_a_file(own: str, tmp_path: Path) -> None:
     run("export", "note", str(tmp_path / "x"), store=own, ends=3)
 
 
-def test_one_revision_the_head_alone_or_only_what_is_lacking(own: str, tmp_path: Path) -> None:
+def test_export_can_be_limited_to_a_revision_the_head_or_missing_objects(
+    own: str, tmp_path: Path
+) -> None:
     place, have = str(tmp_path / "new"), str(tmp_path / "have")
     one, head, rest = [str(tmp_path / name) for name in ("one", "head", "rest")]
     assert run("export", "agent@5", one, "--json", store=own).json["revisions"] == 1

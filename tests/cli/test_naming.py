@@ -92,7 +92,7 @@ def test_objects_are_named_by_tags_digests_and_their_beginnings(store: Store) ->
     assert resolve(store, "rel").digest == store.session("agent").entry(1).manifest
 
 
-def test_a_whole_name_goes_before_the_beginning_of_another() -> None:
+def test_an_exact_name_takes_precedence_over_a_prefix() -> None:
     with Store(MemoryEngine()) as small:
         begin = small.put_blob(b"something").hex()[:6]
         assert resolve(small, begin).kind == "digest"
@@ -101,7 +101,7 @@ def test_a_whole_name_goes_before_the_beginning_of_another() -> None:
 
 
 @pytest.mark.parametrize("text", ["agent@3", "age"])
-def test_a_name_for_two_things_is_refused_with_both(store: Store, text: str) -> None:
+def test_an_ambiguous_name_is_refused_with_its_candidates(store: Store, text: str) -> None:
     with pytest.raises(AmbiguousNameError) as caught:
         resolve(store, text)
     candidates = caught.value.candidates
@@ -142,7 +142,7 @@ def test_errors_name_the_missing_thing_and_where_to_look(
     assert remedy in caught.value.remedy
 
 
-def test_a_deleted_session_says_so() -> None:
+def test_the_error_for_a_deleted_session_says_that_it_was_deleted() -> None:
     with Store(MemoryEngine()) as store:
         store.create_session("gone")
         store.delete_session("gone")
@@ -150,13 +150,13 @@ def test_a_deleted_session_says_so() -> None:
             resolve(store, "gone")
 
 
-def test_what_changes_something_takes_whole_names_only(store: Store) -> None:
+def test_commands_that_change_something_accept_only_full_names(store: Store) -> None:
     assert resolve(store, "agent@2", abbreviated=False).revision == 2
     with pytest.raises(NameNotFoundError):
         resolve(store, "em", abbreviated=False)
 
 
-def test_a_store_is_split_off_only_if_it_is_there(tmp_path: Path) -> None:
+def test_split_store_splits_a_path_only_if_it_exists(tmp_path: Path) -> None:
     assert split_store(f"{tmp_path}::agent@3") == (str(tmp_path), "agent@3")
     assert split_store("nowhere::agent") == (None, "nowhere::agent")
     assert split_store("plain") == (None, "plain")
@@ -207,7 +207,7 @@ def test_an_engine_lists_digests_in_order_and_within_bounds(kind: str, tmp_path:
             engine.digests(b"short", b"\xff" * 32, limit=1)
 
 
-def test_the_digests_of_nodes_are_those_of_the_nodes(own: str) -> None:
+def test_nodes_digests_returns_the_digest_of_each_node(own: str) -> None:
     with casstore.open(own) as opened:
         session = opened.session("agent")
         for scope in ("path", "full"):
@@ -218,7 +218,7 @@ def test_the_digests_of_nodes_are_those_of_the_nodes(own: str) -> None:
         assert list(session.nodes().digests()) == [node.digest for node in session.nodes()]
 
 
-def test_a_name_that_an_error_lists_means_one_thing(tmp_path: Path) -> None:
+def test_every_name_listed_by_an_error_is_unambiguous(tmp_path: Path) -> None:
     """Ids may begin like what tells a session from others, and like options."""
     place = str(tmp_path / "store")
     ids = ["x", "session:x", ":x", "session::x", "tag:x", "revision:x@1", "-x", "a b"]
@@ -254,7 +254,7 @@ def test_an_empty_store_name_is_refused(example: str, monkeypatch: pytest.Monkey
         assert "the store's name is empty" in run(*arguments, ends=2).err
 
 
-def test_an_empty_name_is_not_the_only_session(tmp_path: Path) -> None:
+def test_an_empty_name_is_refused_though_there_is_only_one_session(tmp_path: Path) -> None:
     """It is the beginning of every id; a variable that was not set exported what there was."""
     place = str(tmp_path / "store")
     with casstore.open(place) as store:

@@ -13,7 +13,7 @@ from casstore.format.digest import Digest
 from tests.cli.running import run
 
 
-def test_a_store_is_made_once(tmp_path: Path) -> None:
+def test_init_creates_a_store_once(tmp_path: Path) -> None:
     place = str(tmp_path / "new")
     assert run("init", place, "--lmdb-version", "1", "--json").json["created"] is True
     assert run("init", "--json", store=place).json == {
@@ -25,7 +25,7 @@ def test_a_store_is_made_once(tmp_path: Path) -> None:
     assert run("sessions", "--store", place).err == "nothing is stored yet\n"
 
 
-def test_what_is_put_comes_back_byte_by_byte(own: str, tmp_path: Path) -> None:
+def test_cat_returns_the_bytes_that_put_stored(own: str, tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     source = tmp_path / "source"
     source.write_bytes(content)
@@ -42,7 +42,7 @@ def test_what_is_put_comes_back_byte_by_byte(own: str, tmp_path: Path) -> None:
     run("cat", ran.out.strip(), "--output", str(target), "--force", store=own)
 
 
-def test_standard_input_is_the_usual_source(own: str) -> None:
+def test_put_reads_standard_input_by_default(own: str) -> None:
     ran = run("put", "--json", store=own, stdin=b"hello")
     assert ran.json["objects"] == [
         {"source": "-", "digest": Digest.of_blob(b"hello").hex(), "kind": "blob", "size_bytes": 5}
@@ -75,13 +75,13 @@ def test_values_are_json_with_bytes_and_links(own: str) -> None:
         (b"99999999999999999999", ""),
     ],
 )
-def test_what_cannot_be_a_value_is_refused(own: str, data: bytes, why: str) -> None:
+def test_input_that_is_not_a_value_is_refused(own: str, data: bytes, why: str) -> None:
     ran = run("put", "--value", store=own, stdin=data, ends=3)
     assert why in ran.err
     assert "Traceback" not in ran.err
 
 
-def test_a_tag_that_is_taken_is_kept_unless_it_is_moved(own: str) -> None:
+def test_an_existing_tag_is_kept_unless_it_is_moved(own: str) -> None:
     run("put", "--tag", "release", store=own, stdin=b"other", ends=5)
     run("put", "--tag", "release", "--move", store=own, stdin=b"other")
     assert run("cat", "release", store=own).raw == b"other"
@@ -121,7 +121,9 @@ def test_cat_prints_checkpoints_nodes_and_parts_of_them(example: str, tmp_path: 
         ("empty", "x", 3),
     ],
 )
-def test_a_path_to_nothing_is_an_error(example: str, name: str, path: str, code: int) -> None:
+def test_a_path_that_does_not_exist_is_an_error(
+    example: str, name: str, path: str, code: int
+) -> None:
     assert run("cat", name, "--path", path, store=example, ends=code).err.startswith("error: ")
 
 

@@ -79,9 +79,7 @@ def test_many_stores_are_maintained_by_one_run(own: str, tmp_path: Path) -> None
     assert json.loads(gc(own, "--json").stdout)["stores"][0]["path"] == own
 
 
-def test_a_session_goes_by_its_own_policy_unless_that_is_overridden(
-    own: str, tmp_path: Path
-) -> None:
+def test_the_policy_of_a_session_applies_unless_it_is_overridden(own: str, tmp_path: Path) -> None:
     run("policy", "--session", "agent", "--everything", store=own)
     config = tmp_path / "gc.toml"
     config.write_text("[retention]\nlast = 3\n")
@@ -128,7 +126,7 @@ def test_a_dry_run_counts_what_the_run_takes(own: str, tmp_path: Path, way: str)
     assert "gave up 0 attachments, condemned 0; gc nothing to do" in told
 
 
-def test_what_vacuum_has_packed_is_counted(own: str) -> None:
+def test_slabs_packed_by_vacuum_are_counted_in_the_report(own: str) -> None:
     with casstore.open(own) as store:
         for number in range(50):
             store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
@@ -168,7 +166,7 @@ def test_a_second_run_on_the_same_store_is_refused(own: str) -> None:
     gc(own)
 
 
-def test_a_configuration_says_what_is_done_to_which_store(own: str, tmp_path: Path) -> None:
+def test_a_configuration_selects_the_stores_and_steps(own: str, tmp_path: Path) -> None:
     second = str(tmp_path / "second")
     shutil.copytree(own, second)
     config = tmp_path / "gc.toml"
@@ -205,7 +203,7 @@ def test_a_configuration_says_what_is_done_to_which_store(own: str, tmp_path: Pa
         ("= broken", "is not TOML"),
     ],
 )
-def test_a_configuration_with_a_mistake_is_refused_whole(
+def test_an_invalid_configuration_is_refused_completely(
     tmp_path: Path, text: str, why: str
 ) -> None:
     config = tmp_path / "gc.toml"
@@ -403,7 +401,7 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one_and_nothing_else(
 
 
 @pytest.mark.parametrize("tool", ["gc.py", "snapshot_diff.py"])
-def test_a_tool_is_run_by_the_python_of_its_checkout_if_the_first_one_lacks_a_part(
+def test_a_tool_runs_with_the_python_of_its_checkout_if_a_package_is_missing(
     tmp_path: Path, tool: str
 ) -> None:
     """Python 3 as cron finds it has no LMDB: a traceback, every night."""
@@ -470,7 +468,7 @@ def test_a_store_in_use_is_maintained_and_not_compacted(own: str) -> None:
         store.session("agent").head()
 
 
-def test_every_option_of_maintain_is_taken(own: str, tmp_path: Path) -> None:
+def test_maintain_accepts_every_option(own: str, tmp_path: Path) -> None:
     config = tmp_path / "gc.toml"
     config.write_text(f'stores = ["{own}"]\ncompact = false\n')
     [done] = run(

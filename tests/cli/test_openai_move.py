@@ -53,7 +53,7 @@ def test_a_database_moves_over_once(tmp_path: Path) -> None:
     assert bad.startswith(f"message 3 of session {HOSTILE}: ")
 
 
-def test_what_cannot_be_moved_ends_it(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     source, place = tmp_path / "talk.db", str(tmp_path / "store")
     tables = {"sessions_table": "s", "messages_table": "m"}
     say(source, "one", "a", **tables)

@@ -25,7 +25,7 @@ def test_a_line_reports_amount_rate_and_time_left() -> None:
     )
 
 
-def test_no_rate_is_reported_of_a_moment_or_of_what_was_done_before() -> None:
+def test_no_rate_is_reported_for_a_short_time_or_for_earlier_work() -> None:
     assert progress_line(Step("expire", 28_078, None, "rows"), 0.000001) == "28,078 rows"
     assert (
         progress_line(Step("expire", 28_078, 30_000, "rows"), 0.9) == "28,078 rows of 30,000 rows"
@@ -74,7 +74,7 @@ def test_a_bar_shows_the_same_figures_as_a_line(
     assert set(re.findall("([0-9,]+) rows/s", shown)) <= {"100,000"}
 
 
-def test_off_a_terminal_a_line_comes_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_are_rare_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     now = [100.0]
     with Meter(silent=False, stoppable=False, clock=lambda: now[0]) as meter:
         for done in range(1, 101):
@@ -93,7 +93,7 @@ def test_a_silent_meter_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == ""
 
 
-def test_the_first_ctrl_c_asks_and_the_second_does_not() -> None:
+def test_the_first_ctrl_c_requests_a_stop_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Meter(silent=True, stoppable=True) as meter:
         assert not meter.stopped()

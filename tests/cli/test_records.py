@@ -151,7 +151,7 @@ def test_records_are_shown_and_compared(place: str) -> None:
     assert "only two of a kind" in run("diff", "agent", "langgraph:t0", store=place, ends=3).err
 
 
-def test_what_works_on_sessions_refuses_a_record_by_name(place: str) -> None:
+def test_commands_for_sessions_refuse_a_record_by_name(place: str) -> None:
     for arguments in (
         ("fork", "langgraph:t0", "x"), ("label", "langgraph:t0", "x"),
         ("rewind", "langgraph:t0"), ("export", "langgraph:t0", "x"),
@@ -174,7 +174,7 @@ def test_showing_a_thread_imports_no_class_that_it_names(tmp_path: Path) -> None
     assert message["fields"]["content"] == "hi"
 
 
-def test_a_store_without_content_says_so(tmp_path: Path) -> None:
+def test_sessions_reports_an_empty_store(tmp_path: Path) -> None:
     casstore.open(tmp_path / "store").close()
     assert "nothing is stored yet" in run("sessions", store=str(tmp_path / "store")).err
 

@@ -231,7 +231,7 @@ def test_recover_refuses_a_directory_that_is_not_a_store(tmp_path: Path) -> None
     assert "on a server" in run("recover", "postgresql://u:secret@host/db", ends=3).err
 
 
-def test_the_function_is_as_strict_as_the_command(killed: str) -> None:
+def test_the_recover_function_refuses_what_the_command_refuses(killed: str) -> None:
     with pytest.raises(InvalidInputError, match="discard_log must be a bool, got 'yes'"):
         recover(killed, discard_log="yes")  # type: ignore[arg-type]
     Path(killed, "data.mdb").write_bytes(b"")

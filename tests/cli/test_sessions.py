@@ -52,7 +52,7 @@ def test_show_prints_what_a_name_refers_to(example: str) -> None:
     assert "nothing was committed yet" in run("show", "empty", store=example).out
 
 
-def test_the_list_has_the_size_that_only_a_session_keeps(own: str) -> None:
+def test_the_list_has_the_size_of_objects_that_only_the_session_references(own: str) -> None:
     run("fork", "agent", "copy", store=own)
     with casstore.open(own) as store:
         text = {"role": "user", "text": os.urandom(30_000).hex()}
@@ -146,7 +146,7 @@ def test_show_prints_a_value_as_cat_does(own: str) -> None:
     assert run("cat", "tag:spelled", "--json", store=own).json["value"] == encoded
 
 
-def test_there_is_no_part_of_what_was_never_committed(example: str) -> None:
+def test_a_path_in_a_session_without_commits_is_refused(example: str) -> None:
     for command in ("show", "cat"):
         told = run(command, "empty", "--path", "tool_state", store=example, ends=3).err
         assert "nothing was committed yet" in told
@@ -189,7 +189,7 @@ def test_history_lists_revisions_newest_first(example: str) -> None:
     assert "there are more" not in run("history", "agent", "-n", "2", "-q", store=example).err
 
 
-def test_a_fork_stands_where_it_was_made(own: str) -> None:
+def test_fork_creates_a_session_at_the_given_revision_or_node(own: str) -> None:
     made = run("fork", "agent@5", "fresh", "--json", store=own).json
     assert (made["source"], made["source_revision"], made["nodes"]) == ("agent", 5, 5)
     assert run("fork", "agent#n3", "path", "--json", store=own).json["node"] == "n3"
@@ -268,7 +268,7 @@ def test_tags_and_pins_keep_what_they_name(own: str) -> None:
     assert "casstore tag --delete NAME" in refused
 
 
-def test_nothing_is_deleted_without_being_asked_for(own: str) -> None:
+def test_delete_requires_confirmation(own: str) -> None:
     refused = run("delete", "third", store=own, ends=2)
     assert "--yes" in refused.err
     assert run("delete", "third", "--dry-run", "--json", store=own).json["dry_run"] is True
@@ -328,7 +328,7 @@ def test_log_reports_forks_that_are_not_drawn(example: str) -> None:
     run("log", "note", store=example, ends=3)
 
 
-def test_a_hidden_node_is_not_drawn_and_its_line_goes_on(own: str) -> None:
+def test_the_log_skips_a_hidden_node_and_connects_its_neighbours(own: str) -> None:
     with casstore.open(own) as store:
         store.session("agent").tombstone(["n5", "n6"])
     told = run("log", "agent", "--graph", "--json", store=own).json["nodes"]

@@ -40,7 +40,9 @@ def files(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_snapshot_is_a_revision_and_says_what_it_took_and_left(store: str, files: Path) -> None:
+def test_a_snapshot_makes_a_revision_and_reports_included_and_skipped_files(
+    store: str, files: Path
+) -> None:
     (files / "b.log").write_text("log")
     (files / "large").write_bytes(b"x" * 100)
     (files / ".gitignore").write_text("c.tmp\n")
@@ -57,7 +59,7 @@ def test_a_snapshot_is_a_revision_and_says_what_it_took_and_left(store: str, fil
     assert os.listdir(files.parent / "cache" / "casstore" / "workspaces")
 
 
-def test_what_a_snapshot_leaves_out_status_and_restore_leave_out_as_well(
+def test_status_and_restore_ignore_the_files_that_a_snapshot_ignores(
     store: str, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (files / "large").write_bytes(b"x" * 100)
@@ -220,7 +222,7 @@ def test_bisect_prints_the_turn_and_what_it_changed(history: str) -> None:
     assert "M  a.py" in shown
 
 
-def test_bisect_stops_where_the_command_cannot_tell(history: str) -> None:
+def test_bisect_stops_if_the_command_cannot_decide(history: str) -> None:
     ends = ("bisect", "coder", "--good", "1", "--bad", "9", "--")
     assert "neither good nor bad" in run(*ends, "sh", "-c", "exit 125", store=history, ends=3).err
     assert "cannot run" in run(*ends, "no-such-program", store=history, ends=3).err

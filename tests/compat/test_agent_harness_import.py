@@ -339,7 +339,7 @@ def test_a_stopped_import_continues_and_a_repeated_import_changes_nothing(
 
 
 @on_each_engine
-def test_others_may_work_while_it_is_imported(store: Store, source: Source) -> None:
+def test_other_writers_can_work_during_an_import(store: Store, source: Source) -> None:
     runs = Runs(store)
     engine: Any = store.engine
     whole = engine.write
@@ -389,7 +389,9 @@ def test_others_may_work_while_it_is_imported(store: Store, source: Source) -> N
         "UPDATE artifacts SET kind = 'other' WHERE artifact_id = 't3-a-x'",
     ],
 )
-def test_a_row_with_other_content_ends_it(store: Store, source: Source, change: str) -> None:
+def test_a_changed_source_row_ends_the_repeated_import(
+    store: Store, source: Source, change: str
+) -> None:
     import_agent_harness(store, source.file)
     source.change(change)
     before = contents(store)
@@ -399,7 +401,7 @@ def test_a_row_with_other_content_ends_it(store: Store, source: Source, change: 
     assert contents(store) == before
 
 
-def test_an_artifact_with_other_content_ends_it(store: Store, source: Source) -> None:
+def test_a_changed_source_artifact_ends_the_repeated_import(store: Store, source: Source) -> None:
     import_agent_harness(store, source.file)
     (source.folder / "threads/t3/runs/t3-a/raw.bin").write_bytes(b"\xffother")
     with pytest.raises(ConflictError, match=r"raw\.bin"):
@@ -534,7 +536,9 @@ def test_a_pipe_in_place_of_a_file_does_not_block(store: Store, source: Source) 
         import_agent_harness(store, source.file)
 
 
-def test_files_may_be_elsewhere_and_share_a_path(store: Store, source: Source) -> None:
+def test_artifacts_can_be_in_another_directory_and_share_a_path(
+    store: Store, source: Source
+) -> None:
     source.put("artifacts", "again", "t1", "t1-a", "text", "raw.bin", time(6))
     (source.folder / "threads").rename(source.folder.parent / "threads")
     with pytest.raises(NotFoundError):
@@ -561,7 +565,7 @@ def test_values_that_are_only_json_are_kept_as_their_text(store: Store, source: 
     assert import_agent_harness(store, source.file).imported == 0
 
 
-def test_columns_with_names_in_another_case_are_understood(store: Store, source: Source) -> None:
+def test_renamed_columns_of_other_releases_are_read(store: Store, source: Source) -> None:
     for table, old, new in (
         ("events", "event_json", "event"),
         ("thread_messages", "content_json", "content"),
@@ -591,7 +595,7 @@ class Between(MemoryEngine):
 
 
 @pytest.mark.parametrize("writes", range(8))
-def test_two_imports_at_once_are_as_one(source: Source, writes: int) -> None:
+def test_two_concurrent_imports_have_the_result_of_one(source: Source, writes: int) -> None:
     with Store(MemoryEngine()) as one:
         import_agent_harness(one, source.file)
         expected = everything(one)

@@ -148,7 +148,7 @@ def test_restoring_an_unknown_session_raises(store: Store) -> None:
     assert AgentSession.restore("s", store=store).list_checkpoints() == []
 
 
-def test_values_come_back_as_they_were_or_are_refused(store: Store) -> None:
+def test_a_value_round_trips_or_is_refused(store: Store) -> None:
     session, users = AgentSession("s", store=store), UserStore(store=store)
     # What JSON has and stored values do not.
     strange = {"number": 1 << 80, "half": "\ud800", "deep": json.loads("[" * 80 + "]" * 80)}
@@ -206,7 +206,9 @@ def test_a_session_remembers_its_user(store: Store) -> None:
     assert len(AgentSession("s", store=store).list_checkpoints()) == 2
 
 
-def test_the_store_is_at_db_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_created_at_db_path_and_an_sqlite_file_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(AgentSession, "DB_PATH", tmp_path / "sessions")
     monkeypatch.setattr(UserStore, "DB_PATH", tmp_path / "users")
     session, users = AgentSession("s", "u"), UserStore()
@@ -253,7 +255,7 @@ def database(path: Path, checkpoints: Any = CHECKPOINTS, users: Any = USERS) -> 
     return path
 
 
-def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -> None:
+def test_importing_both_databases_loses_nothing(store: Store, tmp_path: Path) -> None:
     first = database(tmp_path / "agent.db", users=None)
     second = database(tmp_path / "user.db", checkpoints=None)
     before = first.read_bytes(), second.read_bytes()
@@ -330,7 +332,7 @@ def test_large_rows_are_moved_few_at_a_time(
     assert [step.done for step in told if step.phase == "copy"] == [2, 4, 5]
 
 
-def test_what_the_store_has_otherwise_ends_the_import(store: Store, tmp_path: Path) -> None:
+def test_content_in_the_store_that_differs_ends_the_import(store: Store, tmp_path: Path) -> None:
     file = database(tmp_path / "a.db")
     import_morrow(store, file)
     changed = [(*CHECKPOINTS[0][:3], '{"n": 1.0}', CHECKPOINTS[0][4]), *CHECKPOINTS[1:]]

@@ -107,7 +107,7 @@ def stopping_at(number: int) -> Progress:
     return note
 
 
-def test_everything_moves_and_moves_once(file: Path, store: Store) -> None:
+def test_every_row_is_imported_once(file: Path, store: Store) -> None:
     steps: list[Step] = []
     before = file.read_bytes()
     report = run(file, store, progress=steps.append)
@@ -160,7 +160,9 @@ def test_an_import_stopped_anywhere_continues_from_there(
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_other_content_in_the_store_ends_it(file: Path, store: Store, dry_run: bool) -> None:
+def test_content_in_the_store_that_differs_ends_the_import(
+    file: Path, store: Store, dry_run: bool
+) -> None:
     draft = Draft(store)
     draft.put(Table(store, "notes", 1), ("k5",), "mine")
     draft.commit()
@@ -180,7 +182,7 @@ def test_a_row_deleted_during_verification_is_reported(file: Path, store: Store)
         run(file, store, progress=remove)
 
 
-def test_a_file_that_is_written_to_meanwhile_is_noticed(file: Path, store: Store) -> None:
+def test_a_file_written_to_during_the_import_raises(file: Path, store: Store) -> None:
     def write(step: Step) -> None:
         with closing(sqlite3.connect(file)) as database, database:
             database.execute("INSERT OR REPLACE INTO notes VALUES ('new', ?)", ("x" * 9000,))

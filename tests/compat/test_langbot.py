@@ -180,7 +180,7 @@ def test_a_repeated_import_does_nothing_and_a_stopped_one_continues(
         ("created_at", LAST), ("actor_id", "bob"),
     ],
 )  # fmt: skip
-def test_what_the_store_has_otherwise_ends_it(
+def test_content_in_the_store_that_differs_ends_the_import(
     store: Store, source: Source, column: str, other: str
 ) -> None:
     source.add("runner", "k", "[1]")
@@ -205,7 +205,9 @@ def test_migration__both_tables_with_rows_are_refused(store: Store, source: Sour
     assert ScopedState(store).snapshot(HERE, ALL)["runner"] == {"old": 2}
 
 
-def test_migration__the_old_table_alone_is_as_good(store: Store, tmp_path: Path) -> None:
+def test_migration__a_database_with_only_the_old_table_is_imported(
+    store: Store, tmp_path: Path
+) -> None:
     source = Source(tmp_path / "old.db", "agent_runner_state")
     source.add("runner", "k", "1", table="agent_runner_state")
     assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
@@ -236,7 +238,7 @@ JOINED = [
 
 
 @pytest.mark.parametrize(("scope", "context", "key"), JOINED)
-def test_old_keys__the_columns_say_where_a_row_belongs(
+def test_old_keys__the_columns_decide_the_scope_of_a_row(
     store: Store, source: Source, scope: str, context: Context, key: str
 ) -> None:
     source.add(scope, "k", "7", context, key=key)
@@ -246,7 +248,9 @@ def test_old_keys__the_columns_say_where_a_row_belongs(
     assert found.value == 7
 
 
-def test_old_keys__a_row_of_the_later_kind_is_the_one_in_use(store: Store, source: Source) -> None:
+def test_old_keys__a_row_with_a_new_key_supersedes_one_with_an_old_key(
+    store: Store, source: Source
+) -> None:
     for scope, context, key in JOINED[:3]:
         source.add(scope, "k", '"old"', context, key=key)
         source.add(scope, "alone", '"old"', context, key=key)
@@ -269,7 +273,7 @@ def test_old_keys__an_alias_is_treated_as_its_key(store: Store, source: Source) 
     assert states.snapshot(talk)["conversation"] == {key: "alias"}
 
 
-def test_old_keys__of_rows_that_become_one_the_later_key_counts_however_each_is_named(
+def test_old_keys__rows_that_collide_through_an_alias_keep_the_value_of_the_new_key(
     store: Store, source: Source
 ) -> None:
     source.add("conversation", "conversation_id", '"later"')
@@ -283,7 +287,7 @@ def test_old_keys__of_rows_that_become_one_the_later_key_counts_however_each_is_
     assert import_langbot(store, source.path).imported == 0
 
 
-def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Source) -> None:
+def test_resets_are_imported_with_the_values_after_them(store: Store, source: Source) -> None:
     other = HERE._replace(workspace_id=None, bot_id=None)
     source.add_reset("generation-id")
     source.add("conversation", "k", "1")
@@ -306,7 +310,9 @@ def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Sour
     assert counts(import_langbot(store, source.path)) == {"resets": (1, 0), "values": (4, 0)}
 
 
-def test_a_conversation_reset_here_is_not_mistaken_for_theirs(store: Store, source: Source) -> None:
+def test_a_reset_in_the_store_conflicts_with_an_imported_reset(
+    store: Store, source: Source
+) -> None:
     ScopedState(store).reset(workspace_id="w1", bot_id="b1", conversation_id="talk")
     source.add_reset("g1")
     with pytest.raises(ConflictError, match="talk"):
@@ -361,7 +367,7 @@ def test_an_impossible_row_is_named_and_nothing_is_imported(
 
 
 @pytest.mark.parametrize("value", [None, "7", "nonsense", '""'])
-def test_a_reset_that_cannot_be_right_is_named(
+def test_an_invalid_reset_row_is_refused_by_number(
     store: Store, source: Source, value: str | None
 ) -> None:
     source.add_reset("g1")

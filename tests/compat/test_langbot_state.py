@@ -63,7 +63,7 @@ def test_updates_and_snapshots_by_event(store: Store) -> None:
     asyncio.run(use())
 
 
-def test_the_state_api_by_keys_of_scopes(store: Store) -> None:
+def test_the_state_api_works_by_scope_keys(store: Store) -> None:
     async def use() -> None:
         states = PersistentStateStore(store)
         context = context_of(event(), binding(), RUNNER)
@@ -98,7 +98,7 @@ def test_the_state_api_by_keys_of_scopes(store: Store) -> None:
     asyncio.run(use())
 
 
-def test_resets_are_seen_by_both_ways(store: Store) -> None:
+def test_a_reset_is_visible_by_event_and_by_scope_key(store: Store) -> None:
     async def use() -> None:
         states = PersistentStateStore(store)
         here, bound = event(), binding()

@@ -135,7 +135,9 @@ def is_sound(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_everything_is_there_as_it_was(tmp_path: Path, any_store: Store, version: int) -> None:
+def test_an_imported_session_has_everything_of_the_source(
+    tmp_path: Path, any_store: Store, version: int
+) -> None:
     store = any_store
     file = filled(tmp_path / "s1.db", version)
     before = file.path.read_bytes()
@@ -278,7 +280,9 @@ def test_turns_with_a_later_revision_than_the_head_get_that_of_the_head(
 # --- the graph ------------------------------------------------------------------------------------
 
 
-def test_hidden_nodes_come_over_hidden_and_the_path_is_whole(file: LashFile, store: Store) -> None:
+def test_hidden_nodes_are_imported_hidden_and_the_path_stays_complete(
+    file: LashFile, store: Store
+) -> None:
     """In lash, hiding a node in the middle of a path cuts it: what is above it is not seen."""
     file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'a1'")
     import_lash(store, file.path)
@@ -307,7 +311,9 @@ def test_a_lost_leaf_falls_back_to_the_latest_message(
     assert (number, first) == (1, "plugin:1")
 
 
-def test_a_leaf_is_lost_where_there_is_no_message(tmp_path: Path, store: Store) -> None:
+def test_a_missing_leaf_of_a_session_without_messages_becomes_no_leaf(
+    tmp_path: Path, store: Store
+) -> None:
     file = LashFile(tmp_path / "a.db")
     file.node("plugin:1", kind="plugin", plugin_type="p", body=1)
     file.head("nowhere")
@@ -348,7 +354,9 @@ def test_a_session_that_is_its_own_ancestor_is_refused(file: LashFile, store: St
     assert not list(store.sessions())
 
 
-def test_messages_of_every_form_are_known_for_messages(tmp_path: Path, store: Store) -> None:
+def test_messages_of_every_encoding_are_recognised_as_messages(
+    tmp_path: Path, store: Store
+) -> None:
     file = LashFile(tmp_path / "a.db", 1)
     file.node("old", kind="message", message=message("old", "User", "hello"))
     result = message("r", "User")
@@ -368,13 +376,13 @@ def test_messages_of_every_form_are_known_for_messages(tmp_path: Path, store: St
     assert last.payload == {"kind": "event", "event": {"Conversation": {"role": "User"}, "Tool": 1}}
 
 
-def test_a_branch_that_was_left_stays(file: LashFile, store: Store) -> None:
+def test_an_abandoned_branch_is_imported(file: LashFile, store: Store) -> None:
     import_lash(store, file.path)
     path = [node.id for node in store.session(SESSION).nodes(leaf="protocol:1")]
     assert path == ["u1", "a1", "protocol:1"]
 
 
-def test_many_branches_and_nodes(tmp_path: Path, store: Store) -> None:
+def test_a_session_with_many_branches_and_nodes_is_imported(tmp_path: Path, store: Store) -> None:
     file = LashFile(tmp_path / "a.db")
     rows = []
     for at in range(1500):
@@ -467,7 +475,7 @@ def test_inputs_that_wait_for_a_turn_are_queued(tmp_path: Path, store: Store, ve
     assert session.queue.enqueue([1]).seq == 9
 
 
-def test_owners_of_attachments_and_generations_of_claims(tmp_path: Path, store: Store) -> None:
+def test_attachment_owners_and_lease_generations_are_imported(tmp_path: Path, store: Store) -> None:
     file = filled(tmp_path / "a.db", 12)
     file.run("UPDATE attachment_manifest SET owner_kind = 'turn', owner_id = 't2'")
     file.run("UPDATE queued_work_batches SET claim_id = 'c', claim_session_lease_generation = 77")
@@ -512,7 +520,7 @@ def test_a_claimed_input_raises_busy_error(tmp_path: Path, store: Store) -> None
         import_lash(store, file.path)
 
 
-def test_a_turn_that_runs_is_waited_for(tmp_path: Path, store: Store) -> None:
+def test_a_running_turn_raises_busy_error(tmp_path: Path, store: Store) -> None:
     file = filled(tmp_path / "a.db", 1)
     file.insert(
         "runtime_turn_checkpoints", session_id=SESSION, turn_id="t", lease_owner_id="w",
@@ -615,7 +623,9 @@ def test_a_damaged_blob_is_named_or_left_out(tmp_path: Path, store: Store, kind:
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "artifact"])
-def test_other_blobs_are_needed_as_well(file: LashFile, store: Store, what: str) -> None:
+def test_a_missing_checkpoint_or_artifact_blob_is_reported_or_left_out(
+    file: LashFile, store: Store, what: str
+) -> None:
     if what == "checkpoint":
         file.head("plugin:1", checkpoint_ref="ab" * 32)
     else:
@@ -626,7 +636,9 @@ def test_other_blobs_are_needed_as_well(file: LashFile, store: Store, what: str)
     assert notes(told)["damaged blobs, left out"] == (1, "ab" * 32)
 
 
-def test_an_execution_state_that_only_a_frame_names(file: LashFile, store: Store) -> None:
+def test_an_execution_state_referenced_only_by_a_frame_is_imported_if_it_exists(
+    file: LashFile, store: Store
+) -> None:
     """It may have been collected: lash's own collection does not follow frames."""
     kept = file.value([1, 2, 3])
     frames = [
@@ -683,7 +695,7 @@ def test_an_execution_state_that_only_a_frame_names(file: LashFile, store: Store
         ),
     ],
 )
-def test_a_node_that_cannot_be_read(
+def test_a_node_that_cannot_be_decoded_is_refused_by_name(
     file: LashFile, store: Store, statement: str, place: str
 ) -> None:
     """Where lash leaves it out without a word."""
@@ -734,7 +746,7 @@ def test_a_node_that_cannot_be_read(
         ),
     ],
 )
-def test_a_row_that_cannot_be_is_named(
+def test_an_invalid_row_is_refused_by_name(
     file: LashFile, store: Store, statement: str, place: str
 ) -> None:
     file.run(statement)
@@ -758,7 +770,9 @@ def test_ids_that_cannot_be_are_refused(file: LashFile, store: Store) -> None:
         import_lash(store, other.path, dry_run=True)
 
 
-def test_values_beyond_a_store_are_kept_as_text(file: LashFile, store: Store) -> None:
+def test_payloads_that_a_value_cannot_hold_are_stored_as_json_text(
+    file: LashFile, store: Store
+) -> None:
     """JSON nests deeper, and counts further, than a value of a store does."""
     deep: Any = 1
     for _ in range(90):
@@ -773,7 +787,7 @@ def test_values_beyond_a_store_are_kept_as_text(file: LashFile, store: Store) ->
         assert json.loads(node.payload["json"])["body"] == body
 
 
-def test_times_of_every_kind(tmp_path: Path, store: Store) -> None:
+def test_times_in_every_notation_are_read(tmp_path: Path, store: Store) -> None:
     for at, (text, wanted) in enumerate(
         [
             ("unix:12", 12_000),
@@ -834,7 +848,9 @@ def test_a_session_that_continued_here_is_still_recognised_as_the_imported_one(
     "what",
     ["node", "batch", "done", "turn", "attachment", "usage", "lease", "name", "hidden", "artifact"],
 )
-def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: str) -> None:
+def test_a_source_that_changed_after_the_import_is_refused(
+    file: LashFile, store: Store, what: str
+) -> None:
     import_lash(store, file.path)
     if what == "node":
         file.node("u3", "plugin:1")
@@ -911,7 +927,9 @@ class Failing(MemoryEngine):
         return super().write(write)
 
 
-def test_cut_short_at_any_write_it_is_there_or_not(file: LashFile) -> None:
+def test_an_import_that_fails_at_any_write_leaves_the_session_complete_or_absent(
+    file: LashFile,
+) -> None:
     for number in range(100):
         with Store(Failing()) as store:
             engine = store.engine
@@ -972,7 +990,7 @@ def test_a_concurrent_change_during_the_import_raises_conflict_error(
         import_lash(store, file.path, progress=change)
 
 
-def test_two_at_once_make_one(file: LashFile, store: Store) -> None:
+def test_two_concurrent_imports_create_one_session(file: LashFile, store: Store) -> None:
     done: list[str] = []
 
     def other(step: Step) -> None:
@@ -1023,7 +1041,7 @@ def test_a_dry_run_writes_nothing(file: LashFile) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_a_directory_of_sessions(tmp_path: Path, store: Store) -> None:
+def test_every_session_in_a_directory_is_imported(tmp_path: Path, store: Store) -> None:
     for name in ("b", "a"):
         made = LashFile(tmp_path / f"{name}.db", session=name)
         made.meta()
@@ -1051,7 +1069,7 @@ def test_a_directory_of_sessions(tmp_path: Path, store: Store) -> None:
         import_lash(store, tmp_path / "processes.db")
 
 
-def test_two_files_of_one_id_do_not_become_one(tmp_path: Path, store: Store) -> None:
+def test_two_different_files_with_one_session_id_conflict(tmp_path: Path, store: Store) -> None:
     for name in ("a", "b"):
         made = LashFile(tmp_path / f"{name}.db", session="root")
         made.node(name)
@@ -1063,7 +1081,7 @@ def test_two_files_of_one_id_do_not_become_one(tmp_path: Path, store: Store) -> 
     assert [info.meta.session for info in store.sessions()] == ["root", "root b"]
 
 
-def test_one_session_twice_is_moved_once(file: LashFile, store: Store) -> None:
+def test_two_copies_of_one_session_are_imported_once(file: LashFile, store: Store) -> None:
     shutil.copy(file.path, file.path.parent / "twin.db")
     for dry_run in (True, False):
         report = import_lash(store, file.path.parent, dry_run=dry_run)
@@ -1071,7 +1089,9 @@ def test_one_session_twice_is_moved_once(file: LashFile, store: Store) -> None:
         assert report.part("sessions") == ("sessions", 2, 1, 0)
 
 
-def test_version_3_without_turns(tmp_path: Path, store: Store) -> None:
+def test_a_version_3_database_without_the_turn_tables_is_imported(
+    tmp_path: Path, store: Store
+) -> None:
     """Later databases of that version have two tables less."""
     file = filled(tmp_path / "a.db", 3)
     file.run("DROP TABLE runtime_turn_checkpoints")
@@ -1120,7 +1140,7 @@ def test_a_file_in_the_middle_of_a_write_is_refused(file: LashFile, store: Store
     assert not list(store.sessions())
 
 
-def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> None:
+def test_commits_in_the_wal_of_the_source_are_read(file: LashFile, store: Store) -> None:
     with closing(sqlite3.connect(file.path)) as writing:
         writing.execute("PRAGMA journal_mode = WAL")
         writing.execute("UPDATE session_meta SET session_name = 'in the log'")
@@ -1133,7 +1153,7 @@ def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> N
 # --- care -----------------------------------------------------------------------------------------
 
 
-def test_maintenance_treats_it_like_any_session(
+def test_vacuum_retention_gc_and_export_work_on_an_imported_session(
     file: LashFile, store: Store, tmp_path: Path
 ) -> None:
     """Its first revision is not number 1, and what was hidden came over hidden."""

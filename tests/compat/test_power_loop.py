@@ -136,7 +136,7 @@ def test_every_public_call_of_the_original_is_there_with_its_arguments() -> None
     assert ours.MAX_SPAWN_DEPTH == original.MAX_SPAWN_DEPTH
 
 
-def test_a_conversation_is_the_same_on_both(both: list[Any]) -> None:
+def test_a_conversation_is_the_same_on_casstore_and_the_original(both: list[Any]) -> None:
     seen = []
     for store in both:
         loop = loop_on(store, "hello", [call("say", "c1", word="a")], "done", "bye")
@@ -236,7 +236,7 @@ def test_abort_gives_each_call_a_result_once(both: list[Any]) -> None:
     assert seen[0][0] == (2, 0)
 
 
-def test_sessions_below_sessions_go_as_their_lifecycles_say(both: list[Any]) -> None:
+def test_child_sessions_are_deleted_according_to_their_lifecycle(both: list[Any]) -> None:
     seen = []
     for store in both:
         parent = loop_on(store, "child says", "child says", "child says")
@@ -273,7 +273,7 @@ def test_sessions_below_sessions_go_as_their_lifecycles_say(both: list[Any]) -> 
     assert seen[0][1] == [("linked", 1, "subagent"), ("detached", 1, "subagent")]
 
 
-def test_a_fourth_session_below_is_refused_and_not_made(opened: Opened) -> None:
+def test_a_fourth_level_of_child_sessions_is_refused(opened: Opened) -> None:
     store = opened()
     sid = store.create_session()
     for _ in range(3):
@@ -297,7 +297,7 @@ def compacting() -> dict[str, Any]:
     return {"compactor": DefaultCompactor(absolute_threshold=60, keep_last_n=1)}
 
 
-def test_what_is_reloaded_after_compactions_is_what_the_loop_had_in_memory(
+def test_a_reload_after_compactions_returns_the_history_that_the_loop_had_in_memory(
     opened: Opened,
 ) -> None:
     store = opened()
@@ -324,7 +324,7 @@ def test_what_is_reloaded_after_compactions_is_what_the_loop_had_in_memory(
     ]
 
 
-def test_two_folds_in_one_run_fold_what_the_sink_has_folded(both: list[Any]) -> None:
+def test_several_folds_in_one_run_agree_with_the_original_sink(both: list[Any]) -> None:
     seen = []
     for store in both:
         sid = store.create_session()
@@ -365,7 +365,7 @@ def test_usage_is_kept_for_each_send(opened: Opened) -> None:
     assert store.log.totals(sid).rounds == len(sends)
 
 
-def test_pending_in_a_custom_form_is_returned_with_its_calls(opened: Opened) -> None:
+def test_a_custom_pending_dict_is_returned_with_its_calls(opened: Opened) -> None:
     store = opened()
     sid = store.create_session()
     calls = [{"id": "x", "name": "t"}, {"id": "y", "name": "u"}]
@@ -399,7 +399,7 @@ def test_pending_in_a_custom_form_is_returned_with_its_calls(opened: Opened) -> 
         {"tool_call_ids": []},
     ],
 )
-def test_pending_of_any_form_comes_back_as_from_the_original(
+def test_pending_of_any_form_is_returned_like_by_the_original(
     both: list[Any], given: dict[Any, Any]
 ) -> None:
     told = []
@@ -420,7 +420,7 @@ def test_pending_that_is_not_a_dict_is_refused(opened: Opened) -> None:
         opened().set_pending(sid, ["c1"])
 
 
-def test_structure_comes_back_as_structure_and_odd_json_too(opened: Opened) -> None:
+def test_structured_content_and_large_integers_round_trip(opened: Opened) -> None:
     store = opened()
     sid = store.create_session(config={"n": 1 << 70}, metadata={"a": [None]})
     content = [{"type": "text", "text": "x"}]
@@ -466,7 +466,7 @@ def test_every_json_value_of_python_is_read_back_by_both(both: list[Any], odd: A
     assert told[0] == told[1]
 
 
-def test_a_call_that_waits_has_its_odd_arguments_back(opened: Opened) -> None:
+def test_a_pending_call_keeps_large_integer_arguments(opened: Opened) -> None:
     call = {"id": "c1", "name": "factorial", "arguments": {"n": 1 << 90}}
     sid = opened().create_session()
     opened().append_message(sid, role="assistant", tool_calls=[call])
@@ -482,7 +482,7 @@ def test_bytes_that_would_be_read_as_json_are_refused(opened: Opened) -> None:
     assert store.load_all_messages(sid) == []
 
 
-def test_errors_say_it_in_the_words_of_the_original(both: list[Any]) -> None:
+def test_errors_have_the_messages_of_the_original(both: list[Any]) -> None:
     wrong: dict[str, Callable[[Any], Any]] = {
         "unknown session: nowhere": lambda store: store.append_message("nowhere", role="user"),
         "unknown session: gone": lambda store: store.record_compaction(
@@ -556,7 +556,7 @@ def test_errors_are_those_that_callers_of_the_original_catch(
     assert file.read_bytes() == b"SQLite format 3\0"
 
 
-def test_in_memory_and_from_many_threads() -> None:
+def test_a_store_in_memory_accepts_messages_from_many_threads() -> None:
     with ours.SessionStore.open(":memory:") as store:
         sid = store.create_session()
 

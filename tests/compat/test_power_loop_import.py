@@ -103,7 +103,7 @@ def waiting(source: Any) -> None:
     source.set_pending("own form", {"tool_call_ids": ["z"], "mine": 1})
 
 
-def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
+def test_every_row_is_imported_unchanged(file: Path, store: Store) -> None:
     before = file.read_bytes()
     report = import_power_loop(store, file)
     assert [(part.name, part.found, part.imported) for part in report.parts] == [
@@ -141,7 +141,7 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     assert mine.append_message("long", role="user", content="more") == 521
 
 
-def test_rows_of_no_session_stay_behind_and_are_counted(file: Path, store: Store) -> None:
+def test_rows_without_a_session_are_omitted_and_counted(file: Path, store: Store) -> None:
     # As a close leaves it that dies in the midst: its statements commit one by one.
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM sessions WHERE session_id = 'folded'")
@@ -192,7 +192,7 @@ def test_long_messages_move_a_few_at_a_time(
     assert copied == [2, 4, 5]
 
 
-def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
+def test_imported_notes_take_the_position_of_their_folds(file: Path, store: Store) -> None:
     import_power_loop(store, file)
     mine = SessionStore(store)
     # 2 to 5 went into note 9; then 9 and 6 were to go into note 10, and stayed.
@@ -203,7 +203,7 @@ def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
     assert [one.number for one in mine.log.active("folded")] == [1, 12, 7, 8, 11]
 
 
-def test_calls_that_wait_have_their_data_back(file: Path, store: Store) -> None:
+def test_imported_pending_calls_have_all_their_data(file: Path, store: Store) -> None:
     import_power_loop(store, file)
     mine = SessionStore(store)
     state = mine.get_state("waiting")
@@ -303,7 +303,7 @@ def test_a_dry_run_reports_the_same_and_writes_nothing(file: Path, store: Store)
     assert dry.parts == wet.parts
 
 
-def test_what_is_there_otherwise_ends_it(file: Path, store: Store) -> None:
+def test_content_in_the_store_that_differs_ends_the_import(file: Path, store: Store) -> None:
     import_power_loop(store, file)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE messages SET content = 'other' WHERE seq = 510")
@@ -362,7 +362,9 @@ def test_other_files_are_refused(tmp_path: Path, store: Store, file: Path) -> No
         import_power_loop(store, file)
 
 
-def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Store) -> None:
+def test_a_damaged_row_is_refused_by_name_and_its_session_stays_invisible(
+    file: Path, store: Store
+) -> None:
     with closing(sqlite3.connect(file)) as database, database:
         database.execute(
             "UPDATE messages SET meta_json = '{' WHERE session_id = 'long' AND seq = 9"

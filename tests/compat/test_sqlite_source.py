@@ -70,7 +70,7 @@ def test_a_query_that_never_ends_is_ended(
         assert len(list(source.ask("SELECT a FROM t"))) == 500
 
 
-def test_reading_all_of_a_file_in_any_order_is_within_the_limits(file: Path) -> None:
+def test_a_sorted_join_over_the_whole_file_stays_within_the_limits(file: Path) -> None:
     with SqliteSource(file) as source:
         joined = "SELECT t.a FROM t JOIN t AS u ON t.rowid = u.rowid ORDER BY u.b, t.a DESC"
         assert len(list(source.ask(joined))) == 500
@@ -112,7 +112,7 @@ def test_a_signal_ends_a_query_that_is_running(
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_column_that_is_computed_is_not_longer_than_a_value_may_be(file: Path) -> None:
+def test_a_computed_column_above_the_value_limit_is_refused(file: Path) -> None:
     change(file, "ALTER TABLE t ADD COLUMN c AS (zeroblob(900000000))")
     with SqliteSource(file) as source, pytest.raises(StorageError, match="too big"):
         next(source.ask("SELECT c FROM t"))

@@ -32,7 +32,7 @@ class TestMemoryEngine(EngineContract):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_reference_agrees_with_itself(seed: int) -> None:
+def test_the_memory_engine_agrees_with_the_reference_engine(seed: int) -> None:
     compare_with_reference(MemoryEngine(), seed, 300)
 
 
@@ -205,4 +205,4 @@ def test_the_contract_notices_an_engine_that_keeps_bytes_that_can_change(place: 
 
 def test_the_contract_notices_an_engine_that_keeps_the_lists_of_a_write() -> None:
     with pytest.raises(AssertionError):
-        InputContract().test_lists_are_the_callers_again_when_the_write_returns(_ListsKept())
+        InputContract().test_the_caller_may_change_its_lists_after_the_write_returns(_ListsKept())

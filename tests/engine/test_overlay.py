@@ -42,7 +42,7 @@ def changes(chance: random.Random) -> Write:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_read_as_if_the_writes_were_stored(seed: int) -> None:
+def test_an_overlay_reads_rows_as_if_its_writes_were_stored(seed: int) -> None:
     chance = random.Random(seed)
     base, reference = MemoryEngine(), MemoryEngine()
     for _ in range(4):
@@ -67,7 +67,7 @@ def test_rows_read_as_if_the_writes_were_stored(seed: int) -> None:
     assert all_rows(base, "pins") == below
 
 
-def test_objects_conditions_and_stamps_are_those_of_any_engine() -> None:
+def test_an_overlay_handles_objects_conditions_and_stamps_like_any_engine() -> None:
     clock = ManualClock()
     base = MemoryEngine(clock=clock)
     old, new, lost = made("old"), made("new"), made("lost")

@@ -27,20 +27,22 @@ def test_a_flipped_bit_gives_the_right_bytes_or_a_typed_error(report: Report) ->
     assert report.kept()
 
 
-def test_no_object_is_ever_wrong(report: Report) -> None:
+def test_a_flipped_bit_never_yields_a_wrong_object(report: Report) -> None:
     assert report.total("wrong object") == 0
 
 
-def test_no_row_is_ever_wrong(report: Report) -> None:
+def test_a_flipped_bit_never_yields_a_wrong_row(report: Report) -> None:
     rows = [f"{PLAIN}: wrong row", f"{VERIFY}: wrong row", "wrong absence", "wrong scan"]
     assert [report.total(label) for label in rows] == [0] * 4
 
 
-def test_a_verifying_open_never_dies(report: Report) -> None:
+def test_a_verifying_open_of_a_file_with_a_flipped_bit_never_crashes_or_hangs(
+    report: Report,
+) -> None:
     assert report.total(f"{VERIFY}: died") == report.total(f"{VERIFY}: hung") == 0
 
 
-def test_the_sample_reaches_both_engines_both_ways(report: Report) -> None:
+def test_the_sample_covers_both_lmdb_versions_with_and_without_verification(report: Report) -> None:
     assert report.trials == SAMPLE
     for engine in specimen.ENGINES:
         for mode in (PLAIN, VERIFY):
@@ -60,7 +62,9 @@ def test_the_specimen_has_slabs_of_both_layouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", specimen.ENGINES)
-def test_an_undamaged_specimen_is_right_both_ways(engine: int, tmp_path: Path) -> None:
+def test_an_undamaged_specimen_is_right_with_and_without_verification(
+    engine: int, tmp_path: Path
+) -> None:
     data = specimen.build(tmp_path / "specimen", SEED, lmdb_version=engine)
     examiner = Examiner(tmp_path / "worker", SEED)
     try:

@@ -20,13 +20,15 @@ def report(scratch: Path) -> Report:
     return compact_workload.run(scratch, count=IMAGES, seed=3, engines=(0,), every=3)
 
 
-def test_the_store_opens_with_everything_and_nothing_is_left_behind(report: Report) -> None:
+def test_a_crash_during_compact_loses_nothing_and_leaves_no_file_behind(report: Report) -> None:
     assert report.findings == ()
     assert report.kept()
 
 
 @pytest.mark.parametrize("how", ["killed", "power loss"])
-def test_it_is_the_old_store_or_the_new_one_and_both_happen(report: Report, how: str) -> None:
+def test_crashes_during_compact_leave_the_old_store_or_the_new_one_and_both_occur(
+    report: Report, how: str
+) -> None:
     assert report.total(f"{how}: sound, old") > 0
     assert report.total(f"{how}: sound, new") > 0
     assert report.total("acknowledged: sound, new") == 1

@@ -17,13 +17,13 @@ def report(scratch: Path) -> Report:
     return report
 
 
-def test_running_out_of_room_is_a_typed_error_and_there_is_a_way_back(report: Report) -> None:
+def test_a_full_disk_raises_a_typed_error_and_the_store_recovers(report: Report) -> None:
     assert report.findings == ()
     assert report.kept()
 
 
 @pytest.mark.parametrize("way", [diskfull.RLIMIT, diskfull.MAP, diskfull.GROUP, diskfull.CREATE])
-def test_the_ways_that_need_no_rights_all_ran(report: Report, way: str) -> None:
+def test_every_full_disk_method_that_needs_no_privileges_ran(report: Report, way: str) -> None:
     assert report.total(f"{way}: ") == 2
 
 

@@ -353,7 +353,7 @@ def test_ctrl_c_at_no_point_leaves_a_lock_held() -> None:
     assert point > 2
 
 
-def test_working_state_is_read_in_a_child_though_a_thread_had_the_lock() -> None:
+def test_working_state_can_be_read_in_a_child_though_a_parent_thread_held_its_lock() -> None:
     state = WorkingState()
     state.set("plan", "go on")
     with held(state._lock):
@@ -480,7 +480,7 @@ def test_a_pool_that_opens_on_demand_opens_its_store_in_a_child_if_it_was_not_op
     pool.close_blocking()
 
 
-def test_a_pool_that_borrows_a_store_leaves_the_decision_to_the_store_in_a_child(
+def test_a_pool_with_a_borrowed_store_works_in_a_child_only_if_the_store_does(
     store: Store,
 ) -> None:
     in_memory = StorePool.borrowing(Store(MemoryEngine()))
@@ -563,7 +563,9 @@ def places_of_readers(engine: LmdbEngine) -> list[str]:
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, moved: bool) -> None:
+def test_closing_in_a_child_frees_no_reader_slot_of_the_parent(
+    place: Path, version: int, moved: bool
+) -> None:
     """A reader that has ended keeps its place in LMDB's table as long as its object lives.
 
     A child that closes its copy of the environment used to free the places of such readers in
@@ -587,7 +589,7 @@ def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, move
     engine.close()
 
 
-def test_if_the_reader_table_cannot_be_distinguished_the_parents_readers_come_first(
+def test_a_child_that_cannot_identify_the_reader_table_leaves_the_parents_slots_alone(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inheritance, "_MAPS", str(place / "nowhere"))

@@ -23,7 +23,7 @@ def test_hostile_rows_give_typed_errors_in_little_memory(report: Report) -> None
     assert report.kept()
 
 
-def test_every_case_ran_on_both_engines(report: Report) -> None:
+def test_every_hostile_case_ran_on_both_lmdb_versions(report: Report) -> None:
     drawn = list(frames.cases(CUTS, random.Random(1)))
     assert len(drawn) > 80
     assert len({case.name for case in drawn}) == len(drawn)
@@ -31,7 +31,7 @@ def test_every_case_ran_on_both_engines(report: Report) -> None:
     assert report.total("get CorruptionError, verify CorruptionError") > len(drawn)
 
 
-def test_a_slab_of_the_other_layout_is_read_if_it_is_sound(report: Report) -> None:
+def test_a_sound_slab_of_the_packed_layout_is_read(report: Report) -> None:
     """So that those which are refused are refused for what is wrong with them."""
     sound = [case for case in frames.cases(CUTS, random.Random(1)) if not case.verify_fails]
     assert "a sound slab of layout 2" in {case.name for case in sound}

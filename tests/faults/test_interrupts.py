@@ -10,7 +10,7 @@ from campaigns import interrupts
 
 
 @pytest.mark.parametrize("durability", interrupts.DURABILITIES)
-def test_interrupts_of_the_main_thread_repeat_and_lose_no_other_threads_write(
+def test_ctrl_c_in_the_main_thread_neither_repeats_nor_loses_a_write_of_another_thread(
     scratch: Path, durability: str
 ) -> None:
     report = interrupts.run(scratch / durability, count=200, seed=3, durabilities=[durability])

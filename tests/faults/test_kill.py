@@ -10,7 +10,9 @@ from campaigns import kill, kill_workload
 from campaigns.replay import Violation
 
 
-def test_killed_writers_lose_nothing_and_leave_nothing_half_done(scratch: Path) -> None:
+def test_killed_writers_lose_no_acknowledged_write_and_leave_no_partial_write(
+    scratch: Path,
+) -> None:
     report = kill.run(scratch, count=14, seed=5, rounds_per_store=4)
     assert report.findings == ()
     assert report.kept()
@@ -23,7 +25,7 @@ def test_killed_writers_lose_nothing_and_leave_nothing_half_done(scratch: Path) 
         assert report.total(f"{durability}: stores") > 0
 
 
-def test_the_checker_sees_a_lost_acknowledgement(tmp_path: Path) -> None:
+def test_the_checker_reports_a_lost_acknowledged_write(tmp_path: Path) -> None:
     log = tmp_path / "acks"
     log.write_text('{"kind": "counter", "name": "0-0-0", "share": 1}\n')
     with pytest.raises(Violation, match="acknowledged"):

@@ -37,7 +37,7 @@ def rename_the_file_and_put_another(path: Path) -> None:
     "damage",
     [remove_the_directory, remove_the_file, replace_the_file, rename_the_file_and_put_another],
 )
-def test_nothing_is_written_to_a_file_that_is_no_longer_the_stores(
+def test_writes_raise_after_the_data_file_was_deleted_or_replaced(
     tmp_path: Path, damage: object
 ) -> None:
     path = tmp_path / "store"
@@ -77,7 +77,9 @@ def test_a_directory_that_lost_its_data_file_does_not_open_as_an_empty_store(
     assert not (path / "data.mdb").exists()
 
 
-def test_a_directory_in_which_a_store_was_never_completed_becomes_one(tmp_path: Path) -> None:
+def test_open_completes_a_directory_in_which_the_creation_of_a_store_was_interrupted(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "store"
     (path / "locks").mkdir(parents=True)
     (path / "locks" / "mutex").touch()
@@ -139,7 +141,7 @@ def test_the_map_grows_with_the_file_while_other_processes_use_a_smaller_one(
     engine.close()
 
 
-def test_a_map_that_the_caller_bounded_is_full_at_its_bound(tmp_path: Path) -> None:
+def test_a_write_beyond_map_bytes_raises_storage_full_error(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "store", map_bytes=1 << 20) as store:
         too_long = [os.urandom(100_000) for _ in range(20)]
         with pytest.raises(StorageFullError, match="map_bytes"):

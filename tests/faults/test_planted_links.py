@@ -91,7 +91,9 @@ def test_a_backup_neither_writes_nor_deletes_behind_a_planted_link(
     assert all(Path(f"{target}{ending}").is_symlink() for ending in OLD_NAMES)
 
 
-def test_a_backup_of_another_engine_does_so_neither(tmp_path: Path, behind: Path) -> None:
+def test_a_backup_of_a_memory_store_neither_writes_nor_deletes_through_a_planted_link(
+    tmp_path: Path, behind: Path
+) -> None:
     target = tmp_path / "backup"
     plant_beside(target, behind)
     backup(Store(MemoryEngine()), target)
@@ -110,7 +112,7 @@ def test_an_export_writes_nothing_through_a_planted_link(
     assert leftovers(str(target)) == []
 
 
-def test_a_target_that_is_a_link_is_refused_or_replaced_itself(
+def test_a_target_that_is_a_link_is_refused_and_replace_replaces_the_link_itself(
     tmp_path: Path, store: Store, behind: Path
 ) -> None:
     target = tmp_path / "bundle"
@@ -152,7 +154,7 @@ def test_temporary_names_are_unpredictable(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_replaced_a_part_is_neither_published_nor_removed(
+def test_a_file_that_another_process_put_in_place_of_a_part_is_left_alone(
     tmp_path: Path, behind: Path
 ) -> None:
     target = tmp_path / "target"
@@ -181,7 +183,7 @@ def test_a_file_that_replaced_a_part_is_neither_published_nor_removed(
     assert not os.path.lexists(target)
 
 
-def test_a_file_under_a_name_of_any_length_is_written_whole(tmp_path: Path) -> None:
+def test_whole_file_writes_a_file_with_the_longest_possible_name(tmp_path: Path) -> None:
     for name in ("n" * 255, "日" * 85):
         with whole_file(tmp_path / name) as into:
             into.write(b"x")
@@ -216,7 +218,7 @@ def closed_store(tmp_path: Path, durability: str = "full") -> Path:
     return place
 
 
-def test_locks_that_are_a_link_are_refused(tmp_path: Path, behind: Path) -> None:
+def test_a_locks_directory_that_is_a_link_is_refused(tmp_path: Path, behind: Path) -> None:
     place = closed_store(tmp_path)
     for path in sorted((place / "locks").iterdir()):
         path.unlink()
@@ -243,7 +245,7 @@ def test_a_lock_that_is_a_link_is_refused(
 
 @pytest.mark.parametrize("name", ["redo.log", "lock.mdb", "data.mdb.new", "reserve", "compact"])
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-def test_a_file_of_the_store_that_is_a_link_is_not_written_through(
+def test_no_call_writes_through_a_store_file_that_is_a_link(
     tmp_path: Path, behind: Path, name: str, durability: str
 ) -> None:
     place = closed_store(tmp_path, durability)
@@ -255,7 +257,7 @@ def test_a_file_of_the_store_that_is_a_link_is_not_written_through(
         compact(place)
 
 
-def test_a_new_store_is_not_made_behind_a_link(tmp_path: Path, behind: Path) -> None:
+def test_creating_a_store_does_not_write_through_a_link(tmp_path: Path, behind: Path) -> None:
     for target in (behind / "file", behind / "nothing there"):
         place = tmp_path / "new store"
         place.mkdir()
@@ -269,7 +271,7 @@ def test_a_new_store_is_not_made_behind_a_link(tmp_path: Path, behind: Path) -> 
         os.rename(place, tmp_path / target.name)
 
 
-def test_a_directory_that_no_compaction_made_is_not_removed(tmp_path: Path) -> None:
+def test_a_compact_directory_with_foreign_files_is_not_removed(tmp_path: Path) -> None:
     place = closed_store(tmp_path)
     own = place / "compact"
     own.mkdir()
@@ -411,7 +413,7 @@ def test_a_cache_removes_only_files_that_a_cache_created(tmp_path: Path, behind:
     assert not (root / ".gone-0123456789abcdef").exists()
 
 
-def test_a_cache_uses_no_directory_that_another_could_have_filled(
+def test_a_cache_refuses_a_directory_that_another_user_can_write_to(
     tmp_path: Path, behind: Path
 ) -> None:
     (tmp_path / "cache" / "objects-1").mkdir(parents=True)

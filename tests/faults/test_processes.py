@@ -204,7 +204,7 @@ class TestTogether:
             assert store.get_many(digests) == [{"by": number} for number in range(16)]
         assert not (place / "data.mdb.new").exists()
 
-    def test_two_processes_count_to_the_exact_sum(self, place: Path) -> None:
+    def test_two_processes_lose_no_increment_of_a_counter(self, place: Path) -> None:
         casstore.open(place).close()
         counters = [python(COUNT, place, name, 150) for name in ("a", "b")]
         digests = [bytes.fromhex(line) for counter in counters for line in finish(counter).split()]
@@ -214,7 +214,7 @@ class TestTogether:
             assert store.missing(digests) == []
             assert store.get_many(digests)[150] == {"by": "b", "number": 1}
 
-    def test_processes_of_either_durability_share_a_store(self, place: Path) -> None:
+    def test_processes_with_different_durability_share_a_store(self, place: Path) -> None:
         casstore.open(place).close()
         counters = [
             python(COUNT.replace('"relaxed"', f'"{kind}"'),
@@ -240,7 +240,9 @@ class TestTogether:
             with pytest.raises(BusyError):
                 casstore.open(place, verify=True)
 
-    def test_a_verifying_open_wants_the_store_for_itself(self, place: Path) -> None:
+    def test_a_verifying_open_raises_busy_error_while_another_process_has_the_store_open(
+        self, place: Path
+    ) -> None:
         other = python(OPEN_AND_PUT + "    sys.stdin.readline()\n", place, 1)
         assert other.stdin is not None
         assert first_line(other) == "ready"
@@ -292,7 +294,7 @@ def churn(store: casstore.Store, commits: int) -> None:
 
 
 class TestRights:
-    def test_files_are_for_their_owner_only(self, place: Path) -> None:
+    def test_only_the_owner_can_access_the_files_of_a_store(self, place: Path) -> None:
         old = os.umask(0)
         try:
             with casstore.open(place, "relaxed") as store:
@@ -426,7 +428,7 @@ class TestStrangers:
             with env.begin() as txn:
                 assert txn.get(b"key", db=mine) == b"value"
 
-    def test_an_environment_that_never_had_a_table_is_refused(self, place: Path) -> None:
+    def test_an_lmdb_environment_without_tables_is_refused(self, place: Path) -> None:
         lmdb.open(str(place), map_size=1 << 24).close()
         self.refused(place, ForeignStoreError)
 
@@ -452,7 +454,7 @@ class TestStrangers:
             casstore.open(place)
         assert place.read_text() == "a file"
 
-    def test_a_newer_format_is_refused_by_its_number(self, place: Path) -> None:
+    def test_a_newer_format_is_refused_and_the_error_has_its_number(self, place: Path) -> None:
         casstore.open(place).close()
         self.patch_meta(place, b"format", b"99")
         self.refused(place, FormatVersionError)
@@ -489,7 +491,7 @@ class TestStrangers:
                     txn.put(key, value, db=meta)
 
 
-def test_a_counter_in_one_process_is_exact_too(store: casstore.Store) -> None:
+def test_threads_lose_no_increment_of_a_counter(store: casstore.Store) -> None:
     def count() -> None:
         raised = 0
         while raised < 50:
@@ -521,7 +523,9 @@ with casstore.open(sys.argv[1], "relaxed") as store:
 
 
 @pytest.mark.parametrize("again", ["under another name", "beside what shares it"])
-def test_opening_a_store_twice_leaves_the_readers_of_the_first(place: Path, again: str) -> None:
+def test_opening_a_store_twice_keeps_the_reader_slots_of_the_first_open(
+    place: Path, again: str
+) -> None:
     """LMDB's locks on its lock file go when this process closes any descriptor of it.
 
     Another process then took the readers here for dead, and the whole table for its own.

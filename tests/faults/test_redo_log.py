@@ -188,7 +188,7 @@ def test_an_object_that_its_own_batch_deletes_stays_deleted(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_log_that_goes_round_is_read_right_after_every_commit(
+def test_a_log_that_wraps_around_is_read_correctly_after_every_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Records of all lengths, applied and killed at any moment, compared with a model."""
@@ -320,7 +320,9 @@ def log(tmp_path: Path) -> Iterator[RedoLog]:
     log.close()
 
 
-def test_a_record_after_a_lost_one_does_not_follow_the_record_in_its_place(log: RedoLog) -> None:
+def test_a_record_after_a_lost_one_is_not_read_as_the_successor_of_its_replacement(
+    log: RedoLog,
+) -> None:
     """The power fails when only the second of two records has reached the disk."""
     start = log.begin(b"the log.", 5)
     lost = log.append(start, start.offset, b"lost", flush=False)
@@ -332,7 +334,9 @@ def test_a_record_after_a_lost_one_does_not_follow_the_record_in_its_place(log: 
     assert log.read_next(kept) is None
 
 
-def test_an_unpublished_record_does_not_follow_a_commit_without_a_record(log: RedoLog) -> None:
+def test_an_unpublished_record_is_not_read_after_a_commit_that_bypassed_the_log(
+    log: RedoLog,
+) -> None:
     """A commit straight into the tables takes a number and leaves the end of the log."""
     start = log.begin(b"the log.", 5)
     log.append(start, start.offset, b"unpublished", flush=False)
@@ -406,7 +410,7 @@ def failing(error: int, times: int, call: Callable[..., object]) -> Callable[...
     return fail
 
 
-def test_a_commit_that_could_not_be_flushed_never_happens(
+def test_a_commit_whose_flush_failed_is_never_visible(
     tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbered(engine, 6)
@@ -463,7 +467,7 @@ def test_a_log_that_cannot_grow_is_applied_instead(
     assert len(engine.scan_rows(KEY.table)) == 12 + 3 + 1
 
 
-def test_the_log_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_never_exceeds_log_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
     for log_bytes in (1 << 20, 4 << 20):
         path = tmp_path / str(log_bytes)
@@ -524,7 +528,7 @@ def test_a_full_call_that_writes_nothing_flushes_what_it_read(
         assert log.flushed_lsn == log.published_lsn
 
 
-def test_objects_that_another_process_has_applied_are_listed_once(
+def test_objects_in_the_memtable_and_in_the_tables_are_listed_once(
     tmp_path: Path, engine: LmdbEngine
 ) -> None:
     numbered(engine, 6)
@@ -569,7 +573,7 @@ engine.write(Write(objects=[new_blob(bytes(2 << 20))]))
 """
 
 
-def test_a_commit_takes_no_number_that_the_tables_hold_unpublished(
+def test_a_commit_does_not_reuse_a_sequence_number_that_a_killed_process_applied(
     tmp_path: Path, engine: LmdbEngine
 ) -> None:
     numbered(engine, 6)
@@ -582,7 +586,7 @@ def test_a_commit_takes_no_number_that_the_tables_hold_unpublished(
     assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
 
 
-def test_entries_stay_when_another_process_has_applied_more_than_this_one_knows(
+def test_the_memtable_keeps_entries_while_another_process_has_applied_later_commits(
     engine: LmdbEngine,
 ) -> None:
     """The next free id and the end of the log are known only after reading its commits."""
@@ -595,7 +599,7 @@ def test_entries_stay_when_another_process_has_applied_more_than_this_one_knows(
     assert not recent.memtable.entries
 
 
-def test_commits_in_memory_are_not_laid_over_tables_that_hold_later_ones(
+def test_a_stale_memtable_is_not_combined_with_tables_that_hold_later_commits(
     engine: LmdbEngine,
 ) -> None:
     """A reader takes the memtable first; the log may be applied before it reads the tables."""
@@ -611,7 +615,7 @@ def test_commits_in_memory_are_not_laid_over_tables_that_hold_later_ones(
         assert recent.view(txn, before) is None
 
 
-def test_a_view_keeps_its_moment_when_objects_are_stored_and_deleted_later() -> None:
+def test_a_memtable_view_is_unchanged_by_later_stores_and_deletes() -> None:
     blob = new_blob(b"one")
     memtable = Memtable(RecoveryPoint(True, b"", Position(0, 4096, b"")), 7)
     before = memtable.view()

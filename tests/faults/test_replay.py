@@ -33,5 +33,5 @@ def test_power_loss_breaks_no_promise_of_any_durability(report: Report) -> None:
 
 
 @pytest.mark.parametrize("rule", CONTROLS)
-def test_the_negative_controls_are_violated(report: Report, rule: str) -> None:
+def test_each_negative_control_shows_violations(report: Report, rule: str) -> None:
     assert report.total(f"without {rule}: violations (the negative control)") > 0

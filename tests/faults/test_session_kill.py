@@ -16,7 +16,7 @@ from campaigns.session_turns import Turn
 from casstore.errors import LeaseLostError
 
 
-def test_killed_runtimes_lose_nothing_and_do_nothing_twice(scratch: Path) -> None:
+def test_killed_runtimes_lose_no_turn_and_repeat_none(scratch: Path) -> None:
     report = session_kill.run(scratch, count=9, seed=3, kills_per_store=3)
     assert report.findings == ()
     assert report.kept()
@@ -83,30 +83,30 @@ def commit(told: Told, turn: Turn = TURN, attempt: int = 1) -> list[Any]:
     return [result.revision, str(result.manifest), result.leaf, result.nodes, result.replayed]
 
 
-def test_it_agrees_with_what_happened(told: Told) -> None:
+def test_the_checker_accepts_a_journal_that_matches_the_store(told: Told) -> None:
     told.turn(commit(told))
     assert "turns_answered,_there=1" in told.verdict()
 
 
-def test_it_sees_a_lost_turn(told: Told) -> None:
+def test_the_checker_reports_a_lost_turn(told: Told) -> None:
     told.turn([1, "00" * 32, "t1.1.0", ["t1.1.0"], False])
     with pytest.raises(Violation, match=r"^lost: "):
         told.verdict()
 
 
-def test_it_sees_a_turn_that_no_worker_committed(told: Told) -> None:
+def test_the_checker_reports_a_turn_that_no_worker_committed(told: Told) -> None:
     commit(told)
     with pytest.raises(Violation, match=r"^unasked: "):
         told.verdict()
 
 
-def test_it_sees_a_turn_with_other_content(told: Told) -> None:
+def test_the_checker_reports_a_turn_with_other_content(told: Told) -> None:
     told.turn(commit(told, TURN._replace(label=None)))
     with pytest.raises(Violation, match="TurnConflictError"):
         told.verdict()
 
 
-def test_it_sees_a_turn_done_twice(told: Told) -> None:
+def test_the_checker_reports_a_turn_done_twice(told: Told) -> None:
     answer = commit(told)
     told.turn(answer)
     told.turn(answer, attempt=2)
@@ -114,21 +114,21 @@ def test_it_sees_a_turn_done_twice(told: Told) -> None:
         told.verdict()
 
 
-def test_it_sees_lost_work(told: Told) -> None:
+def test_the_checker_reports_lost_work(told: Told) -> None:
     asked = {"session": "alpha", "source_key": "k", "attempt": 1, "batch": "k/1"}
     told.say("enqueue", asked, "k/1")
     with pytest.raises(Violation, match=r"^queue: .* not queued"):
         told.verdict()
 
 
-def test_it_sees_fencing_numbers_go_back(told: Told) -> None:
+def test_the_checker_reports_a_fencing_number_that_decreases(told: Told) -> None:
     told.say("lease", {"session": "alpha"}, 2)
     told.say("lease", {"session": "alpha"}, 1)
     with pytest.raises(Violation, match=r"^fencing: "):
         told.verdict()
 
 
-def test_a_line_cut_short_was_never_written(told: Told) -> None:
+def test_a_truncated_journal_line_counts_as_an_unknown_outcome(told: Told) -> None:
     told.say("pack", {}, None)
     path = path_of(told.journals, "w0", 0)
     whole = path.read_bytes()
@@ -140,7 +140,7 @@ def test_a_line_cut_short_was_never_written(told: Told) -> None:
     assert read(told.journals) == []
 
 
-def test_a_refusal_is_written_down(told: Told) -> None:
+def test_the_journal_records_a_refused_call(told: Told) -> None:
     def refuse() -> None:
         raise LeaseLostError("alpha", "it is over")
 

@@ -25,7 +25,7 @@ print(subprocess.run(child, capture_output=True, text=True, check=True).stdout.s
 """
 
 
-def test_tests_and_processes_they_start_hear_signals_that_were_ignored_at_the_start() -> None:
+def test_the_test_session_restores_signals_that_were_ignored_when_it_started() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     answer = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=env

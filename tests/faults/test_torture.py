@@ -32,7 +32,7 @@ KEPT = Report("kill", 3, {"sound": 3}, 0, (), ("a note",))
 BROKEN = KEPT._replace(broken_count=1, findings=(Finding("kill 2", "it was gone"),))
 
 
-def test_it_runs_from_any_directory_and_answers_in_json(tmp_path: Path) -> None:
+def test_the_torture_program_runs_from_any_directory_and_prints_json(tmp_path: Path) -> None:
     argv = [sys.executable, str(PROGRAM), "frames", "--count", "1", "--seed", "3", "--json"]
     ended = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     document = json.loads(ended.stdout)
@@ -45,7 +45,7 @@ def test_it_runs_from_any_directory_and_answers_in_json(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kept_promises_exit_0_with_a_table(
+def test_a_campaign_without_violations_exits_0_and_prints_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch, KEPT)

@@ -7,7 +7,9 @@ from pathlib import Path
 from campaigns import workspace_kill
 
 
-def test_no_kill_separates_the_conversation_from_its_files(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_conversation_and_files_of_the_same_revision(
+    tmp_path: Path,
+) -> None:
     report = workspace_kill.run(tmp_path, count=4, seed=7)
     assert report.findings == ()
     assert report.trials == 4

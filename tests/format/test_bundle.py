@@ -84,7 +84,7 @@ def test_a_trailer_is_three_numbers_and_a_digest() -> None:
             bundle.decode_totals(canonical.encode(value))
 
 
-def test_a_block_with_impossible_claims_is_refused() -> None:
+def test_a_block_header_with_an_invalid_type_or_length_is_refused() -> None:
     block = bundle.encode_block(40, bundle.ROWS, 0, 3, 10, b"0123456789")
     head, payload = block[: bundle.BLOCK_HEADER_BYTES], block[bundle.BLOCK_HEADER_BYTES :]
     read = bundle.decode_block_header(head)

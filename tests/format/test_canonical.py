@@ -91,7 +91,7 @@ def test_an_integer_out_of_range_is_refused_with_its_path(number: int) -> None:
         "d30000000000000000", "d3ffffffff80000000", "d3ffffffffffffffff", "d37fffffffffffffff",
     ],
 )  # fmt: skip
-def test_a_padded_integer_is_refused(padded: str) -> None:
+def test_an_integer_longer_than_its_shortest_form_is_refused(padded: str) -> None:
     with pytest.raises(NotCanonicalError, match="canonical encoding"):
         decode(bytes.fromhex(padded))
 
@@ -113,7 +113,7 @@ def test_a_padded_integer_is_refused(padded: str) -> None:
         (-1.7976931348623157e308, "cbffefffffffffffff"),
     ],
 )
-def test_a_float_takes_64_bits_and_keeps_every_one(number: float, spelling: str) -> None:
+def test_a_float_is_encoded_in_64_bits_without_loss(number: float, spelling: str) -> None:
     assert round_trips(number).hex() == spelling
 
 
@@ -297,7 +297,7 @@ def test_a_map_has_the_shortest_header(count: int, header: str) -> None:
     assert canonical.map_header(count).hex() == header
 
 
-def test_a_header_has_the_length_of_its_count() -> None:
+def test_list_and_map_headers_hold_the_largest_count_and_refuse_more() -> None:
     assert canonical.list_header(MAX_ENTRIES) == b"\xdd\xff\xff\xff\xff"
     assert canonical.map_header(MAX_ENTRIES) == b"\xdf\xff\xff\xff\xff"
     with pytest.raises(LimitError):
@@ -393,7 +393,7 @@ class Named(str):
 
 
 @pytest.mark.parametrize("key", [1, 1.5, None, True, b"a", ("a",), Named("a")], ids=repr)
-def test_a_map_with_another_key_is_not_encoded(key: Any) -> None:
+def test_a_map_with_a_key_that_is_not_a_str_is_not_encoded(key: Any) -> None:
     with pytest.raises(InvalidValueError, match="a map key must be a str") as caught:
         encode({"outer": [{key: 1}]})
     assert caught.value.path == ("outer", 0)
@@ -401,7 +401,7 @@ def test_a_map_with_another_key_is_not_encoded(key: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [1, None, b"a", Named("b")], ids=repr)
-def test_a_mixture_of_keys_names_the_strange_one(key: Any) -> None:
+def test_the_error_for_mixed_key_types_names_the_invalid_type(key: Any) -> None:
     with pytest.raises(InvalidValueError, match=f"got {type(key).__name__}") as caught:
         encode({"a": 1, key: 2, "c": 3})
     assert caught.value.path == ()
@@ -474,7 +474,7 @@ def test_a_subclass_or_another_type_is_refused_with_its_path(value: Any) -> None
     assert type(value).__qualname__ in caught.value.reason
 
 
-def test_bool_is_no_subclass_to_be_refused() -> None:
+def test_bool_is_stored_though_it_is_a_subclass_of_int() -> None:
     assert encode([True, False]).hex() == "92c3c2"
     assert decode(encode([True, False])) == [True, False]
 
@@ -501,7 +501,7 @@ def test_a_link_comes_back_as_a_link() -> None:
     assert back == link
 
 
-def test_a_link_needs_a_whole_digest() -> None:
+def test_a_link_with_a_short_digest_is_refused() -> None:
     with pytest.raises(InvalidInputError):
         encode(Link(b"short"))  # type: ignore[arg-type]
 
@@ -509,7 +509,7 @@ def test_a_link_needs_a_whole_digest() -> None:
 @pytest.mark.parametrize(
     "role", [canonical.ROLE_TEXT, canonical.ROLE_BYTES, canonical.ROLE_PART, canonical.ROLE_ITEM]
 )
-def test_a_part_kept_elsewhere_is_supplied_or_refused(role: int) -> None:
+def test_an_outlined_part_is_resolved_by_the_caller_or_refused(role: int) -> None:
     if role == canonical.ROLE_ITEM:
         encoded = canonical.item_link_bytes(300, SOME_DIGEST)
     else:
@@ -529,7 +529,7 @@ def test_links_are_listed_in_order_with_repetitions() -> None:
     assert canonical.links_in(encode("no link, but \u01c7")) == []
 
 
-def test_the_size_of_an_item_is_known_whether_or_not_it_is_outlined() -> None:
+def test_item_size_returns_the_encoded_size_of_inline_and_outlined_items() -> None:
     assert canonical.item_size(canonical.item_link_bytes(511, SOME_DIGEST)) == 511
     assert canonical.item_size(encode("abc")) == 4
     assert canonical.item_size(encode(Link(SOME_DIGEST))) == 36
@@ -689,7 +689,7 @@ def test_a_key_beyond_the_limit_is_not_decoded() -> None:
         "81a161dfffffffff",
     ],
 )  # fmt: skip
-def test_a_length_that_the_data_does_not_have_costs_no_memory(spelling: str) -> None:
+def test_a_declared_length_beyond_the_data_allocates_no_memory(spelling: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(NotCanonicalError):
@@ -700,7 +700,7 @@ def test_a_length_that_the_data_does_not_have_costs_no_memory(spelling: str) -> 
     assert peak_bytes < 1 << 20
 
 
-def test_nested_lengths_that_the_data_does_not_have_cost_little_memory() -> None:
+def test_nested_declared_lengths_beyond_the_data_allocate_little_memory() -> None:
     # Each header claims as many items as the whole input has bytes. A decoder that
     # believed all of them would set aside 200 times eight times 100,000 bytes.
     size = 100_000
@@ -780,7 +780,7 @@ def test_an_error_of_the_decoder_has_a_message() -> None:
         (("it's",), '$["it\'s"]'),
     ],
 )
-def test_a_path_is_rendered_as_a_reader_would_write_it(
+def test_a_path_is_rendered_in_jsonpath_notation(
     path: tuple[str | int, ...], spelling: str
 ) -> None:
     assert encoded_path(path) == spelling
@@ -816,13 +816,13 @@ def test_a_bad_link_is_refused_with_its_path() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 200])
-def test_the_items_of_a_list_are_cut_where_they_end(count: int) -> None:
+def test_cut_items_returns_the_encoding_of_each_item(count: int) -> None:
     items: list[Any] = [[number, {"k": "v" * number}] for number in range(count)]
     assert canonical.cut_items(encode(items)) == [encode(item) for item in items]
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 200])
-def test_the_entries_of_a_map_are_cut_where_they_end(count: int) -> None:
+def test_cut_map_returns_the_key_and_encoding_of_each_entry(count: int) -> None:
     mapping: dict[str, Any] = {f"{number:03}": [Link(SOME_DIGEST)] * 2 for number in range(count)}
     assert canonical.cut_map(encode(mapping)) == [
         (key, encode(key) + encode(value)) for key, value in mapping.items()
@@ -946,7 +946,7 @@ _STRANGE = st.one_of(
     ),
     st.integers(0, 400),
 )
-def test_a_flat_map_is_encoded_like_any_other_or_left_to_the_general_encoder(
+def test_pack_flat_agrees_with_the_general_encoder_or_returns_nothing(
     value: dict[Any, Any], max_bytes: int
 ) -> None:
     found = canonical.pack_flat(value, max_bytes)
@@ -999,7 +999,7 @@ def test_flat_maps_in_a_map_are_encoded_like_any_others_or_left_to_the_general_e
 # --- packers ------------------------------------------------------------------------------
 
 
-def test_packing_inside_of_packing_is_harmless() -> None:
+def test_packing_during_another_packing_gives_correct_bytes() -> None:
     """As a finaliser might that runs meanwhile, or another thread."""
     inner = [b"inner"] * 50
 
@@ -1014,7 +1014,7 @@ def test_packing_inside_of_packing_is_harmless() -> None:
     assert pack_checked(value) == msgpack.packb(["before", {"key": 1}, "behind"])
 
 
-def test_a_packer_that_has_packed_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packer_with_a_large_buffer_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[msgpack.Packer] = []
     monkeypatch.setattr(canonical, "_idle_packers", kept)
     assert pack_checked(b"x" * 100_000)[-1:] == b"x"
@@ -1025,7 +1025,7 @@ def test_a_packer_that_has_packed_much_is_not_kept(monkeypatch: pytest.MonkeyPat
     assert kept == [packer]
 
 
-def test_a_packer_that_has_failed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packer_that_raised_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[msgpack.Packer] = []
     monkeypatch.setattr(canonical, "_idle_packers", kept)
     with pytest.raises(TypeError):

@@ -32,7 +32,7 @@ def lengths(chunks: Iterator[bytes]) -> list[int]:
     return [len(chunk) for chunk in chunks]
 
 
-def test_the_golden_input_is_cut_where_it_always_was() -> None:
+def test_the_chunk_boundaries_of_the_golden_input_are_unchanged() -> None:
     assert chunking.PROFILE == "fastcdc-2020-16k-1"
     assert lengths(chunking.cut(GOLDEN)) == GOLDEN_LENGTHS
 
@@ -42,7 +42,7 @@ def test_chunks_put_together_are_the_input() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4_095, 4_096, 4_097, 65_535, 65_536, 65_537, 200_000])
-def test_every_chunk_but_the_last_keeps_the_bounds(size: int) -> None:
+def test_every_chunk_except_the_last_is_within_the_size_bounds(size: int) -> None:
     for content in (GOLDEN[:size], bytes(size), b"ab" * (size // 2)):
         cut = list(chunking.cut(content))
         assert b"".join(cut) == content
@@ -50,7 +50,7 @@ def test_every_chunk_but_the_last_keeps_the_bounds(size: int) -> None:
         assert all(0 < len(chunk) <= 65_536 for chunk in cut)
 
 
-def test_nothing_has_no_chunks() -> None:
+def test_an_empty_input_has_no_chunks() -> None:
     assert list(chunking.cut(b"")) == []
     assert list(chunking.cut_stream(io.BytesIO(b""))) == []
 
@@ -107,7 +107,9 @@ def test_a_stream_is_cut_like_its_content(sizes: list[int]) -> None:
 
 @PROFILE
 @given(st.integers(0, 300_000), st.lists(st.integers(1, 90_000), min_size=1, max_size=5))
-def test_a_stream_is_cut_like_its_content_however_it_arrives(size: int, sizes: list[int]) -> None:
+def test_a_stream_is_cut_like_its_content_whatever_its_read_sizes(
+    size: int, sizes: list[int]
+) -> None:
     content = GOLDEN[:size]
     source = io.BufferedReader(Reluctant(content, sizes))
     assert list(chunking.cut_stream(source)) == list(chunking.cut(content))
@@ -179,7 +181,7 @@ def test_a_blob_of_many_chunks_has_a_rope_of_more_levels() -> None:
 
 
 @pytest.mark.parametrize("boundary", [False, True])
-def test_chunks_that_all_end_a_branch_or_never_do_still_make_a_rope(boundary: bool) -> None:
+def test_chunks_that_are_all_or_never_branch_boundaries_still_make_a_rope(boundary: bool) -> None:
     chunks: list[bytes] = []
     number = 0
     while len(chunks) < 129:

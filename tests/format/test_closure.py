@@ -73,7 +73,7 @@ def wrapped(depth: int, inside: bytes) -> bytes:
 # --- blobs and ropes -----------------------------------------------------------------------------
 
 
-def test_a_blob_is_as_long_as_it_is_and_a_text_if_it_can_be_read_as_one() -> None:
+def test_the_fact_of_a_blob_is_its_length_and_whether_it_is_valid_utf8() -> None:
     assert examined(Kind.BLOB, "é".encode(), {}) == BlobFact(2, is_text=True)
     assert examined(Kind.BLOB, b"\xff", {}) == BlobFact(1, is_text=False)
     # Whatever it looks like, it links to nothing.
@@ -102,7 +102,7 @@ def test_the_pieces_of_a_rope_are_blobs_of_the_recorded_lengths() -> None:
             examined(Kind.CHUNKS, body, {ONE: BYTES, TWO: wrong})
 
 
-def test_the_branches_of_a_rope_are_one_level_below_each_other() -> None:
+def test_a_child_branch_of_a_rope_is_one_level_below_its_parent() -> None:
     body = chunks(3, 600)
     assert examined(Kind.CHUNKS, body, {ONE: ChunksFact(2, 600)}) == ChunksFact(3, 600)
     assert examined(Kind.CHUNKS, body, {ONE: None}) == ChunksFact(3, 600)
@@ -114,7 +114,7 @@ def test_the_branches_of_a_rope_are_one_level_below_each_other() -> None:
 # --- values --------------------------------------------------------------------------------------
 
 
-def test_the_counts_and_sizes_that_a_branch_records_for_a_value() -> None:
+def test_the_fact_of_a_value_holds_the_counts_and_sizes_for_its_branch() -> None:
     many = canonical.encode([[1], 2, 3])
     assert examined(Kind.VALUE, many, {}) == ValueFact(LIST, 0, 3, len(many) - 1, len(many), 2, 0)
     pairs = canonical.encode({"a": 1, "b": {}})
@@ -251,7 +251,7 @@ def node(header: NodeHeader, payload: Encoded = NULL) -> bytes:
     return encode_node(header, NULL, payload)[0]
 
 
-def test_a_node_follows_its_parent() -> None:
+def test_the_sequence_number_and_depth_of_a_node_follow_those_of_its_parent() -> None:
     assert examined(Kind.NODE, node(ROOT), {}) == NodeFact(0, 1, 1, key_number("a"))
     data = node(CHILD)
     assert links_of(Kind.NODE, data) == [ONE]
@@ -329,7 +329,7 @@ def piece(given: IndexPage | IndexRun | Bucket | Spine) -> bytes:
     return encode_piece(given)[0]
 
 
-def test_a_page_lists_nodes() -> None:
+def test_an_index_page_links_only_to_nodes() -> None:
     data = piece(IndexPage((0,) + (1,) * 15, (ONE,) * 15 + (TWO,)))
     assert links_of(Kind.INDEX, data) == [ONE] * 15 + [TWO]
     assert examined(Kind.INDEX, data, {ONE: NODE, TWO: None}) == PAGE_FACT
@@ -337,7 +337,7 @@ def test_a_page_lists_nodes() -> None:
         examined(Kind.INDEX, data, {ONE: NODE, TWO: PAGE_FACT})
 
 
-def test_a_run_has_parts_of_the_level_below() -> None:
+def test_an_index_run_links_only_to_pieces_of_the_level_below() -> None:
     first = piece(IndexRun(1, bytes(128 * 4), (), (ONE,) * 8))
     assert examined(Kind.INDEX, first, {ONE: PAGE_FACT}) == PieceFact("run", 1, 8)
     second = piece(IndexRun(2, bytes(1024 * 4), (), (ONE,) * 8))
@@ -347,7 +347,7 @@ def test_a_run_has_parts_of_the_level_below() -> None:
             examined(Kind.INDEX, first, {ONE: wrong})
 
 
-def test_a_large_run_has_buckets_of_its_level() -> None:
+def test_a_large_index_run_links_only_to_buckets_of_its_level() -> None:
     for level, parts in ((3, 1), (4, 8)):
         data = piece(IndexRun(level, b"", (TWO,) * 16, (ONE,) * 8))
         below = PieceFact("run", level - 1, 8 ** (level - 1))

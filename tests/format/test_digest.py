@@ -35,7 +35,7 @@ def test_a_blob_has_the_name_that_b3sum_prints(content: bytes, name: str) -> Non
     assert plain_hash(content).hex() == name
 
 
-def test_a_short_hash_is_the_start_of_the_long_one() -> None:
+def test_a_short_hash_is_a_prefix_of_the_full_hash() -> None:
     assert plain_hash(b"abc", 1) == bytes.fromhex(ABC)[:1]
     assert plain_hash(b"abc", 8) == bytes.fromhex(ABC)[:8]
 
@@ -65,7 +65,7 @@ def test_a_digest_compares_and_hashes_as_its_bytes() -> None:
     assert Digest(bytes(32)) < digest
 
 
-def test_a_digest_has_no_room_for_attributes() -> None:
+def test_a_digest_accepts_no_new_attributes() -> None:
     with pytest.raises(AttributeError):
         Digest(bytes(32)).extra = 1  # type: ignore[attr-defined]
 
@@ -92,7 +92,7 @@ def test_white_space_is_not_a_hexadecimal_digit(text: str) -> None:
 
 @PROFILE
 @given(st.lists(st.binary(max_size=3000), max_size=6))
-def test_a_blob_in_parts_has_the_name_of_the_whole(parts: list[bytes]) -> None:
+def test_a_blob_hashed_in_parts_has_the_digest_of_its_whole_content(parts: list[bytes]) -> None:
     hasher = BlobHasher()
     for part in parts:
         hasher.update(part)
@@ -111,23 +111,25 @@ def test_the_numbers_of_the_kinds_are_frozen() -> None:
 
 @pytest.mark.parametrize(("left", "right"), list(combinations(KINDS, 2)))
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"abc", bytes(2000)], ids=len)
-def test_the_same_bytes_have_another_name_in_every_kind(left: int, right: int, data: bytes) -> None:
+def test_the_same_bytes_have_a_different_digest_in_every_kind(
+    left: int, right: int, data: bytes
+) -> None:
     assert digest_of(left, data) != digest_of(right, data)
 
 
-def test_a_value_stored_as_a_blob_has_another_name() -> None:
+def test_the_bytes_of_a_value_stored_as_a_blob_have_a_different_digest() -> None:
     data = encode({"some": ["value"]})
     assert digest_of(Kind.VALUE, data) != Digest.of_blob(data)
 
 
-def test_hashing_one_object_leaves_no_trace_in_the_next() -> None:
+def test_hashing_one_object_does_not_affect_the_next_digest() -> None:
     first = digest_of(Kind.VALUE, b"a")
     digest_of(Kind.VALUE, b"b")
     assert digest_of(Kind.VALUE, b"a") == first
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != Kind.ROPE])
-def test_an_object_passes_under_its_own_name_and_kind_alone(kind: int) -> None:
+def test_check_object_accepts_an_object_only_with_its_own_digest_and_kind(kind: int) -> None:
     data = b"some bytes"
     digest = digest_of(kind, data)
     check_object(digest, kind, data)
@@ -141,7 +143,7 @@ def test_an_object_passes_under_its_own_name_and_kind_alone(kind: int) -> None:
                 check_object(digest, other, data)
 
 
-def test_a_rope_passes_by_its_seal() -> None:
+def test_check_object_verifies_a_rope_by_its_seal() -> None:
     body = tree.encode_branch(
         Kind.CHUNKS,
         1,

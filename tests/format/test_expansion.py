@@ -43,7 +43,9 @@ def graphs(draws: Any) -> dict[bytes, list[bytes]]:
 
 @PROFILE
 @given(graphs())
-def test_every_part_counts_at_each_of_its_places(below: dict[bytes, list[bytes]]) -> None:
+def test_expand_counts_a_part_once_for_each_of_its_occurrences(
+    below: dict[bytes, list[bytes]],
+) -> None:
     def cost(part: bytes) -> int:
         return 7 + 100 * part[-1] % 97
 
@@ -106,12 +108,12 @@ def _memory_taken(data: bytes) -> int:
 
 @PROFILE
 @given(VALUES)
-def test_no_part_costs_more_than_the_most_that_one_of_its_size_can(value: Any) -> None:
+def test_the_cost_of_a_value_never_exceeds_most_cost_of_its_size(value: Any) -> None:
     data = encode(value)
     assert expansion.own_cost(Kind.VALUE, data)[0] <= expansion.most_cost(len(data))
 
 
-def test_no_object_full_of_links_costs_more_than_the_most_either() -> None:
+def test_the_cost_of_an_object_full_of_links_never_exceeds_most_cost_of_its_size() -> None:
     links = b"\x9f" + link_bytes(ROLE_PART, bytes(32)) * 15
     cost, parts = expansion.own_cost(Kind.VALUE, links)
     assert parts == [bytes(32)] * 15
@@ -159,7 +161,7 @@ def test_splitting_refuses_a_value_whose_shared_parts_repeat_beyond_the_limit() 
         pieces_of(doubled(50))
 
 
-def test_equal_parts_that_are_not_shared_in_memory_count_like_shared_ones(
+def test_equal_parts_count_as_shared_though_they_are_distinct_python_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pieces are shared by content, so reading cannot tell the two apart."""
@@ -174,6 +176,6 @@ def test_equal_parts_that_are_not_shared_in_memory_count_like_shared_ones(
     pieces_of([{**row, "number": number} for number, row in enumerate(rows(1_000))])
 
 
-def test_many_places_of_one_long_text_cost_nothing() -> None:
+def test_repeating_one_long_text_does_not_count_as_expansion() -> None:
     text = "x" * 100_000
     pieces_of([{"text": text, "number": number} for number in range(5_000)])

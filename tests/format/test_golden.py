@@ -15,7 +15,7 @@ from casstore.format.header import STORE_FORMAT
 VECTORS: dict[str, Any] = json.loads(golden.PATH.read_text())
 
 
-def test_the_vectors_are_those_of_this_format() -> None:
+def test_the_golden_vectors_are_of_the_current_format() -> None:
     assert VECTORS["format"] == STORE_FORMAT
     assert VECTORS["chunking"] == chunking.PROFILE
 
@@ -29,13 +29,13 @@ def test_every_vector_that_the_tool_writes_is_committed() -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS["values"])
-def test_a_value_is_stored_as_it_always_was(name: str) -> None:
+def test_the_pieces_of_each_golden_value_are_unchanged(name: str) -> None:
     vector = VECTORS["values"][name]
     assert golden.measure_value(vector["description"]) == vector
 
 
 @pytest.mark.parametrize("name", VECTORS["blobs"])
-def test_a_blob_is_stored_as_it_always_was(name: str) -> None:
+def test_the_pieces_of_each_golden_blob_are_unchanged(name: str) -> None:
     vector = VECTORS["blobs"][name]
     assert golden.measure_blob(vector["description"]) == vector
 
@@ -45,14 +45,14 @@ def test_the_index_of_every_shape_has_a_vector() -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["indexes"], ids=lambda vector: vector["nodes"])
-def test_a_node_index_is_stored_as_it_always_was(vector: dict[str, Any]) -> None:
+def test_the_pieces_of_each_golden_node_index_are_unchanged(vector: dict[str, Any]) -> None:
     assert golden.measure_index(vector["nodes"]) == vector
 
 
 @pytest.mark.parametrize(
     "name", [name for name, vector in VECTORS["values"].items() if "encoding" in vector]
 )
-def test_a_golden_encoding_is_still_read(name: str) -> None:
+def test_each_golden_encoding_decodes_to_its_value(name: str) -> None:
     vector = VECTORS["values"][name]
     data = bytes.fromhex(vector["encoding"])
     assert encode(decode(data)) == data

@@ -66,7 +66,7 @@ def test_the_encoding_of_a_manifest_is_unchanged() -> None:
     )
 
 
-def test_components_come_back_by_name() -> None:
+def test_components_round_trip_by_name() -> None:
     field = decode_manifest(NAME, encode_manifest(FULL)[0]).components
     assert cut_components(field) == COMPONENTS
     assert link_target(COMPONENTS["tool_state"]) == TOOLS
@@ -75,11 +75,11 @@ def test_components_come_back_by_name() -> None:
 
 
 @pytest.mark.parametrize("manifest", [Manifest(), FULL, FULL._replace(tips=FULL.ledger), PAGED])
-def test_a_manifest_comes_back(manifest: Manifest) -> None:
+def test_a_manifest_round_trips(manifest: Manifest) -> None:
     assert decode_manifest(NAME, encode_manifest(manifest)[0]) == manifest
 
 
-def test_a_long_value_stays_where_it_is() -> None:
+def test_a_manifest_links_to_a_long_component_instead_of_holding_it() -> None:
     long = value({f"key {n}": "x" * 30 for n in range(200)})
     assert long.outlined is not None
     data, links = encode_manifest(Manifest(components=encode_components({"config": long})))
@@ -93,7 +93,7 @@ GOOD: list[Any] = [
 ]  # fmt: skip
 
 
-def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
+def test_the_base_manifest_of_the_damage_cases_is_valid() -> None:
     assert decode_manifest(NAME, msgpack.packb(GOOD)).leaf == LEAF
 
 
@@ -112,7 +112,7 @@ def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
         (5, [None, bytes(4), [0], [LEAF]]), (5, [None, "abcd", [0], [LINK]]),
     ],
 )  # fmt: skip
-def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:
+def test_an_invalid_manifest_field_is_damage(field: int, broken: Any) -> None:
     fields = list(GOOD)
     fields[field] = broken
     with pytest.raises(CorruptionError, match=NAME.hex()):
@@ -120,7 +120,7 @@ def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1])
-def test_anything_else_is_not_a_manifest(fields: Any) -> None:
+def test_a_value_without_exactly_the_manifest_fields_is_refused(fields: Any) -> None:
     with pytest.raises(CorruptionError):
         decode_manifest(NAME, msgpack.packb(fields))
 

@@ -68,7 +68,7 @@ def test_the_encoding_of_a_node_is_unchanged() -> None:
 
 @pytest.mark.parametrize("header", [ROOT, CHILD])
 @pytest.mark.parametrize("payload", [None, 1, "text", [], {"a": [1, {"b": None}]}, b"bytes"])
-def test_a_node_comes_back(header: NodeHeader, payload: Any) -> None:
+def test_a_node_round_trips(header: NodeHeader, payload: Any) -> None:
     node = decode(encoded(header, payload, {"why": payload})[0])
     assert node.header == header
     assert (node.payload, node.cause) == (payload, {"why": payload})
@@ -82,12 +82,12 @@ def test_a_node_comes_back(header: NodeHeader, payload: Any) -> None:
     | st.integers(-(1 << 60), 1 << 60)
     | st.floats(allow_nan=False, allow_infinity=False),
 )
-def test_any_header_comes_back(node_id: str, seq: int, time: Any) -> None:
+def test_any_node_header_round_trips(node_id: str, seq: int, time: Any) -> None:
     header = NodeHeader(node_id, seq, 1, 0, None, time, None, None)
     assert decode(encoded(header)[0]).header == header
 
 
-def test_a_long_text_is_asked_for_by_its_digest() -> None:
+def test_decoding_a_node_resolves_a_long_text_by_its_digest() -> None:
     text = "long " * 800
     data, links = encoded(ROOT, {"text": text})
     assert len(links) == 1
@@ -106,7 +106,7 @@ def test_a_link_in_a_payload_comes_back_as_a_link() -> None:
     assert decode(encoded(ROOT, {"at": [link]})[0]).payload == {"at": [link]}
 
 
-def test_a_refused_payload_is_named_by_its_place() -> None:
+def test_the_error_for_an_invalid_payload_names_its_path() -> None:
     with pytest.raises(InvalidValueError) as caught:
         encoded(ROOT, {"a": [object()]})
     assert caught.value.path == ("payload", "a", 0)
@@ -134,7 +134,7 @@ GOOD: list[Any] = ["b", 7, 3, 2, None, None, "a", PARENT_LINK, None, None]
 TEXT_LINK = msgpack.ExtType(1, bytes((ROLE_TEXT,)) + PARENT)
 
 
-def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
+def test_the_base_node_of_the_damage_cases_is_valid() -> None:
     assert decode(msgpack.packb(GOOD)).header.depth == 3
 
 
@@ -158,7 +158,7 @@ def test_a_field_that_breaks_a_rule_is_damage(field: int, value: Any) -> None:
         decode(msgpack.packb(fields))
 
 
-def test_no_node_has_depth_0() -> None:
+def test_a_node_of_depth_0_is_damage() -> None:
     """Not even without user messages: a root has depth 1, its descendants more."""
     fields = [*GOOD[:2], 0, 0, *GOOD[4:]]
     with pytest.raises(CorruptionError, match=NAME.hex()):
@@ -167,7 +167,7 @@ def test_no_node_has_depth_0() -> None:
 
 
 @pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1, "node"])
-def test_anything_else_is_not_a_node(fields: Any) -> None:
+def test_a_value_without_exactly_the_node_fields_is_refused(fields: Any) -> None:
     with pytest.raises(CorruptionError):
         decode(msgpack.packb(fields))
 
@@ -198,7 +198,7 @@ def test_every_truncation_is_refused() -> None:
         max_leaves=8,
     )
 )
-def test_trusted_bytes_open_like_inspected_bytes(payload: Any) -> None:
+def test_a_node_decodes_alike_from_trusted_and_from_inspected_bytes(payload: Any) -> None:
     link = Link(Digest(FIRST))
     data, _ = encoded(CHILD, {"payload": payload, "link": link}, payload)
     assert open_node(NAME, data, trusted=True) == open_node(NAME, data)
@@ -220,9 +220,7 @@ def test_trusted_bytes_open_like_inspected_bytes(payload: Any) -> None:
     ),
     st.sampled_from([ROOT, CHILD]),
 )
-def test_a_node_opens_whole_if_no_part_is_in_another_object(
-    payload: Any, header: NodeHeader
-) -> None:
+def test_open_whole_decodes_a_node_without_outlined_parts(payload: Any, header: NodeHeader) -> None:
     for cause in (None, payload):
         data, links = encoded(header, payload, cause)
         node, away = open_node(NAME, data)
@@ -249,7 +247,7 @@ def test_a_node_opens_whole_if_no_part_is_in_another_object(
         ],
     ],
 )  # fmt: skip
-def test_other_values_do_not_open_as_a_whole_node(data: bytes) -> None:
+def test_open_whole_rejects_values_that_are_not_a_node(data: bytes) -> None:
     try:
         expected = open_node(NAME, data, trusted=True)
     except (CorruptionError, InvalidInputError):
@@ -272,7 +270,7 @@ def test_a_node_that_nests_too_deep_does_not_open_whole() -> None:
         open_whole(msgpack.packb(GOOD)[:-1])
 
 
-def test_trusted_bytes_may_be_non_canonical_but_not_harmful() -> None:
+def test_trusted_bytes_may_be_non_canonical_but_not_too_deep_truncated_or_foreign() -> None:
     data = msgpack.packb(GOOD)
     padded = data[:3] + b"\xcc\x07" + data[4:]
     assert open_node(NAME, padded, trusted=True) == open_node(NAME, data)

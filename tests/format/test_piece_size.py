@@ -100,7 +100,7 @@ def longest_values() -> list[Any]:
 
 
 @pytest.mark.parametrize("value", longest_values(), ids=range(7))
-def test_the_longest_pieces_that_splitting_makes_pass(value: Any) -> None:
+def test_the_size_check_accepts_the_longest_pieces_that_splitting_makes(value: Any) -> None:
     longest = 0
 
     def emit(kind: int, data: bytes, children: list[bytes]) -> bytes:
@@ -114,12 +114,12 @@ def test_the_longest_pieces_that_splitting_makes_pass(value: Any) -> None:
     assert longest <= MAX_LIST_BYTES
 
 
-def test_a_leaf_of_the_longest_entries_is_as_long_as_a_list_may_be() -> None:
+def test_a_list_leaf_of_the_longest_entries_just_fits_the_limit() -> None:
     leaf = encode(["x" * 511] * PIECE_MAX_ENTRIES)
     assert len(leaf) <= MAX_LIST_BYTES < len(leaf) + 512
 
 
-def test_nodes_and_manifests_with_long_texts_pass() -> None:
+def test_the_size_check_accepts_nodes_and_manifests_with_long_texts() -> None:
     def emit(kind: int, data: bytes, children: list[bytes]) -> bytes:
         return digest_of(kind, data)
 

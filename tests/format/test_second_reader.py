@@ -180,7 +180,7 @@ def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize("then", ["as written", "packed", "killed"])
-def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
+def test_the_second_reader_reads_every_object_and_session(tmp_path: Path, then: str) -> None:
     path = tmp_path / "s"
     known = make_killed(path) if then == "killed" else make(path, then=then)
     with second(path) as reader:
@@ -215,7 +215,7 @@ def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
                         assert reader.path(heads[session], row) == revisions[revision]
 
 
-def test_it_reads_the_components(tmp_path: Path) -> None:
+def test_the_second_reader_reads_the_components(tmp_path: Path) -> None:
     path = tmp_path / "s"
     tools = {"enabled": ["read", LONG], "n": 7}
     with open_store(path) as store:
@@ -228,7 +228,7 @@ def test_it_reads_the_components(tmp_path: Path) -> None:
         assert reader.encoded(manifest[7]["turn_state"]) == {"t": 1}
 
 
-def test_it_refuses_damage(tmp_path: Path) -> None:
+def test_the_second_reader_refuses_damage(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s", "a", text=LONG)
@@ -265,7 +265,9 @@ def damage_record(path: Path, number: int) -> None:
     log.write_bytes(flip(log.read_bytes(), offset + 64))
 
 
-def test_it_reads_commits_that_only_the_log_has(killed: tuple[Path, list[bytes]]) -> None:
+def test_the_second_reader_reads_commits_that_are_only_in_the_log(
+    killed: tuple[Path, list[bytes]],
+) -> None:
     path, digests = killed
     with second(path) as reader:
         assert len(reader.log_offsets) == len(digests)
@@ -274,7 +276,7 @@ def test_it_reads_commits_that_only_the_log_has(killed: tuple[Path, list[bytes]]
 
 
 @pytest.mark.parametrize("number", [-2, -1])
-def test_it_refuses_a_damaged_record_that_was_flushed(
+def test_the_second_reader_refuses_a_damaged_flushed_record(
     killed: tuple[Path, list[bytes]], number: int
 ) -> None:
     path, _ = killed
@@ -283,7 +285,7 @@ def test_it_refuses_a_damaged_record_that_was_flushed(
         pass
 
 
-def test_a_damaged_last_record_that_was_not_flushed_is_the_torn_end(
+def test_the_second_reader_ignores_a_damaged_last_record_that_was_not_flushed(
     killed: tuple[Path, list[bytes]],
 ) -> None:
     path, digests = killed
@@ -299,7 +301,7 @@ def test_a_damaged_last_record_that_was_not_flushed_is_the_torn_end(
             reader.blob(digests[-1])
 
 
-def test_it_refuses_a_store_without_its_log(
+def test_the_second_reader_refuses_a_store_with_a_missing_or_foreign_log(
     tmp_path: Path, killed: tuple[Path, list[bytes]]
 ) -> None:
     path, _ = killed
@@ -315,7 +317,7 @@ def test_it_refuses_a_store_without_its_log(
         pass
 
 
-def test_it_ignores_the_log_of_a_store_that_was_closed(
+def test_the_second_reader_ignores_the_log_of_a_closed_store(
     tmp_path: Path, killed: tuple[Path, list[bytes]]
 ) -> None:
     path, _ = killed
@@ -331,12 +333,12 @@ def test_it_ignores_the_log_of_a_store_that_was_closed(
      "c5000161", "dc000101", "82a16201a16102", "8101c0", "c1", "d4ff00", "c72105" + "00" * 33,
      "c0c0", "91" * 65 + "90", "a2c328", "93c0"],
 )  # fmt: skip
-def test_it_refuses_other_encodings(spelling: str) -> None:
+def test_the_second_reader_refuses_non_canonical_encodings(spelling: str) -> None:
     with pytest.raises((Refused, UnicodeDecodeError)):
         decode(bytes.fromhex(spelling))
 
 
-def test_it_knows_nothing_of_the_code() -> None:
+def test_the_second_reader_imports_no_casstore_module() -> None:
     source = Path(__file__).with_name("second_reader.py").read_text()
     imported = {
         name

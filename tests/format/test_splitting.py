@@ -234,7 +234,7 @@ def text_of(size: int, character: str) -> str:
 
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\u20ac"])
 @pytest.mark.parametrize("size", [505, 508, 509, 510, 511, 512, 513, 600])
-def test_a_string_leaves_at_512_bytes_of_utf8(size: int, character: str) -> None:
+def test_a_string_is_outlined_from_512_bytes_of_utf8(size: int, character: str) -> None:
     text = text_of(size, character)
     assert len(text.encode()) == size
     digest, sink = split([text])
@@ -248,7 +248,7 @@ def test_a_string_leaves_at_512_bytes_of_utf8(size: int, character: str) -> None
 
 
 @pytest.mark.parametrize("size", [508, 509, 510, 511, 513, 514, 515, 516, 520])
-def test_a_string_of_astral_characters_leaves_by_the_same_rule(size: int) -> None:
+def test_a_string_of_astral_characters_is_outlined_by_its_utf8_length(size: int) -> None:
     digest, sink = split([text_of(size, "\U0001f600")])
     assert (Kind.BLOB in sink.kinds()) == (size >= 512)
     assert join(sink, digest) == [text_of(size, "\U0001f600")]
@@ -260,7 +260,7 @@ def test_a_string_of_128_astral_characters_leaves_like_any_other_of_512_bytes() 
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 70_000])
-def test_bytes_leave_at_512(size: int) -> None:
+def test_bytes_are_outlined_from_a_length_of_512(size: int) -> None:
     content = b"\xc7" * size
     digest, sink = split([content])
     if size < 512:
@@ -284,7 +284,7 @@ def test_a_long_string_alone_is_a_value_that_links_to_its_blob() -> None:
     assert outlined(sink, digest) == [ROLE_TEXT]
 
 
-def test_a_blob_goes_out_whole_however_long() -> None:
+def test_an_outlined_string_is_one_blob_of_any_length() -> None:
     _, sink = split("z" * 200_000)
     assert [len(data) for _, data, _ in sink.pieces.values()] == [200_000, 36]
 
@@ -357,7 +357,7 @@ def test_a_container_becomes_a_tree_above_2048_bytes(make: Any, kind: int, size:
 
 @pytest.mark.parametrize(("make", "kind"), [(list_of, Kind.LIST), (map_of, Kind.MAP)])
 @pytest.mark.parametrize("size", [511, 512, 2047, 2048, 2049])
-def test_a_container_made_of_entries_is_the_one_made_of_values(
+def test_a_container_packed_from_entries_equals_the_one_split_from_the_value(
     make: Any, kind: int, size: int
 ) -> None:
     """Edits work on entries, storing on whole values: both must choose the same boundaries."""
@@ -374,7 +374,7 @@ def test_a_container_made_of_entries_is_the_one_made_of_values(
     assert splitting.piece_bytes(kind, len(entries), sizes) == size
 
 
-def test_a_long_string_counts_as_its_link() -> None:
+def test_a_long_string_counts_with_the_size_of_its_link() -> None:
     # 56 links of 36 bytes and a header of three are 2,019 bytes: one piece.
     _, sink = split([f"{number:0600}" for number in range(56)])
     assert Kind.LIST not in sink.kinds()
@@ -581,7 +581,7 @@ def test_editing_a_list_of_2000_messages_adds_few_pieces() -> None:
     assert sum(size for _, size in costs) / len(costs) <= 4_500
 
 
-def test_a_list_that_grows_message_by_message_costs_little_each_time() -> None:
+def test_each_message_appended_to_a_list_adds_few_pieces_and_bytes() -> None:
     seen: set[bytes] = set()
     pieces = size_bytes = 0
     for count in range(1, 401):
@@ -654,7 +654,7 @@ def numbers_that(ends: bool, count: int) -> list[int]:
     return found
 
 
-def test_items_that_all_end_a_piece_are_paired() -> None:
+def test_items_that_are_all_boundaries_are_grouped_in_pairs() -> None:
     value = numbers_that(True, 4_096)
     digest, sink = split(value)
     check_pieces(sink)
@@ -705,7 +705,7 @@ def test_keys_that_never_end_a_piece_still_make_a_tree() -> None:
     assert join(sink, digest) == value
 
 
-def test_the_cap_heals_at_the_next_boundary() -> None:
+def test_an_insertion_shifts_size_limited_pieces_only_up_to_the_next_boundary() -> None:
     # 300 items without a boundary, then ordinary ones: an insertion before all of them
     # shifts the capped pieces and nothing behind the next natural boundary.
     value = [*numbers_that(False, 300), *range(100_000, 103_000)]

@@ -100,7 +100,9 @@ def random_children(seed: int, count: int, boundary: float) -> list[Child]:
     st.integers(1, 700),
     st.sampled_from([0.0, 1 / 16, 0.5, 0.9, 1.0]),
 )
-def test_the_builder_groups_by_the_rule(kind: int, seed: int, count: int, boundary: float) -> None:
+def test_the_builder_groups_children_like_the_reference_rule(
+    kind: int, seed: int, count: int, boundary: float
+) -> None:
     assert_built_alike(kind, random_children(seed, count, boundary))
 
 
@@ -118,7 +120,7 @@ def test_sequences_of_boundaries_and_without_any_are_grouped_by_the_rule(
     assert len(root) <= PIECE_MAX_ENTRIES
 
 
-def test_two_of_any_kind_make_a_piece_and_one_does_not() -> None:
+def test_a_piece_has_at_least_two_entries_unless_it_is_the_last() -> None:
     pieces = list(tree.group(range(7), lambda _: True))
     assert pieces == [[0, 1], [2, 3], [4, 5], [6]]
     assert PIECE_MIN_ENTRIES == 2
@@ -134,11 +136,11 @@ def test_a_boundary_on_the_cap_ends_one_piece_not_two() -> None:
     assert [len(piece) for piece in pieces] == [128, 2]
 
 
-def test_nothing_makes_no_piece() -> None:
+def test_an_empty_sequence_makes_no_piece() -> None:
     assert list(tree.group([], lambda _: True)) == []
 
 
-def test_an_edit_moves_only_the_boundaries_it_touches() -> None:
+def test_an_insertion_changes_at_most_three_pieces() -> None:
     numbers = list(range(2_000))
 
     def ends(number: int) -> bool:
@@ -154,14 +156,14 @@ def test_an_edit_moves_only_the_boundaries_it_touches() -> None:
 # --- boundary rules -------------------------------------------------------------------------
 
 
-def test_a_list_item_is_judged_by_the_first_byte_of_its_hash() -> None:
+def test_the_first_byte_of_its_hash_decides_whether_a_list_item_is_a_boundary() -> None:
     for number in range(600):
         data = encode(number)
         assert tree.ends_list_leaf(data) == (plain_hash(data)[0] % 16 == 0)
     assert FANOUT == 16
 
 
-def test_a_key_is_judged_by_one_nibble_a_level_low_one_first() -> None:
+def test_one_hash_nibble_per_level_low_first_decides_whether_a_key_is_a_boundary() -> None:
     for number in range(100):
         digits = plain_hash(f"key{number}".encode()).hex()
         # In hexadecimal the high nibble of a byte comes first.
@@ -170,11 +172,11 @@ def test_a_key_is_judged_by_one_nibble_a_level_low_one_first() -> None:
             assert tree.ends_map_piece(f"key{number}", level) == (nibbles[level] == "0")
 
 
-def test_a_key_has_an_answer_on_every_level_that_a_branch_may_have() -> None:
+def test_a_key_has_a_boundary_decision_at_the_highest_level() -> None:
     tree.ends_map_piece("a", tree.MAX_LEVEL)
 
 
-def test_a_child_is_judged_by_the_first_byte_of_its_digest() -> None:
+def test_the_first_byte_of_its_digest_decides_whether_a_child_is_a_boundary() -> None:
     for byte in range(256):
         assert tree.ends_list_branch(bytes((byte,)) + bytes(31)) == (byte % 16 == 0)
 
@@ -209,7 +211,7 @@ def as_branch(kind: int, level: int, children: list[Child]) -> TreeBranch:
         unique_by=lambda child: child[3],
     ),
 )
-def test_a_branch_comes_back_as_it_was(
+def test_a_branch_round_trips(
     kind: int, level: int, rows: list[tuple[bytes, int, int, str]]
 ) -> None:
     children = [Child(*row) for row in sorted(rows, key=lambda row: row[3].encode())]
@@ -266,7 +268,7 @@ def test_a_branch_without_children_or_with_too_many_is_refused(kind: int, count:
 @pytest.mark.parametrize(
     "digests", [bytes(63), bytes(65), bytes(32), bytes(96), "x" * 64, None, []]
 )
-def test_a_branch_with_other_digests_is_refused(kind: int, digests: Any) -> None:
+def test_a_branch_with_an_invalid_digest_column_is_refused(kind: int, digests: Any) -> None:
     columns = sound(kind)
     columns[1] = digests
     with pytest.raises(NotCanonicalError):
@@ -303,7 +305,7 @@ def test_a_branch_with_other_counts_or_sizes_is_refused(
         (Kind.CHUNKS, 2, 2**63 - 1),
     ],
 )
-def test_a_branch_with_more_below_it_than_there_can_be_is_refused(
+def test_a_branch_whose_counts_or_sizes_exceed_the_maximum_is_refused(
     kind: int, column: int, most: int
 ) -> None:
     columns = sound(kind)
@@ -322,7 +324,7 @@ def test_a_branch_with_more_below_it_than_there_can_be_is_refused(
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_map_branch_with_other_keys_is_refused(keys: Any) -> None:
+def test_a_map_branch_with_an_invalid_key_column_is_refused(keys: Any) -> None:
     columns = sound(Kind.MAP)
     columns[4] = keys
     with pytest.raises(NotCanonicalError):

@@ -47,7 +47,7 @@ def names_beside(target: Path) -> list[str]:
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-def test_a_backup_opens_as_it_is_and_holds_everything(
+def test_a_backup_opens_without_conversion_and_holds_everything(
     tmp_path: Path, durability: str, compact: bool
 ) -> None:
     target = tmp_path / "backup"
@@ -82,7 +82,9 @@ def test_a_store_in_memory_is_backed_up_into_a_directory(
         backup(store, tmp_path / "backup")
 
 
-def test_what_is_there_is_not_overwritten(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_a_backup_does_not_overwrite_an_existing_target(
+    make_lmdb: MakeStore, tmp_path: Path
+) -> None:
     store = make_lmdb()
     sessions.step(store, "s", sessions.message("a"))
     for name in ("file", "directory", "backup"):
@@ -161,7 +163,7 @@ def test_a_place_inside_the_store_is_refused(
     assert sorted(os.listdir(tmp_path / "store-0")) == before
 
 
-def test_a_backup_knows_nothing_of_the_collector_at_work_in_the_store(
+def test_a_backup_contains_no_notes_for_the_running_collector(
     make_lmdb: MakeStore, tmp_path: Path
 ) -> None:
     """Notes for a collector who is elsewhere would be taken for an hour, and never be read."""
@@ -181,7 +183,9 @@ def test_a_backup_knows_nothing_of_the_collector_at_work_in_the_store(
             assert txn.stat(env.collection)["entries"] == 0
 
 
-def test_damage_is_found_before_the_backup_appears(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_a_backup_of_a_damaged_store_raises_and_leaves_no_target(
+    make_lmdb: MakeStore, tmp_path: Path
+) -> None:
     store = make_lmdb()
     content = sessions.noise("content", 30_000)
     store.put_blob(content)
@@ -205,7 +209,7 @@ def large(store: Store, size: int = 24 << 20) -> None:
         store.put_blob(sessions.noise(f"large {number}", 1 << 20))
 
 
-def test_raising_from_progress_stops_it_and_leaves_nothing(
+def test_raising_from_progress_stops_the_backup_and_leaves_no_target(
     make_lmdb: MakeStore, tmp_path: Path
 ) -> None:
     store = make_lmdb()
@@ -238,7 +242,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, reading: threading.Event) -> None:
     ("failing", "begins", "error"),
     [(1, True, KeyboardInterrupt), (1, False, RuntimeError), (2, False, RuntimeError)],
 )
-def test_a_copy_that_cannot_begin_keeps_no_caller_waiting(
+def test_a_backup_whose_threads_cannot_start_does_not_hang(
     make_lmdb: MakeStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -296,7 +300,9 @@ print("done")
 """
 
 
-def test_a_write_that_is_given_up_as_a_copy_begins_waits_for_nothing(tmp_path: Path) -> None:
+def test_aborting_a_write_transaction_while_a_backup_begins_does_not_deadlock(
+    tmp_path: Path,
+) -> None:
     """LMDB waits for the writer, and py-lmdb's abort for the copy: the whole process stood still.
 
     Whoever keeps a state behind the writers (``relaxed``) gives a transaction up every time.
@@ -332,7 +338,7 @@ def test_closing_the_store_does_not_wait_for_a_long_copy(
     assert names_beside(tmp_path / "backup") == []
 
 
-def test_a_fork_does_not_wait_for_a_long_copy_which_starts_again(
+def test_a_fork_does_not_wait_for_a_long_backup_and_the_backup_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked: list[int] = []
@@ -364,7 +370,7 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_no_room_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_backup_to_a_full_disk_raises_a_typed_error_and_leaves_no_file(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "store", auto_train=False) as store:
         large(store, 4 << 20)
     code = """if True:
@@ -424,7 +430,9 @@ def test_a_killed_backup_leaves_no_target_and_nothing_that_stops_the_next(tmp_pa
         pass
 
 
-def test_two_at_once_to_the_same_place_do_not_meet(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_the_later_of_two_concurrent_backups_to_one_target_is_refused(
+    make_lmdb: MakeStore, tmp_path: Path
+) -> None:
     store = make_lmdb()
     large(store, 1 << 20)
     refused: list[str] = []
@@ -534,7 +542,7 @@ def test_backups_concurrent_with_writers_and_a_collector_hold_all_that_was_ackno
 # --- again ---------------------------------------------------------------------------------------
 
 
-def test_an_update_sends_only_what_is_missing(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_a_backup_update_sends_only_missing_objects(make_lmdb: MakeStore, tmp_path: Path) -> None:
     store, target = make_lmdb(), tmp_path / "backup"
     sessions.fill(store)
     assert backup(store, target, update=True).updated is False
@@ -552,7 +560,7 @@ def test_an_update_sends_only_what_is_missing(make_lmdb: MakeStore, tmp_path: Pa
         backup(store, target, update=True, compact=True)
 
 
-def test_a_place_where_nothing_can_be_made_is_named(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_the_error_for_an_unusable_target_names_it(make_lmdb: MakeStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="file"):
         backup(make_lmdb(), tmp_path / "file" / "backup")

@@ -154,7 +154,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 # --- damage --------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_anywhere_is_refused_at_its_end(small: bytes, file: Path) -> None:
+def test_a_bundle_truncated_at_any_length_is_refused_with_the_offset(
+    small: bytes, file: Path
+) -> None:
     for length in range(len(layout.MAGIC), len(small)):
         file.write_bytes(small[:length])
         with pytest.raises(BundleError) as caught:
@@ -177,7 +179,9 @@ def test_every_flipped_bit_is_noticed(small: bytes, file: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_no_mutation_brings_in_anything_else(sound: bytes, file: Path, data: st.DataObject) -> None:
+def test_no_mutated_bundle_imports_different_content(
+    sound: bytes, file: Path, data: st.DataObject
+) -> None:
     raw = bytearray(sound)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -210,7 +214,7 @@ def test_no_mutation_brings_in_anything_else(sound: bytes, file: Path, data: st.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_no_mutation_under_true_checksums_brings_in_what_cannot_be_read(
+def test_a_mutated_bundle_with_valid_checksums_is_refused_or_imports_a_readable_session(
     small: bytes, file: Path, data: st.DataObject
 ) -> None:
     """Somebody who can compute checksums changes objects and rows: a typed error, or a session."""
@@ -278,7 +282,7 @@ def test_a_file_that_is_not_a_bundle_is_refused(file: Path, tmp_path: Path) -> N
         verify_bundle(tmp_path)
 
 
-def test_another_version_or_kind_is_named(file: Path) -> None:
+def test_a_bundle_of_another_version_or_kind_is_refused_by_name(file: Path) -> None:
     draft = Draft()
     draft.revision(Manifest())
     verify_bundle(draft.write(file))
@@ -307,7 +311,7 @@ def framed(blocks: Iterable[tuple[int, int, int, bytes, int]]) -> bytes:
     return out.getvalue()
 
 
-def test_declared_sizes_are_not_believed(file: Path) -> None:
+def test_declared_sizes_and_counts_of_a_block_are_verified(file: Path) -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     assert len(bomb) < 1 << 17
     for raw_bytes in (len(bomb), 1 << 20, layout.MAX_BLOCK_BYTES, 1 << 30):
@@ -326,7 +330,7 @@ def test_declared_sizes_are_not_believed(file: Path) -> None:
     refused(file, match="type 7")
 
 
-def test_the_trailer_speaks_for_the_whole_file(small: bytes, file: Path) -> None:
+def test_the_checksum_in_the_trailer_covers_the_whole_bundle(small: bytes, file: Path) -> None:
     totals = layout.encode_totals(Totals(0, 0, 0, bytes(32)))
     head = layout.encode_header(HEADER)
     start = len(layout.MAGIC)
@@ -336,7 +340,7 @@ def test_the_trailer_speaks_for_the_whole_file(small: bytes, file: Path) -> None
     refused(file, match="checksum in its trailer")
 
 
-def test_blocks_come_in_order(file: Path) -> None:
+def test_blocks_out_of_order_are_refused(file: Path) -> None:
     rows = layout.encode_rows([canonical.encode(["session", "s"])])
     one = layout.encode_object(Kind.BLOB, b"", b"x")
     blocks = [(layout.ROWS, 1, len(rows), rows, 0), (layout.OBJECTS, 1, len(one), one, 0)]
@@ -347,7 +351,7 @@ def test_blocks_come_in_order(file: Path) -> None:
     refused(file, match="after one of type")
 
 
-def test_a_small_bomb_is_stopped_by_the_limits(file: Path) -> None:
+def test_bundle_limits_are_enforced(file: Path) -> None:
     draft = Draft()
     parts = [draft.put(Kind.BLOB, bytes([n]) * 60_000) for n in range(20)]
     data = canonical.encode({"links": [canonical.Link(Digest(part)) for part in parts]})
@@ -371,7 +375,7 @@ def shared_parts(draft: Draft, levels: int, core: bytes = b"\x90") -> bytes:
     return digest
 
 
-def test_a_value_that_a_few_shared_parts_blow_up_is_refused(file: Path) -> None:
+def test_a_value_that_expands_through_shared_parts_is_refused(file: Path) -> None:
     """Thirty objects, two links each: 1.4 KB that took gigabytes when they were read."""
     payload, component, long_core = Draft(), Draft(), Draft()
     part = shared_parts(payload, 30)
@@ -400,7 +404,7 @@ def test_a_node_that_has_one_large_value_at_many_places_is_refused(file: Path) -
     refused(draft.write(file), BundleLimitError, "repeat")
 
 
-def test_a_thin_bundle_that_multiplies_what_a_store_has_is_refused(file: Path) -> None:
+def test_a_thin_bundle_that_expands_parts_in_the_store_is_refused(file: Path) -> None:
     store = Store(MemoryEngine())
     first, second = Draft(), Draft()
     first.hang(shared_parts(first, 12))
@@ -431,7 +435,7 @@ def test_a_block_of_rows_full_of_small_lists_is_refused(file: Path) -> None:
     refused(file, match="too many lists and maps")
 
 
-def test_the_ledger_and_the_frames_of_a_checkpoint_are_what_they_must_be(file: Path) -> None:
+def test_an_invalid_ledger_or_frames_component_in_a_bundle_is_refused(file: Path) -> None:
     row = ["agent", "model", 1, 2, 0, 0]
     for field, sound, odd in (
         ("usage", [[], [row]], [7, "x", {"a": 1}, [1], [[1]], [[*row, 1]], [["a", "b", "c"]]]),
@@ -451,7 +455,7 @@ def test_the_ledger_and_the_frames_of_a_checkpoint_are_what_they_must_be(file: P
                 refused(file, match="of a checkpoint")
 
 
-def test_a_rope_that_describes_more_than_anybody_reads_is_stopped(file: Path) -> None:
+def test_a_rope_that_describes_an_enormous_blob_is_refused_by_max_work_bytes(file: Path) -> None:
     """Twelve branches over one chunk describe 128 to the power of twelve chunks."""
     draft = Draft()
     digest, size = draft.put(Kind.BLOB, b"x" * 100), 100
@@ -468,7 +472,7 @@ def test_a_rope_that_describes_more_than_anybody_reads_is_stopped(file: Path) ->
         verify_bundle(file, limits=BundleLimits(max_work_bytes=2 << 20))
 
 
-def test_a_rope_must_be_what_its_name_says(file: Path) -> None:
+def test_the_digest_of_a_rope_is_the_digest_of_its_whole_content(file: Path) -> None:
     for truth in (True, False):
         draft = Draft()
         chunks = [b"x" * 5000, b"y" * 5000]
@@ -495,7 +499,7 @@ def deep(draft: Draft, levels: int) -> bytes:
     return digest
 
 
-def test_objects_must_fit_together(file: Path) -> None:
+def test_a_bundle_with_objects_that_do_not_match_their_links_is_refused(file: Path) -> None:
     def wrong(name: str) -> Draft:
         draft = Draft()
         if name == "over-deep":
@@ -590,7 +594,7 @@ def test_objects_must_fit_together(file: Path) -> None:
     verify_bundle(draft.write(file))
 
 
-def test_rows_must_be_those_of_one_session(file: Path) -> None:
+def test_a_bundle_whose_rows_do_not_form_one_session_is_refused(file: Path) -> None:
     def rows(*more: list[Any]) -> Draft:
         draft = Draft()
         digest = draft.put(Kind.MANIFEST, encode_manifest(Manifest())[0])
@@ -660,7 +664,7 @@ def _encoded(value: Any, draft: Draft) -> tuple[bytes, list[bytes]]:
     return encoded.data, encoded.links
 
 
-def test_the_bytes_of_a_bundle_are_those_they_always_were(file: Path) -> None:
+def test_the_encoding_of_a_bundle_is_unchanged(file: Path) -> None:
     assert golden().write(file).read_bytes().hex() == GOLDEN.read_text().strip()
 
 

@@ -73,13 +73,13 @@ def retention_of(store: Store) -> list[Row]:
     return [row for row in rows if row.key != keys.sign().key]
 
 
-def test_the_list_has_every_table_once() -> None:
+def test_carried_lists_every_table() -> None:
     """Whoever adds a table says here how it is carried, or copies would lose it."""
     assert sorted(CARRIED) == sorted(TABLES)
 
 
 @pytest.mark.parametrize("way", ["copy", "mirror", "backup", "backup with update", "salvage"])
-def test_every_row_of_every_table_goes_along(tmp_path: Path, way: str) -> None:
+def test_copy_backup_and_salvage_carry_every_row_of_every_table(tmp_path: Path, way: str) -> None:
     with open_store(tmp_path / "s") as store:
         fill(store)
         before = rows_of(store)
@@ -133,7 +133,7 @@ def test_a_protection_of_a_lost_revision_is_listed(tmp_path: Path) -> None:
         assert [one.by for one in store.session("s1").protections()] == ["run 2"]
 
 
-def test_a_record_whose_content_is_lost_is_listed_and_the_others_are_saved(tmp_path: Path) -> None:
+def test_salvage_lists_a_record_with_lost_content_and_saves_the_others(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         table = Table(store, "some.table", 1)
@@ -153,7 +153,7 @@ def test_a_record_whose_content_is_lost_is_listed_and_the_others_are_saved(tmp_p
         assert check(store, level="full").sound
 
 
-def test_what_the_target_has_of_the_same_name_stays(tmp_path: Path) -> None:
+def test_salvage_keeps_rows_of_the_target_that_have_the_same_name(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         fill(store)
         # Then the index alone tells whom the session is about that stays behind.
@@ -181,7 +181,7 @@ def test_what_the_target_has_of_the_same_name_stays(tmp_path: Path) -> None:
         assert rows_of(target) == before
 
 
-def test_a_policy_that_makes_no_sense_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_salvage_carries_retention_rows_that_it_cannot_decode(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "a")
@@ -200,7 +200,7 @@ def test_a_policy_that_makes_no_sense_is_not_taken_for_none(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("left", ["subjects", "subject 'alice'"])
-def test_rules_of_a_session_that_is_lost_are_listed(tmp_path: Path, left: str) -> None:
+def test_salvage_lists_the_retention_rules_of_a_lost_session(tmp_path: Path, left: str) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "a")
@@ -226,7 +226,7 @@ def test_rules_of_a_session_that_is_lost_are_listed(tmp_path: Path, left: str) -
 
 
 @pytest.mark.parametrize("left", ["the subjects", "the index"])
-def test_a_session_is_found_by_whom_it_is_about_though_only_half_says_so(
+def test_salvage_restores_subjects_from_the_subjects_row_or_from_its_index(
     tmp_path: Path, left: str
 ) -> None:
     path = tmp_path / "s"
@@ -245,7 +245,7 @@ def test_a_session_is_found_by_whom_it_is_about_though_only_half_says_so(
         assert store.session("s1").subjects() == ("alice", "bob")
 
 
-def test_a_rule_of_a_kind_that_is_not_known_is_listed_and_left_out(tmp_path: Path) -> None:
+def test_salvage_lists_and_omits_a_retention_row_of_an_unknown_kind(tmp_path: Path) -> None:
     """It went without a word, and all was said to have been taken over."""
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -262,7 +262,7 @@ def test_a_rule_of_a_kind_that_is_not_known_is_listed_and_left_out(tmp_path: Pat
         assert [row.key for row in retention_of(store)] == [keys.policy(None).key]
 
 
-def test_what_cannot_be_made_out_among_the_rules_is_listed_and_left_out(tmp_path: Path) -> None:
+def test_salvage_lists_and_omits_a_long_subject_that_only_its_index_names(tmp_path: Path) -> None:
     """Of a subject too long for its key, the index alone has only the beginning."""
     path = tmp_path / "s"
     with open_store(path) as store:

@@ -15,7 +15,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.lookup import index_key
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import DeleteRow, NewObject, PutRow, RowKey, Write
+from casstore.engine.protocol import TABLES, DeleteRow, NewObject, PutRow, RowKey, Write
 from casstore.errors import InvalidInputError
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Digest, Kind, digest_of
@@ -97,7 +97,7 @@ def test_an_empty_store_is_sound(tmp_path: Path, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_memory_engine_is_checked_too(level: str) -> None:
+def test_check_supports_the_memory_engine(level: str) -> None:
     with Store(MemoryEngine()) as store:
         populate(store)
         assert check(store, level=level).counts == {}
@@ -356,12 +356,14 @@ def lose_the_way_to_a_batch(path: Path) -> None:
         cut.fix_sum()
 
 
-def test_every_code_has_a_wound() -> None:
+def test_every_finding_code_has_a_damage_case() -> None:
     assert WOUNDS.keys() | FOUND_IN_RECORDS == ALL_CODES.keys()
 
 
 @pytest.mark.parametrize("code", WOUNDS)
-def test_damage_becomes_a_finding(path: Path, code: str) -> None:
+def test_each_damage_case_is_reported_with_its_code_severity_and_remedy(
+    path: Path, code: str
+) -> None:
     WOUNDS[code](path)
     report = checked(path)
     found = [one for one in report.findings if one.code == code]
@@ -389,7 +391,7 @@ _WIDE = {
 
 
 @pytest.mark.parametrize("code", [code for code in WOUNDS if code not in _WIDE])
-def test_and_into_no_other(path: Path, code: str) -> None:
+def test_each_damage_case_is_reported_with_no_other_code(path: Path, code: str) -> None:
     WOUNDS[code](path)
     assert checked(path).counts.keys() == {code}
 
@@ -412,7 +414,7 @@ def test_the_sessions_and_revisions_that_need_a_lost_object_are_named(path: Path
     assert (affected.revision_count, affected.head) == (len(affected.revisions), True)
 
 
-def test_forks_that_share_it_are_named_too(path: Path) -> None:
+def test_forks_that_share_a_lost_object_are_named(path: Path) -> None:
     with open_store(path) as store:
         digest = store.session("s1").nodes()[0].digest
     with wounding(path) as cut:
@@ -470,7 +472,7 @@ def test_harmless_findings_do_not_crowd_out_errors(path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["heads", "history", "receipts", "slabs", "index", "queue"])
-def test_a_table_with_a_damaged_root_is_left_alone(path: Path, table: str) -> None:
+def test_a_damaged_root_page_is_reported_for_its_table_only(path: Path, table: str) -> None:
     overwrite(path, pages_of(path, table)[0][0])
     report = checked(path)
     assert {one.where.table for one in report.findings if one.code == faults.PAGE_DAMAGED} == {
@@ -478,7 +480,7 @@ def test_a_table_with_a_damaged_root_is_left_alone(path: Path, table: str) -> No
     }
 
 
-def test_a_page_that_holds_what_belongs_elsewhere_is_damaged(path: Path) -> None:
+def test_a_page_with_the_content_of_another_page_is_reported_as_damaged(path: Path) -> None:
     data = (path / "data.mdb").read_bytes()
     other = pages_of(path, "history")[0][-1] * PAGE_BYTES
     place = pages_of(path, "heads")[0][0]
@@ -504,7 +506,7 @@ def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
 # --- since the last one -----------------------------------------------------------------
 
 
-def test_only_what_came_since_the_last_sound_check_is_looked_at(path: Path) -> None:
+def test_since_last_checks_only_objects_stored_after_the_last_sound_check(path: Path) -> None:
     first = checked(path)
     assert first.objects_checked > 0
     assert checked(path, since_last=True).objects_checked == 0
@@ -515,7 +517,7 @@ def test_only_what_came_since_the_last_sound_check_is_looked_at(path: Path) -> N
         assert check(store, level="full").objects_checked > first.objects_checked
 
 
-def test_a_connectivity_check_does_not_stand_in_for_a_full_one(path: Path) -> None:
+def test_a_connectivity_check_does_not_advance_the_mark_of_full_checks(path: Path) -> None:
     assert checked(path, "connectivity").sound
     assert checked(path, "connectivity", since_last=True).objects_checked == 0
     assert checked(path, "full", since_last=True).contents_checked > 0
@@ -528,7 +530,7 @@ def test_a_check_that_finds_an_error_does_not_advance_the_mark(path: Path) -> No
         assert checked(path, since_last=True).counts[faults.OBJECT_DAMAGED] >= 1
 
 
-def test_a_new_object_that_needs_an_old_one_that_is_gone_is_found(path: Path) -> None:
+def test_since_last_finds_a_new_object_whose_older_child_is_missing(path: Path) -> None:
     assert checked(path).sound
     with open_store(path) as store:
         old = store.session("s1").nodes()[-1].digest
@@ -538,7 +540,7 @@ def test_a_new_object_that_needs_an_old_one_that_is_gone_is_found(path: Path) ->
     assert codes.OBJECT_MISSING in checked(path, since_last=True).counts
 
 
-def test_a_mark_that_makes_no_sense_is_ignored(path: Path) -> None:
+def test_an_invalid_check_mark_is_ignored(path: Path) -> None:
     assert checked(path).sound
     for mark in (b"nonsense", pack_checked([9, 1, 1]), pack_checked(["a"])):
         with open_store(path) as store:
@@ -660,7 +662,7 @@ class Meddling(LmdbEngine):
         return super().missing(digests)
 
 
-def test_an_object_collected_after_its_row_was_read_is_no_finding(tmp_path: Path) -> None:
+def test_an_object_collected_during_the_check_is_not_reported(tmp_path: Path) -> None:
     engine = Meddling(str(tmp_path / "s"), durability="relaxed", auto_train=False)
     with Store(engine) as store:
         step(store, "s1", "a", text=LONG)
@@ -674,7 +676,7 @@ def test_an_object_collected_after_its_row_was_read_is_no_finding(tmp_path: Path
         assert engine.meddle is None
 
 
-def test_deletion_that_was_cut_short_is_finished_by_its_remedy(path: Path) -> None:
+def test_the_remedy_for_an_unfinished_deletion_finishes_it(path: Path) -> None:
     leave_rows_of_a_deleted_session(path)
     with open_store(path) as store:
         assert codes.DELETION_UNFINISHED in check(store).counts
@@ -682,7 +684,7 @@ def test_deletion_that_was_cut_short_is_finished_by_its_remedy(path: Path) -> No
         assert codes.DELETION_UNFINISHED not in check(store).counts
 
 
-def test_what_rebuilding_remedies_is_gone_after_it(path: Path) -> None:
+def test_findings_with_the_remedy_rebuild_are_gone_after_rebuild(path: Path) -> None:
     for code in (faults.INDEX_DANGLING, codes.ROOT_MISSING):
         WOUNDS[code](path)
         with open_store(path) as store:
@@ -691,12 +693,11 @@ def test_what_rebuilding_remedies_is_gone_after_it(path: Path) -> None:
             assert check(store, level="full").counts == {}
 
 
-def test_nothing_is_written_but_the_mark(path: Path) -> None:
+def test_check_changes_no_row(path: Path) -> None:
     with open_store(path) as store:
-        rows = {t: store.engine.scan_rows(t, limit=10**6) for t in ("heads", "history")}
+        rows = {table: store.engine.scan_rows(table, limit=10**6) for table in TABLES}
         check(store, level="full")
-        again = {t: store.engine.scan_rows(t, limit=10**6) for t in ("heads", "history")}
-    assert rows == again
+        assert {table: store.engine.scan_rows(table, limit=10**6) for table in TABLES} == rows
 
 
 # --- rows of a session, seen together -----------------------------------------------------------
@@ -740,7 +741,7 @@ def test_a_map_of_hidden_nodes_that_is_missing_is_reported(short: Path) -> None:
 
 
 @pytest.mark.parametrize("found_by", [keys.queue_id, keys.queue_source])
-def test_what_finds_a_batch_that_is_not_there_is_reported(
+def test_a_queue_index_row_without_its_batch_is_reported(
     short: Path, found_by: Callable[[bytes, str], RowKey]
 ) -> None:
     place = found_by(keys.session_key("s"), "of another")
@@ -751,7 +752,7 @@ def test_what_finds_a_batch_that_is_not_there_is_reported(
 
 
 @pytest.mark.parametrize("how", ["makes no sense", "is gone"])
-def test_rows_of_a_session_with_a_damaged_head_are_not_reported_for_it(
+def test_a_damaged_or_missing_head_does_not_make_check_report_other_rows_as_malformed(
     short: Path, how: str
 ) -> None:
     key = keys.session_key("s")

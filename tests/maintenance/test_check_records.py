@@ -107,7 +107,7 @@ def found(store: Store, level: str = "connectivity") -> CheckReport:
     return check(store, level=level)
 
 
-def test_what_records_do_by_themselves_is_sound(any_store: Store) -> None:
+def test_record_systems_in_normal_use_have_no_findings(any_store: Store) -> None:
     for level in ("connectivity", "sample", "full"):
         assert found(any_store, level).counts == {}
 
@@ -118,7 +118,7 @@ def test_what_records_do_by_themselves_is_sound(any_store: Store) -> None:
 _STANDS_ALONE = {"log.folds", "log.usage", "runs.intents", "runs.requests"}
 
 
-def test_every_record_that_is_lost_is_missed(store: Store) -> None:
+def test_check_notices_the_loss_of_every_record_that_another_one_refers_to(store: Store) -> None:
     """Whatever row is taken away, another speaks of it, but for those that stand alone."""
     overlooked: set[str] = set()
     for row in all_rows(store.engine, "records"):
@@ -338,7 +338,7 @@ ALL_CODES = {**codes.CODES, **log_check.CODES, **runs_check.CODES, **lifecycles_
     ("code", "wound"), [(code, wound) for code, _, wound in WOUNDS],
     ids=[f"{code}-{name}" for code, name, _ in WOUNDS],
 )  # fmt: skip
-def test_what_does_not_agree_is_found(
+def test_check_finds_each_inconsistency_between_records(
     store: Store, code: str, wound: Callable[[Wound], None]
 ) -> None:
     wound(Wound(store))
@@ -350,7 +350,7 @@ def test_what_does_not_agree_is_found(
     assert report.sound is (ALL_CODES[code].severity != codes.ERROR and len(report.counts) == 1)
 
 
-def test_an_object_that_only_a_record_names_is_missed() -> None:
+def test_check_reports_a_missing_object_that_only_a_record_links_to() -> None:
     with Store(MemoryEngine()) as store:
         draft = Draft(store)
         link = draft.keep(LONG)
@@ -373,7 +373,7 @@ def test_only_a_full_check_reads_every_message(store: Store) -> None:
     assert report.findings[0].where.session == "strange"
 
 
-def test_a_hidden_message_is_no_error(store: Store) -> None:
+def test_a_hidden_message_of_a_log_is_not_an_error(store: Store) -> None:
     store.session("root").tombstone(["1"])
     for level in ("connectivity", "full"):
         report = found(store, level)
@@ -384,7 +384,7 @@ def test_a_hidden_message_is_no_error(store: Store) -> None:
 # --- remedies -----------------------------------------------------------------------------------
 
 
-def test_a_remedy_makes_it_sound_again(store: Store) -> None:
+def test_the_remedies_for_record_findings_remove_them(store: Store) -> None:
     wound, session = Wound(store), store.session("s")
     _unindex_subject(wound)
     _index_nobody(wound)
@@ -405,7 +405,7 @@ def test_a_remedy_makes_it_sound_again(store: Store) -> None:
 # --- beside writers ---------------------------------------------------------------------------
 
 
-def test_what_is_written_during_a_check_is_not_called_wrong(any_store: Store) -> None:
+def test_records_changed_during_a_check_are_not_reported(any_store: Store) -> None:
     """Between any two readings of the check everything moves on."""
     store = any_store
     log, runs, states = SessionLog(store), Runs(store), ScopedState(store)

@@ -87,7 +87,7 @@ def snapshot(path: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_everything_is_there_in_a_shorter_file(tmp_path: Path, version: int) -> None:
+def test_compact_keeps_all_content_in_a_shorter_file(tmp_path: Path, version: int) -> None:
     path = tmp_path / "s"
     fill(path, lmdb_version=version, map_bytes=1 << 28)
     before = snapshot(path)
@@ -112,7 +112,7 @@ def test_everything_is_there_in_a_shorter_file(tmp_path: Path, version: int) -> 
     assert again.objects_dropped == 0
 
 
-def test_what_was_collected_is_nowhere_in_the_file(tmp_path: Path) -> None:
+def test_compact_removes_the_bytes_of_deleted_objects_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s"
     secret = random.Random("secret").randbytes(64)
     with casstore.open(path, "relaxed") as store:
@@ -144,7 +144,7 @@ def test_commits_since_a_collection_are_still_counted(tmp_path: Path) -> None:
         assert engine_of(store).commits_since_collection() == before + 1
 
 
-def test_an_empty_store_and_one_of_which_all_is_dead(tmp_path: Path) -> None:
+def test_compact_handles_an_empty_store_and_one_with_only_dead_objects(tmp_path: Path) -> None:
     path = tmp_path / "s"
     casstore.open(path).close()
     assert compact(path).objects == 0
@@ -157,7 +157,7 @@ def test_an_empty_store_and_one_of_which_all_is_dead(tmp_path: Path) -> None:
         assert [info.id for info in engine_of(store).scan_objects()] == [21]
 
 
-def test_dictionaries_that_slabs_name_stay_and_others_go(tmp_path: Path) -> None:
+def test_compact_keeps_only_dictionaries_that_slabs_use(tmp_path: Path) -> None:
     path = tmp_path / "s"
     source = random.Random(3)
     words = [source.randbytes(6).hex() for _ in range(500)]
@@ -242,7 +242,7 @@ def test_a_store_that_this_process_has_open_is_refused(tmp_path: Path, readonly:
     compact(path)
 
 
-def test_it_waits_on_request(tmp_path: Path) -> None:
+def test_compact_waits_with_wait_s_until_the_other_process_closes_the_store(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     holder = hold(path, "full", "write")
@@ -312,7 +312,7 @@ def test_opening_during_a_compaction_waits_and_finds_the_new_file(
 
 
 @pytest.mark.parametrize("moment", [("compare", 1), ("verify", 0)])
-def test_a_write_past_all_locks_is_noticed_and_nothing_is_swapped(
+def test_a_write_that_bypasses_the_locks_makes_compact_keep_the_old_file(
     tmp_path: Path, moment: tuple[str, int]
 ) -> None:
     path = tmp_path / "s"
@@ -336,7 +336,7 @@ def test_a_write_past_all_locks_is_noticed_and_nothing_is_swapped(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_forked_meanwhile_excludes_no_process(tmp_path: Path) -> None:
+def test_a_child_forked_during_compact_does_not_block_other_processes(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     go_on, release = os.pipe()
@@ -361,7 +361,7 @@ def test_a_child_forked_meanwhile_excludes_no_process(tmp_path: Path) -> None:
         os.close(go_on)
 
 
-def test_leftovers_that_cannot_be_removed_exclude_no_process(
+def test_an_unremovable_compact_directory_does_not_block_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -445,7 +445,7 @@ def test_a_damaged_row_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     assert same()
 
 
-def test_an_object_that_is_lost_on_the_way_stops_it(
+def test_compact_stops_if_an_object_is_lost_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -469,7 +469,7 @@ def test_an_object_that_is_lost_on_the_way_stops_it(
 
 
 @pytest.mark.parametrize("table", ["heads", "index"])
-def test_a_row_that_is_lost_on_the_way_stops_it(
+def test_compact_stops_if_a_row_is_lost_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     path = tmp_path / "s"
@@ -491,7 +491,7 @@ def test_a_row_that_is_lost_on_the_way_stops_it(
     assert same()
 
 
-def test_stopping_it_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+def test_raising_from_progress_stops_compact_and_leaves_the_store_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     before = snapshot(path)
@@ -514,7 +514,7 @@ def test_stopping_it_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     assert snapshot(path) == before
 
 
-def test_what_a_killed_attempt_left_is_removed_by_the_next_open(tmp_path: Path) -> None:
+def test_the_next_open_removes_the_files_of_a_killed_compact(tmp_path: Path) -> None:
     path = tmp_path / "s"
     fill(path)
     for leave in (lambda: casstore.open(path).close(), lambda: compact(path)):
@@ -554,7 +554,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         compact(tmp_path / "s")
 
 
-def test_the_lock_is_one_that_lmdb_itself_sees(tmp_path: Path) -> None:
+def test_an_open_lmdb_environment_holds_the_lock_that_compact_tests(tmp_path: Path) -> None:
     """What tells that plain LMDB has the file open rests on how LMDB locks."""
     env = lmdb.open(str(tmp_path / "e"))
     program = (

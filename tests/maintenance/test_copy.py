@@ -66,7 +66,9 @@ WAYS = (
 
 
 @pytest.mark.parametrize("ways", WAYS)
-def test_a_copy_has_every_row_and_what_it_names(request: pytest.FixtureRequest, ways: str) -> None:
+def test_a_copy_has_every_row_and_every_object_that_a_row_reaches(
+    request: pytest.FixtureRequest, ways: str
+) -> None:
     source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
     names = fill(source)
     source.put_blob(b"nobody refers to this")
@@ -101,7 +103,7 @@ def second_handle(store: Store) -> Iterator[Store]:
 
 @pytest.mark.parametrize("has_sign", [False, True])
 @pytest.mark.parametrize("way", ["memory", "lmdb", "postgres"])
-def test_a_store_is_not_copied_onto_itself_by_whatever_name(
+def test_copying_a_store_onto_itself_through_any_handle_is_refused(
     request: pytest.FixtureRequest, way: str, *, has_sign: bool
 ) -> None:
     store = request.getfixturevalue(f"make_{way}")()
@@ -140,18 +142,22 @@ def test_a_store_in_use_is_not_copied_onto_itself(times: int) -> None:
 
 
 @pytest.mark.parametrize("times", range(1, 9))
-def test_a_target_in_use_is_distinguished_from_the_source(times: int) -> None:
+def test_is_same_store_distinguishes_a_target_that_changes_meanwhile(times: int) -> None:
     assert not is_same_store(MemoryEngine(), _Restless(times))
     assert not is_same_store(_Restless(times), MemoryEngine())
 
 
-def test_a_target_that_never_rests_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_same_store_raises_contended_error_if_the_target_keeps_changing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 8)
     with pytest.raises(ContendedError, match="the target kept changing"):
         is_same_store(MemoryEngine(), _Restless(10**6))
 
 
-def test_a_copy_of_all_files_is_another_store(make_lmdb: MakeStore, tmp_path: Path) -> None:
+def test_a_backup_can_be_the_target_of_a_copy_from_its_source(
+    make_lmdb: MakeStore, tmp_path: Path
+) -> None:
     source = make_lmdb()
     fill(source)
     backup(source, tmp_path / "backup")
@@ -161,7 +167,7 @@ def test_a_copy_of_all_files_is_another_store(make_lmdb: MakeStore, tmp_path: Pa
         assert rows_of(target) == rows_of(source)
 
 
-def test_a_second_copy_sends_what_is_new(make_store: MakeStore) -> None:
+def test_a_second_copy_sends_only_new_objects(make_store: MakeStore) -> None:
     source, target = make_store(), make_store()
     fill(source)
     copy(source, target)
@@ -173,7 +179,9 @@ def test_a_second_copy_sends_what_is_new(make_store: MakeStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_updates_keep_up_with_whatever_happens(make_memory: MakeStore, seed: int) -> None:
+def test_repeated_mirrors_follow_random_changes_of_the_source(
+    make_memory: MakeStore, seed: int
+) -> None:
     source, target = make_memory(), make_memory()
     rng, names = random.Random(seed), ["r"]
     for turn in range(5):
@@ -191,7 +199,7 @@ def test_updates_keep_up_with_whatever_happens(make_memory: MakeStore, seed: int
         assert digests(target) == digests(source)
 
 
-def test_only_a_mirror_forgets_what_the_source_has_no_more(make_store: MakeStore) -> None:
+def test_only_a_mirror_removes_rows_that_the_source_no_longer_has(make_store: MakeStore) -> None:
     source, target = make_store(), make_store()
     fill(source)
     copy(source, target)
@@ -226,7 +234,7 @@ def test_a_session_deleted_in_the_source_is_deleted_in_the_target(make_store: Ma
     assert rows_of(target) == rows_of(source)
 
 
-def test_what_came_for_a_session_that_never_began_is_deleted_in_the_target_as_well(
+def test_a_copy_deletes_queue_and_attachments_of_a_session_deleted_without_commits(
     make_store: MakeStore,
 ) -> None:
     source, target = make_store(), make_store()
@@ -243,7 +251,9 @@ def test_what_came_for_a_session_that_never_began_is_deleted_in_the_target_as_we
 
 
 @pytest.mark.parametrize("finishes", ["a copy", "a vacuum"])
-def test_a_deletion_that_is_cut_short_in_the_target_is_finished(finishes: str) -> None:
+def test_the_next_copy_or_vacuum_finishes_a_deletion_interrupted_in_the_target(
+    finishes: str,
+) -> None:
     """Once the tombstone told the next copy that all was done, and the rest was kept for ever."""
     source, target = Store(MemoryEngine()), Store(MemoryEngine())
     fill(source)
@@ -274,7 +284,7 @@ def test_a_deletion_that_is_cut_short_in_the_target_is_finished(finishes: str) -
     assert rows_of(target) == rows_of(source)
 
 
-def test_a_session_that_went_another_way_stops_the_copy_and_stays(make_store: MakeStore) -> None:
+def test_a_diverged_session_stops_the_copy_and_stays_unchanged(make_store: MakeStore) -> None:
     source, target = make_store(), make_store()
     sessions.step(source, "s", sessions.message("a"))
     copy(source, target)
@@ -295,7 +305,9 @@ def test_a_session_that_went_another_way_stops_the_copy_and_stays(make_store: Ma
         copy(source, source)
 
 
-def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) -> None:
+def test_a_copy_stopped_at_any_write_leaves_a_sound_target_and_can_continue(
+    make_memory: MakeStore,
+) -> None:
     source = make_memory()
     fill(source, seed=3)
     survived = False
@@ -335,7 +347,7 @@ def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) ->
 
 
 @pytest.mark.parametrize("ways", ["lmdb postgres", "postgres lmdb"])
-def test_a_copy_that_is_stopped_again_and_again_comes_to_its_end(
+def test_a_copy_that_is_stopped_repeatedly_makes_progress_and_completes(
     request: pytest.FixtureRequest, ways: str
 ) -> None:
     source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
@@ -362,7 +374,7 @@ def test_a_copy_that_is_stopped_again_and_again_comes_to_its_end(
     assert check(target, level="full").sound
 
 
-def test_nodes_that_are_newer_than_the_head_that_was_copied_do_not_come_along(
+def test_a_copy_omits_nodes_committed_after_it_read_the_head(
     make_memory: MakeStore,
 ) -> None:
     """A commit lands after the head was read and before its node table was.
@@ -388,7 +400,7 @@ def test_nodes_that_are_newer_than_the_head_that_was_copied_do_not_come_along(
     assert [node.id for node in target.session("s").nodes("full")] == ["a", "mine", "late"]
 
 
-def test_a_session_deleted_and_collected_in_the_middle_is_left_out(make_memory: MakeStore) -> None:
+def test_a_session_deleted_and_collected_during_a_copy_is_left_out(make_memory: MakeStore) -> None:
     source, target = make_memory(), make_memory()
     sessions.step(source, "a", *[sessions.message(f"n{n}", f"{n} " * 900) for n in range(100)])
     sessions.step(source, "b", sessions.message("b"))
@@ -441,7 +453,9 @@ def test_a_mirror_keeps_the_nodes_of_a_session_that_goes_from_the_source_at_the_
     assert [info.meta.session for info in target.sessions()] == ["kept"]
 
 
-def test_work_done_in_the_middle_is_in_the_copy_at_least_once(make_memory: MakeStore) -> None:
+def test_work_completed_during_a_copy_is_in_the_copy_as_batch_or_commit(
+    make_memory: MakeStore,
+) -> None:
     source, target = make_memory(), make_memory()
     session = source.session("s")
     sessions.step(source, "s", sessions.message("a"))
@@ -466,7 +480,7 @@ def test_work_done_in_the_middle_is_in_the_copy_at_least_once(make_memory: MakeS
     assert has_work or has_result
 
 
-def test_chosen_sessions_come_alone_and_leave_work_and_leases_where_they_are(
+def test_a_copy_of_chosen_sessions_omits_their_queue_and_leases(
     make_memory: MakeStore, make_lmdb: MakeStore
 ) -> None:
     source, target = make_memory(), make_lmdb()
@@ -489,7 +503,7 @@ def test_chosen_sessions_come_alone_and_leave_work_and_leases_where_they_are(
     assert rows_of(target) == rows_of(source)
 
 
-def test_a_chosen_session_that_is_not_there_is_named_and_nothing_is_copied(
+def test_choosing_a_missing_session_raises_by_name_and_copies_nothing(
     make_memory: MakeStore,
 ) -> None:
     source, target = make_memory(), make_memory()

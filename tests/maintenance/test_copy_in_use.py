@@ -53,7 +53,7 @@ def test_a_commit_in_the_target_meanwhile_is_not_lost(make_memory: MakeStore) ->
     assert ahead > 2, "nothing was ever in between"
 
 
-def test_a_session_that_appears_in_the_target_meanwhile_stays(make_memory: MakeStore) -> None:
+def test_a_session_created_in_the_target_during_a_copy_stays(make_memory: MakeStore) -> None:
     source = make_memory()
     step(source, "s", message("a"))
     step(source, "s", message("b"))
@@ -73,7 +73,7 @@ def test_a_session_that_appears_in_the_target_meanwhile_stays(make_memory: MakeS
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_copy_that_is_stopped_leaves_sessions_that_go_on(
+def test_sessions_accept_commits_in_the_target_of_a_stopped_copy(
     make_memory: MakeStore, seed: int
 ) -> None:
     """The node table was ahead of the head: ids seemed to be taken, nodes took others' places."""
@@ -121,7 +121,7 @@ def test_a_copy_that_is_stopped_leaves_sessions_that_go_on(
 
 
 @pytest.mark.parametrize("ways", ["memory memory", "lmdb postgres", "postgres lmdb"])
-def test_a_fork_that_has_more_of_a_session_than_the_target_does_not_meet_it_there(
+def test_copying_a_fork_adds_no_nodes_to_its_source_session_in_the_target(
     request: pytest.FixtureRequest, ways: str
 ) -> None:
     source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
@@ -137,7 +137,7 @@ def test_a_fork_that_has_more_of_a_session_than_the_target_does_not_meet_it_ther
     assert check(target, level="full").sound
 
 
-def test_a_fork_of_a_diverged_session_is_copied_in_addition_to_it(
+def test_a_fork_of_a_session_that_diverged_in_the_target_is_copied(
     make_store: MakeStore,
 ) -> None:
     """Its nodes took the places of the target's: there one message was shown for another."""
@@ -160,7 +160,7 @@ def shown(store: Store, name: str) -> object:
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_a_session_goes_on_whose_last_copied_revision_retention_has_removed(
+def test_a_copy_updates_a_session_whose_last_copied_revision_retention_removed(
     make_store: MakeStore, *, mirror: bool
 ) -> None:
     """A backup was never brought up to date again: the session seemed to have gone another way."""
@@ -181,7 +181,7 @@ def test_a_session_goes_on_whose_last_copied_revision_retention_has_removed(
 
 
 @pytest.mark.parametrize("way", ["appended", "rewound"])
-def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
+def test_a_diverged_session_is_not_mistaken_for_one_that_retention_pruned(
     make_store: MakeStore, way: str
 ) -> None:
     source, target = make_store(), make_store()
@@ -199,9 +199,7 @@ def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
         assert ids(target, "s") == ["a", "ours"]
 
 
-def test_a_session_made_in_the_target_is_not_one_of_which_retention_has_removed_the_beginning() -> (
-    None
-):
+def test_a_session_created_in_the_target_is_not_mistaken_for_a_pruned_one() -> None:
     """It has the same node, and another beginning: what it was called and did is its own."""
     source, target = Store(MemoryEngine(clock=ManualClock())), Store(MemoryEngine())
     for node in ("a", "b", "c"):
@@ -213,7 +211,7 @@ def test_a_session_made_in_the_target_is_not_one_of_which_retention_has_removed_
     assert ids(target, "s") == ["a"]
 
 
-def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> None:
+def test_a_mirror_removes_nodes_that_vacuum_removed_from_the_source(make_store: MakeStore) -> None:
     source, target = make_store(), make_store()
     for name in ("s", "rewound"):
         step(source, name, message("a"))
@@ -255,7 +253,7 @@ def test_a_mirror_replays_a_turn_whose_revision_retention_has_removed(
     assert check(target, level="full").sound
 
 
-def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
+def test_a_copy_resends_objects_that_gc_removed_from_the_target_before_their_rows(
     make_memory: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that linked to it waited to be written, and were taken for sent at every attempt."""
@@ -275,7 +273,7 @@ def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
     assert ahead > 2, "nothing was ever in between"
 
 
-def test_a_deletion_whose_copy_was_stopped_is_finished_by_the_next(make_memory: MakeStore) -> None:
+def test_the_next_copy_finishes_a_deletion_whose_copy_was_stopped(make_memory: MakeStore) -> None:
     """Revisions that nobody could see any more kept all of the session, for ever."""
     for ahead in range(100):
         source = make_memory()
@@ -308,7 +306,7 @@ def test_a_deletion_whose_copy_was_stopped_is_finished_by_the_next(make_memory: 
 
 
 @pytest.mark.parametrize("had", ["nothing", "a queue"])
-def test_a_session_that_appears_in_the_target_while_its_deletion_is_copied_goes_whole(
+def test_copying_a_deletion_removes_a_session_created_in_the_target_meanwhile(
     make_memory: MakeStore, had: str
 ) -> None:
     source, engine = make_memory(), Watched()
@@ -330,7 +328,7 @@ def test_a_session_that_appears_in_the_target_while_its_deletion_is_copied_goes_
 
 
 @pytest.mark.parametrize("has_head", [False, True])
-def test_a_session_deleted_in_the_target_right_before_it_arrives_stays_deleted(
+def test_a_session_deleted_in_the_target_before_its_head_is_written_stays_deleted(
     make_memory: MakeStore, has_head: bool
 ) -> None:
     source, engine = make_memory(), Watched()
@@ -354,7 +352,7 @@ def test_a_session_deleted_in_the_target_right_before_it_arrives_stays_deleted(
     assert [table for table in ("heads", "history", "receipts") if left[table]] == []
 
 
-def test_labels_and_turns_of_a_commit_made_meanwhile_come_with_their_revision(
+def test_a_copy_takes_labels_and_turns_only_with_their_revision(
     make_memory: MakeStore,
 ) -> None:
     """A turn that was answered in the copy by a revision that it does not have."""
@@ -384,7 +382,7 @@ def test_labels_and_turns_of_a_commit_made_meanwhile_come_with_their_revision(
 
 
 @pytest.mark.parametrize("kept", [1, 2])
-def test_what_is_collected_of_one_revision_is_missed_though_another_is_there(
+def test_a_copy_resends_objects_of_a_collected_revision_though_another_one_is_complete(
     make_memory: MakeStore, kept: int
 ) -> None:
     source, engine = make_memory(), Watched()
@@ -419,7 +417,7 @@ def test_a_session_of_the_target_with_more_nodes_is_not_taken_for_one_from_befor
     assert ids(target, "s") == ["a", "ours"]
 
 
-def test_a_session_goes_on_that_came_by_no_node_since_retention_removed_its_last_copied_revision(
+def test_a_copy_updates_a_pruned_session_that_gained_no_nodes(
     make_memory: MakeStore,
 ) -> None:
     source, target = make_memory(), make_memory()
@@ -470,7 +468,7 @@ def with_work(store: Store, name: str, *, has_head: bool) -> None:
 
 @pytest.mark.parametrize("chosen", [None, ["s"]])
 @pytest.mark.parametrize("has_head", [False, True])
-def test_nothing_comes_of_a_session_that_only_the_target_has_deleted(
+def test_a_copy_writes_no_rows_of_a_session_that_only_the_target_deleted(
     make_store: MakeStore, has_head: bool, chosen: list[str] | None
 ) -> None:
     """Work came before the copy was refused; one without a revision came back from the dead."""
@@ -513,7 +511,7 @@ def test_a_session_deleted_in_the_target_just_as_a_row_of_it_comes_stays_deleted
     assert [name for name, rows in left.items() if rows] == ["tombstones"]
 
 
-def test_what_is_said_of_a_session_that_is_in_neither_store_is_left_out(
+def test_a_copy_omits_queued_work_of_a_session_that_neither_store_has(
     make_memory: MakeStore,
 ) -> None:
     """It must not stop the copy of all others."""
@@ -529,7 +527,7 @@ def test_what_is_said_of_a_session_that_is_in_neither_store_is_left_out(
     assert not check(target).findings
 
 
-def test_a_session_that_came_in_part_and_was_deleted_since_leaves_nothing(
+def test_a_session_deleted_in_the_source_after_a_stopped_copy_leaves_no_rows(
     make_memory: MakeStore,
 ) -> None:
     """Whom it was about, its lease and its policy stayed for ever."""
@@ -567,7 +565,7 @@ def _stop_at(table: str, write: Write) -> None:
         raise KeyboardInterrupt
 
 
-def test_work_whose_id_the_source_has_given_again_is_not_there_twice(make_store: MakeStore) -> None:
+def test_a_copy_replaces_a_batch_whose_id_the_source_has_reused(make_store: MakeStore) -> None:
     """It was found by nothing any more, and would have been done once more."""
     source, target = make_store(), make_store()
     step(source, "s", message("a"))
@@ -584,7 +582,7 @@ def test_work_whose_id_the_source_has_given_again_is_not_there_twice(make_store:
     assert not check(target).findings
 
 
-def test_work_that_the_source_has_done_is_left_to_a_mirror(make_store: MakeStore) -> None:
+def test_only_a_mirror_removes_batches_that_the_source_no_longer_has(make_store: MakeStore) -> None:
     source, target = make_store(), make_store()
     step(source, "s", message("a"))
     source.session("s").queue.enqueue(["first"], batch_id="b", source_key="k")
@@ -598,7 +596,7 @@ def test_work_that_the_source_has_done_is_left_to_a_mirror(make_store: MakeStore
     assert rows_of(target) == rows_of(source)
 
 
-def test_work_that_takes_the_place_of_the_targets_is_all_that_is_found(
+def test_a_copied_batch_replaces_the_batch_with_the_same_key_in_the_target(
     make_store: MakeStore,
 ) -> None:
     source, target = make_store(), make_store()
@@ -610,7 +608,7 @@ def test_work_that_takes_the_place_of_the_targets_is_all_that_is_found(
     assert rows_of(target) == rows_of(source)
 
 
-def test_a_subject_that_a_session_has_no_longer_is_not_found(make_store: MakeStore) -> None:
+def test_a_copy_removes_a_subject_that_the_session_no_longer_has(make_store: MakeStore) -> None:
     """The index of the target still had her, and erasing her found a session that stayed."""
     source, target = make_store(), make_store()
     source.create_session("s", subjects=["her", "both"])
@@ -643,7 +641,7 @@ BRINGING = pytest.mark.parametrize("bring", [bring_by_copy, bring_by_file])
 
 @BRINGING
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_label_of_a_revision_that_retention_has_removed_here_does_not_come(
+def test_a_label_of_a_revision_that_retention_removed_in_the_target_is_not_copied(
     make_store: MakeStore, tmp_path: Path, bring: Bring, moves: bool
 ) -> None:
     """It named nothing."""
@@ -664,7 +662,7 @@ def test_a_label_of_a_revision_that_retention_has_removed_here_does_not_come(
 
 @BRINGING
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_label_that_comes_keeps_its_revision_from_a_plan_that_was_made_before(
+def test_a_copied_label_protects_its_revision_from_an_earlier_plan(
     make_store: MakeStore, tmp_path: Path, bring: Bring, moves: bool
 ) -> None:
     """The revision went, and the label named nothing."""
@@ -683,7 +681,7 @@ def test_a_label_that_comes_keeps_its_revision_from_a_plan_that_was_made_before(
 
 
 @BRINGING
-def test_a_label_that_comes_keeps_its_session_from_going_as_idle(
+def test_a_copied_label_protects_its_session_from_deletion_as_idle(
     tmp_path: Path, bring: Bring
 ) -> None:
     clock = ManualClock()
@@ -699,7 +697,7 @@ def test_a_label_that_comes_keeps_its_session_from_going_as_idle(
 
 
 @BRINGING
-def test_a_label_that_comes_just_as_its_session_goes_as_idle_keeps_it(
+def test_a_label_copied_during_the_deletion_as_idle_keeps_its_session(
     tmp_path: Path, bring: Bring
 ) -> None:
     clock = ManualClock()
@@ -723,7 +721,7 @@ def test_a_label_that_comes_just_as_its_session_goes_as_idle_keeps_it(
 
 
 @BRINGING
-def test_a_label_that_comes_just_as_its_revision_is_removed_keeps_it(
+def test_a_label_copied_during_retention_keeps_its_revision(
     make_memory: MakeStore, tmp_path: Path, bring: Bring
 ) -> None:
     source, engine = make_memory(), Watched()
@@ -746,7 +744,7 @@ def test_a_label_that_comes_just_as_its_revision_is_removed_keeps_it(
 
 
 @BRINGING
-def test_retention_that_removes_a_revision_just_as_a_label_comes_takes_the_label_along(
+def test_a_revision_removed_during_the_copy_of_its_label_leaves_no_label(
     make_memory: MakeStore, tmp_path: Path, bring: Bring
 ) -> None:
     source, engine = make_memory(), Watched()
@@ -814,7 +812,7 @@ def test_a_session_that_goes_right_after_its_head_was_read_is_left_out() -> None
     assert not check(target).findings
 
 
-def test_a_pin_that_goes_with_what_it_kept_right_after_it_was_read_is_left_out() -> None:
+def test_a_pin_removed_with_its_object_right_after_it_was_read_is_left_out() -> None:
     engine = Going()
     source, target = Store(engine), Store(MemoryEngine())
     source.pin("gone", source.put_blob(b"gone"))

@@ -62,7 +62,7 @@ def seen(runs: Runs) -> dict[str, Any]:
     }
 
 
-def test_runs_that_have_moved_on_since_the_last_copy_are_as_they_are_in_the_source() -> None:
+def test_a_second_copy_makes_changed_runs_equal_to_those_of_the_source() -> None:
     source, target = Store(MemoryEngine()), Store(MemoryEngine())
     begin(Runs(source))
     copy(source, target)
@@ -75,7 +75,7 @@ def test_runs_that_have_moved_on_since_the_last_copy_are_as_they_are_in_the_sour
     assert copy(source, target).rows_removed == 0
 
 
-def test_what_the_target_has_of_its_own_is_not_removed() -> None:
+def test_a_copy_keeps_threads_that_only_the_target_has() -> None:
     source, target = Store(MemoryEngine()), Store(MemoryEngine())
     own = Runs(target)
     begin(own)
@@ -85,7 +85,7 @@ def test_what_the_target_has_of_its_own_is_not_removed() -> None:
     assert seen(own) == before
 
 
-def test_a_request_that_the_source_never_had_stays_with_a_run_that_differs() -> None:
+def test_a_copy_keeps_the_request_of_a_run_that_the_target_has_changed() -> None:
     source, target = Store(MemoryEngine()), Store(MemoryEngine())
     begin(Runs(source))
     copy(source, target)
@@ -98,7 +98,7 @@ def test_a_request_that_the_source_never_had_stays_with_a_run_that_differs() -> 
     assert [item.run for item in own.requests().items] == ["r"]
 
 
-def test_a_request_that_is_made_in_the_target_at_that_moment_stays() -> None:
+def test_a_request_saved_in_the_target_during_a_copy_stays() -> None:
     engine = Disturbed()
     source, target = Store(MemoryEngine()), Store(engine)
     begin(Runs(source))

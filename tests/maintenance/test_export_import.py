@@ -50,7 +50,7 @@ def everything(store: Store) -> tuple[object, object]:
     return rows, {info.digest for info in all_objects(store.engine)}
 
 
-def test_a_session_with_everything_in_it_comes_out_as_it_went_in(
+def test_a_session_with_every_feature_survives_export_and_import_unchanged(
     make_store: MakeStore, make_memory: MakeStore, make_lmdb: MakeStore, file: Path
 ) -> None:
     source = make_store()
@@ -66,7 +66,9 @@ def test_a_session_with_everything_in_it_comes_out_as_it_went_in(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_session_comes_out_as_it_went_in(make_memory: MakeStore, file: Path, seed: int) -> None:
+def test_any_random_session_survives_export_and_import_unchanged(
+    make_memory: MakeStore, file: Path, seed: int
+) -> None:
     source, names = make_memory(), ["r"]
     sessions.grow(source, random.Random(seed), names, 40)
     for name in names:
@@ -79,7 +81,7 @@ def test_any_session_comes_out_as_it_went_in(make_memory: MakeStore, file: Path,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_imported_session_goes_on_like_the_one_that_it_was_made_of(
+def test_an_imported_session_accepts_the_same_commits_as_its_original(
     make_memory: MakeStore, file: Path, seed: int
 ) -> None:
     source, names = make_memory(), ["r"]
@@ -107,7 +109,7 @@ def test_an_imported_session_goes_on_like_the_one_that_it_was_made_of(
         assert target.session(name).node("later") == source.session(name).node("later")
 
 
-def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
+def test_a_session_imported_after_a_rewind_keeps_the_revisions_before_the_rewind(
     make_store: MakeStore, file: Path
 ) -> None:
     source, target = make_store(), make_store()
@@ -122,7 +124,7 @@ def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
 
 
 @pytest.mark.parametrize("care", ["copy", "vacuum"])
-def test_a_session_imported_after_a_rewind_and_a_commit_is_maintained_like_any_other(
+def test_copy_and_vacuum_keep_all_revisions_of_a_session_imported_after_a_rewind(
     make_store: MakeStore, file: Path, care: str
 ) -> None:
     """What had been gone back from was lost in a copy, which a check called sound."""
@@ -161,7 +163,7 @@ def test_a_session_that_went_another_way_beyond_its_first_page_of_nodes_is_impor
     assert sessions.seen(target, "s") == sessions.seen(source, "s")
 
 
-def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Path) -> None:
+def test_a_turn_is_replayed_in_the_imported_session(make_store: MakeStore, file: Path) -> None:
     source, target = make_store(), make_store()
     sessions.fill(source)
     export_session(source, "s", file)
@@ -173,7 +175,7 @@ def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Pa
     assert (result.replayed, result.nodes) == (True, ("d",))
 
 
-def test_leases_and_queued_work_stay_where_the_work_is_done(
+def test_an_export_omits_leases_queued_work_and_uncommitted_attachments(
     make_store: MakeStore, file: Path
 ) -> None:
     source, target = make_store(), make_store()
@@ -187,7 +189,7 @@ def test_leases_and_queued_work_stay_where_the_work_is_done(
     assert target.session("s").attachments.find("only announced") is None
 
 
-def test_one_checkpoint_travels_alone(make_store: MakeStore, file: Path) -> None:
+def test_a_single_revision_can_be_exported_and_imported(make_store: MakeStore, file: Path) -> None:
     source, target = make_store(), make_store()
     sessions.fill(source)
     report = export_session(source, "s", file, at="shown")
@@ -238,7 +240,7 @@ def test_an_export_that_fails_leaves_nothing(make_store: MakeStore, file: Path) 
 # --- whom it is about -----------------------------------------------------------------------
 
 
-def test_it_is_about_whom_the_import_says_from_the_moment_it_appears(
+def test_an_imported_session_has_its_subjects_from_its_first_visible_moment(
     make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = make_store(), make_store()
@@ -280,7 +282,7 @@ def test_subjects_are_added_to_those_of_a_session_that_is_there(
     assert target.session("s").subjects() == ("alice", "bob", "carol")
 
 
-def test_subjects_given_by_others_meanwhile_stay(
+def test_an_import_keeps_subjects_added_concurrently(
     make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = make_store(), make_store()
@@ -331,7 +333,9 @@ def test_the_same_file_again_changes_nothing(make_store: MakeStore, file: Path) 
     assert everything(target) == before
 
 
-def test_a_session_of_that_name_is_refused_and_stays(make_store: MakeStore, file: Path) -> None:
+def test_an_import_over_a_diverged_session_of_the_same_id_is_refused(
+    make_store: MakeStore, file: Path
+) -> None:
     source, target = make_store(), make_store()
     sessions.fill(source)
     export_session(source, "s", file)
@@ -355,7 +359,7 @@ def test_a_session_of_that_name_is_refused_and_stays(make_store: MakeStore, file
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_an_earlier_state_is_moved_on_when_asked(
+def test_an_import_with_fast_forward_updates_an_earlier_state(
     make_store: MakeStore, file: Path, seed: int
 ) -> None:
     source, target = make_store(), make_store()
@@ -381,7 +385,9 @@ def test_an_earlier_state_is_moved_on_when_asked(
     assert import_session(target, file).outcome is ImportOutcome.UNCHANGED
 
 
-def test_what_was_hidden_here_is_not_shown_again(make_store: MakeStore, file: Path) -> None:
+def test_an_import_does_not_fast_forward_a_session_in_which_a_node_was_hidden(
+    make_store: MakeStore, file: Path
+) -> None:
     source, target = make_store(), make_store()
     sessions.step(source, "s", sessions.message("a"), sessions.message("b"))
     export_session(source, "s", file)
@@ -395,7 +401,7 @@ def test_what_was_hidden_here_is_not_shown_again(make_store: MakeStore, file: Pa
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 @pytest.mark.parametrize("has_head", [False, True])
-def test_what_is_known_of_an_attachment_here_stays(
+def test_an_import_keeps_the_attachment_state_of_the_target(
     make_memory: MakeStore, file: Path, when: str, has_head: bool
 ) -> None:
     """Its bytes were to be deleted by their host, and came to be committed, or forgotten."""
@@ -489,9 +495,7 @@ def test_a_session_created_right_before_publication_is_not_overwritten(
         assert sessions.rows_of(target) == theirs[0]
 
 
-def test_a_file_that_is_older_than_what_is_here_is_refused(
-    make_store: MakeStore, file: Path
-) -> None:
+def test_a_file_older_than_the_target_session_is_refused(make_store: MakeStore, file: Path) -> None:
     store = make_store()
     sessions.step(store, "s", sessions.message("a"))
     export_session(store, "s", file)
@@ -501,7 +505,7 @@ def test_a_file_that_is_older_than_what_is_here_is_refused(
     assert [node.id for node in store.session("s").nodes()] == ["a", "b"]
 
 
-def test_damage_here_is_reported_and_not_taken_for_concurrent_work(
+def test_damage_in_the_target_is_reported_and_not_mistaken_for_a_concurrent_change(
     make_memory: MakeStore, file: Path
 ) -> None:
     source, target = make_memory(), make_memory()
@@ -520,7 +524,7 @@ def test_damage_here_is_reported_and_not_taken_for_concurrent_work(
         import_session(target, file, on_conflict="fast-forward")
 
 
-def test_an_id_too_long_for_its_key_is_known_after_the_move(
+def test_an_imported_session_with_an_id_too_long_for_its_key_is_listed_by_its_id(
     make_memory: MakeStore, file: Path
 ) -> None:
     name = "long " * 100
@@ -531,9 +535,7 @@ def test_an_id_too_long_for_its_key_is_known_after_the_move(
     assert [info.meta.session for info in target.sessions()] == [name]
 
 
-def test_moving_on_writes_what_came_new_and_not_the_nodes_from_before(
-    make_memory: MakeStore, file: Path
-) -> None:
+def test_a_fast_forward_writes_only_new_objects(make_memory: MakeStore, file: Path) -> None:
     source, target = make_memory(), make_memory()
     for number in range(300):
         sessions.step(source, "s", sessions.message(f"n{number}"))
@@ -589,7 +591,7 @@ def test_a_thin_file_is_refused_by_name_where_something_is_missing(
     assert everything(target) == before
 
 
-def test_a_list_of_what_is_there_must_be_one(make_store: MakeStore, file: Path) -> None:
+def test_an_invalid_have_file_is_refused(make_store: MakeStore, file: Path) -> None:
     source = make_store()
     sessions.step(source, "s", sessions.message("a"))
     file.write_bytes(b"\xff" * 100)
@@ -616,7 +618,7 @@ class Greedy(MemoryEngine):
         return done
 
 
-def test_what_a_collector_takes_before_a_row_names_it_is_stored_again(
+def test_an_import_stores_objects_again_that_gc_removed_before_their_rows(
     make_memory: MakeStore, file: Path
 ) -> None:
     source = make_memory()
@@ -629,9 +631,7 @@ def test_what_a_collector_takes_before_a_row_names_it_is_stored_again(
     assert sessions.seen(target, "s") == sessions.seen(source, "s")
 
 
-def test_nothing_is_seen_of_an_import_until_all_of_it_is(
-    make_memory: MakeStore, file: Path
-) -> None:
+def test_an_import_is_invisible_until_it_is_complete(make_memory: MakeStore, file: Path) -> None:
     source = make_memory()
     sessions.fill(source)
     export_session(source, "s", file)
@@ -682,7 +682,7 @@ class Swapping(MemoryEngine):
         return super().get_rows(keys)
 
 
-def test_a_file_that_lost_something_since_it_was_proven_is_refused(
+def test_a_file_replaced_by_an_older_one_after_its_verification_is_refused(
     make_memory: MakeStore, file: Path
 ) -> None:
     source, other = make_memory(), file.with_name("other")
@@ -697,7 +697,7 @@ def test_a_file_that_lost_something_since_it_was_proven_is_refused(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_no_rope_comes_under_a_name_that_was_not_proven_for_it(
+def test_a_rope_replaced_after_its_verification_is_not_stored_under_a_wrong_digest(
     make_memory: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """Its own bytes do not prove its name; whoever puts that content later would rely on it."""

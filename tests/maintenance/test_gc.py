@@ -81,12 +81,14 @@ def everything(store: Store) -> dict[str, list[Any]]:
     return found
 
 
-def test_an_empty_store_has_nothing_to_give_back(any_store: Store) -> None:
+def test_gc_of_an_empty_store_removes_nothing(any_store: Store) -> None:
     store = any_store
     assert sweep(store) == gc.GcReport(gc.Outcome.NOTHING)
 
 
-def test_unreachable_objects_go_and_what_a_session_reaches_stays(any_store: Store) -> None:
+def test_gc_removes_unreachable_objects_and_keeps_those_that_a_session_reaches(
+    any_store: Store,
+) -> None:
     store = any_store
     loose = [store.put_blob(b"loose"), store.put_value({"loose": [LONG]})]
     for n in range(20):
@@ -101,7 +103,7 @@ def test_unreachable_objects_go_and_what_a_session_reaches_stays(any_store: Stor
     assert verify(store) == report.objects_kept == len(names(store))
 
 
-def test_a_deleted_session_goes_but_not_what_its_fork_shares(any_store: Store) -> None:
+def test_gc_of_a_deleted_session_keeps_what_its_fork_shares(any_store: Store) -> None:
     store = any_store
     for n in range(30):
         step(store, "source", f"n{n}", text=LONG)
@@ -119,7 +121,7 @@ def test_a_deleted_session_goes_but_not_what_its_fork_shares(any_store: Store) -
     verify(store)
 
 
-def test_space_comes_back(store: Store) -> None:
+def test_gc_and_pack_free_the_space_of_a_deleted_session(store: Store) -> None:
     engine = store.engine
     assert isinstance(engine, LmdbEngine)
     step(store, "kept", "a")
@@ -137,7 +139,9 @@ def test_space_comes_back(store: Store) -> None:
         assert all(len(value) < 70_000 for _, value in txn.cursor(db=engine._env.slabs))
 
 
-def test_every_revision_stays_with_its_history_and_what_a_rewind_left(any_store: Store) -> None:
+def test_gc_keeps_every_revision_including_those_that_a_rewind_left_behind(
+    any_store: Store,
+) -> None:
     store = any_store
     for n in range(10):
         step(store, "s", f"n{n}", checkpoint=Checkpoint(tool_state={"state": [n, LONG]}))
@@ -156,9 +160,7 @@ def test_hidden_nodes_stay_hidden(any_store: Store) -> None:
     assert [node.id for node in store.session("s").nodes()] == ["a", "c"]
 
 
-def test_tags_and_pins_keep_what_they_name_until_their_time_is_up(
-    any_store: Store, clock: ManualClock
-) -> None:
+def test_tags_and_unexpired_pins_keep_their_objects(any_store: Store, clock: ManualClock) -> None:
     store = any_store
     tagged, pinned = store.put_value({"tagged": LONG}), store.put_blob(b"pinned")
     store.tag("t", tagged)
@@ -193,7 +195,7 @@ def test_attachments_keep_their_blobs(any_store: Store) -> None:
     assert store.missing([put.digest]) == [put.digest]
 
 
-def test_labels_are_no_roots_and_do_no_harm(any_store: Store) -> None:
+def test_gc_ignores_labels(any_store: Store) -> None:
     store = any_store
     for name in ("s", "long id " * 60):
         step(store, name, "a", label="first")
@@ -203,7 +205,9 @@ def test_labels_are_no_roots_and_do_no_harm(any_store: Store) -> None:
     assert store.session("s").entry("third").revision == 1
 
 
-def test_what_is_young_stays_with_all_it_links_to(any_store: Store, clock: ManualClock) -> None:
+def test_an_object_within_the_grace_period_stays_with_everything_it_links_to(
+    any_store: Store, clock: ManualClock
+) -> None:
     store = any_store
     old = store.put_value({"old": LONG})
     clock.now_ms += 10_000
@@ -233,7 +237,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(any_store: Store) -> None:
     )  # fmt: skip
 
 
-def test_a_row_that_names_nothing_stops_it(any_store: Store) -> None:
+def test_gc_refuses_to_run_if_a_row_names_a_missing_object(any_store: Store) -> None:
     store = any_store
     step(store, "s", "a")
     loose = store.put_blob(b"loose")
@@ -248,7 +252,7 @@ def test_a_row_that_names_nothing_stops_it(any_store: Store) -> None:
 
 
 @pytest.mark.parametrize("table", ["heads", "history", "pins", "queue", "attachments"])
-def test_a_row_that_cannot_be_read_stops_it(any_store: Store, table: str) -> None:
+def test_gc_refuses_to_run_if_a_row_cannot_be_decoded(any_store: Store, table: str) -> None:
     store = any_store
     step(store, "s", "a")
     loose = store.put_blob(b"loose")
@@ -281,7 +285,7 @@ def test_what_was_collected_can_be_stored_again(any_store: Store) -> None:
     verify(store)
 
 
-def test_writers_that_store_the_same_again_and_again_never_lose_it(tmp_path: Path) -> None:
+def test_writers_that_repeatedly_store_the_same_objects_never_lose_one(tmp_path: Path) -> None:
     """Deduplication is where a collector and a writer meet: what the one has just found, the
     other is about to take away.
     """
@@ -393,7 +397,7 @@ def test_a_collector_that_is_killed_leaves_a_sound_store(tmp_path: Path) -> None
             assert everything(store) == before
 
 
-def test_a_collector_interrupted_as_it_begins_keeps_no_process_from_collecting(
+def test_a_collector_interrupted_as_it_begins_does_not_block_the_next(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_blob(b"loose")
@@ -411,7 +415,7 @@ def test_a_collector_interrupted_as_it_begins_keeps_no_process_from_collecting(
     assert gc.collect(store, grace_ms=0).objects_swept == 1
 
 
-def test_what_cannot_be_collected_says_so(tmp_path: Path) -> None:
+def test_gc_refuses_invalid_arguments_and_a_read_only_store(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         for batch in (0, -1, 1.5, gc.MAX_BATCH + 1):
             with pytest.raises(InvalidInputError):
@@ -426,7 +430,7 @@ def test_what_cannot_be_collected_says_so(tmp_path: Path) -> None:
 # --- plans, outcomes, and what comes in between -------------------------------------------------
 
 
-def test_a_plan_is_carried_out_and_nothing_that_it_does_not_list(any_store: Store) -> None:
+def test_executing_a_gc_plan_removes_only_objects_that_it_lists(any_store: Store) -> None:
     store = any_store
     step(store, "s", "a")
     before = [store.put_blob(b"before %d" % n) for n in range(5)]
@@ -461,7 +465,7 @@ def test_a_plan_can_be_made_of_a_store_that_is_open_for_reading(tmp_path: Path) 
         assert gc.plan(store, grace_ms=0).report.objects_unreached == 1
 
 
-def test_stopping_leaves_the_rest_for_the_next_time(any_store: Store) -> None:
+def test_a_stopped_gc_leaves_the_rest_for_the_next_run(any_store: Store) -> None:
     store = any_store
     for n in range(50):
         store.put_blob(b"loose %d" % n)
@@ -551,7 +555,7 @@ def test_a_collector_that_was_taken_for_dead_removes_nothing_more(
     assert store.missing([kept]) == []
 
 
-def test_no_step_takes_more_than_the_batch(store: Store) -> None:
+def test_no_sweep_step_removes_more_objects_than_the_batch_size(store: Store) -> None:
     for n in range(100):
         store.put_blob(b"loose %d" % n)
     done: list[int] = []
@@ -566,7 +570,7 @@ def test_no_step_takes_more_than_the_batch(store: Store) -> None:
     assert sum(steps) == 100
 
 
-def test_what_happens_meanwhile_is_caught_up_with_in_bounded_steps(store: Store) -> None:
+def test_gc_marks_concurrently_tagged_objects_in_bounded_steps(store: Store) -> None:
     """A tag on a long path reaches more than one step may look at while writers wait."""
     for n in range(200):
         step(store, "dropped", f"n{n}")
@@ -587,7 +591,9 @@ def test_what_happens_meanwhile_is_caught_up_with_in_bounded_steps(store: Store)
     assert sweep(store).outcome is gc.Outcome.NOTHING
 
 
-def test_what_is_put_again_is_young_again(any_store: Store, clock: ManualClock) -> None:
+def test_putting_an_object_again_restarts_its_grace_period(
+    any_store: Store, clock: ManualClock
+) -> None:
     store = any_store
     value = {"again": [LONG, {"n": 1}]}
     digest = store.put_value(value)
@@ -600,7 +606,7 @@ def test_what_is_put_again_is_young_again(any_store: Store, clock: ManualClock) 
     assert store.missing([digest]) == [digest]
 
 
-def test_what_is_put_again_while_it_is_collected_stays(store: Store, clock: ManualClock) -> None:
+def test_an_object_put_again_during_gc_stays(store: Store, clock: ManualClock) -> None:
     blobs = [b"loose %d" % n for n in range(20)]
     for blob in blobs:
         store.put_blob(blob)
@@ -616,7 +622,9 @@ def test_what_is_put_again_while_it_is_collected_stays(store: Store, clock: Manu
     assert store.get_blob(Digest.of_blob(blobs[3])) == blobs[3]
 
 
-def test_touches_are_few_and_do_not_stay(store: Store, clock: ManualClock) -> None:
+def test_repeated_puts_write_one_touch_per_interval_and_gc_deletes_all_but_the_last(
+    store: Store, clock: ManualClock
+) -> None:
     engine = store.engine
     assert isinstance(engine, LmdbEngine)
 
@@ -641,7 +649,7 @@ def test_touches_are_few_and_do_not_stay(store: Store, clock: ManualClock) -> No
     assert touches() == 1
 
 
-def test_slabs_in_which_nothing_is_left_go_at_once(store: Store) -> None:
+def test_gc_deletes_slabs_without_live_objects_immediately(store: Store) -> None:
     engine = store.engine
     assert isinstance(engine, LmdbEngine)
     source = random.Random(3)
@@ -655,7 +663,7 @@ def test_slabs_in_which_nothing_is_left_go_at_once(store: Store) -> None:
     assert sweep(store).outcome is gc.Outcome.NOTHING
 
 
-def test_a_slab_goes_together_with_the_rows_of_what_was_deleted_in_it(
+def test_gc_deletes_a_slab_together_with_the_index_rows_of_its_deleted_objects(
     store: Store,
 ) -> None:
     """The log said that they are gone; the index still led to a slab that was not there."""
@@ -672,7 +680,7 @@ def test_a_slab_goes_together_with_the_rows_of_what_was_deleted_in_it(
     assert verify(store) == 1
 
 
-def test_collected_objects_that_still_lie_in_slabs_stay_dead(store: Store) -> None:
+def test_collected_objects_whose_bytes_are_still_in_a_slab_stay_dead(store: Store) -> None:
     """Marking may believe the slabs only while all that they hold has a name."""
     loose = [store.put_blob(b"loose %d" % n) for n in range(10)]
     store.put_many([{"kept": LONG}, {"loose": LONG}])
@@ -688,7 +696,9 @@ def test_collected_objects_that_still_lie_in_slabs_stay_dead(store: Store) -> No
     assert gc.plan(store, grace_ms=0).report.objects_kept == first.objects_kept
 
 
-def test_a_plan_leaves_the_slabs_of_what_it_does_not_list(any_store: Store) -> None:
+def test_executing_a_gc_plan_keeps_slabs_with_objects_that_it_does_not_list(
+    any_store: Store,
+) -> None:
     """What was unreached only after the plan was made keeps its name, so it keeps its bytes."""
     store = any_store
     reached = store.put_blob(b"reached when the plan was made")
@@ -705,7 +715,7 @@ def test_a_plan_leaves_the_slabs_of_what_it_does_not_list(any_store: Store) -> N
     assert sweep(store).objects_swept == 2
 
 
-def test_what_a_plan_does_not_list_may_be_reached_again_while_it_is_carried_out(
+def test_an_object_outside_the_gc_plan_can_be_tagged_while_the_plan_is_executed(
     any_store: Store,
 ) -> None:
     store = any_store
@@ -723,7 +733,9 @@ def test_what_a_plan_does_not_list_may_be_reached_again_while_it_is_carried_out(
     verify(store)
 
 
-def test_what_links_to_something_that_a_plan_lists_keeps_it(any_store: Store) -> None:
+def test_an_object_stored_after_the_plan_keeps_the_listed_objects_it_links_to(
+    any_store: Store,
+) -> None:
     store = any_store
     store.put_many([{"shared": LONG}, {"loose": LONG * 2}])
     plan = gc.plan(store, grace_ms=0)
@@ -734,7 +746,9 @@ def test_what_links_to_something_that_a_plan_lists_keeps_it(any_store: Store) ->
     verify(store)
 
 
-def test_what_is_put_again_after_old_touches_went_stays(store: Store, clock: ManualClock) -> None:
+def test_an_object_put_again_after_old_touches_were_deleted_stays(
+    store: Store, clock: ManualClock
+) -> None:
     """Touches are numbered, and a collector asks for those behind the last that it has seen."""
     blobs = [b"loose %d" % n for n in range(20)]
     for blob in blobs:
@@ -753,7 +767,7 @@ def test_what_is_put_again_after_old_touches_went_stays(store: Store, clock: Man
     assert store.get_blob(Digest.of_blob(blobs[3])) == blobs[3]
 
 
-def test_what_could_not_be_put_again_is_young_when_it_is_put_once_more(
+def test_retrying_a_failed_put_of_a_stored_object_restarts_its_grace_period(
     store: Store, clock: ManualClock
 ) -> None:
     """Whoever was told of a full disk makes room and tries again, within a minute."""

@@ -65,7 +65,7 @@ def test_commits_are_counted_from_the_last_collection_on(store: Store) -> None:
     assert since(store) <= 1
 
 
-def test_it_collects_when_it_is_due_and_not_before(store: Store) -> None:
+def test_the_auto_collector_runs_after_every_commits_commits_and_not_earlier(store: Store) -> None:
     reports = Reports()
     with AutoCollector(
         store, every_commits=40, interval_s=0.01, grace_ms=0, on_report=reports
@@ -85,14 +85,14 @@ def test_it_collects_when_it_is_due_and_not_before(store: Store) -> None:
     assert collector.last_report == reports.all[-1]
 
 
-def test_it_ends_with_the_store(store: Store) -> None:
+def test_the_auto_collector_ends_when_the_store_is_closed(store: Store) -> None:
     collector = AutoCollector(store, every_commits=1, interval_s=0.01)
     with collector:
         store.close()
     assert collector.failure is None
 
 
-def test_a_failure_of_the_listener_is_kept(store: Store) -> None:
+def test_the_auto_collector_keeps_the_exception_of_its_listener(store: Store) -> None:
     def listen(report: gc.GcReport) -> None:
         raise casstore.CasstoreError("no room for reports")
 

@@ -31,7 +31,7 @@ def refused(store: Store, naming: str) -> None:
     assert [item.digest for item in store.engine.scan_objects(limit=100_000)] == before
 
 
-def test_an_object_that_is_reached_and_has_no_name_stops_it(tmp_path: Path) -> None:
+def test_gc_refuses_to_run_if_a_reached_object_is_not_in_the_index(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         inner = store.put_blob(INNER.encode())
         step(store, "s", "a", checkpoint=Checkpoint(tool_state={"text": INNER, "n": 1}))
@@ -42,7 +42,7 @@ def test_an_object_that_is_reached_and_has_no_name_stops_it(tmp_path: Path) -> N
         refused(store, inner.hex())
 
 
-def test_an_object_that_is_reached_and_in_no_slab_stops_it(
+def test_gc_refuses_to_run_if_a_reached_object_is_in_no_slab(
     tmp_path: Path, slab_a_commit: None
 ) -> None:
     with open_store(tmp_path / "s") as store:
@@ -58,7 +58,7 @@ def test_an_object_that_is_reached_and_in_no_slab_stops_it(
 
 
 @pytest.mark.parametrize("far", [0, 200])
-def test_an_object_that_links_to_itself_or_to_none_before_the_first_stops_it(
+def test_gc_refuses_to_run_if_an_object_links_to_itself_or_to_an_id_below_the_first(
     tmp_path: Path, slab_a_commit: None, far: int
 ) -> None:
     with open_store(tmp_path / "s") as store:
@@ -80,7 +80,7 @@ def test_an_object_that_links_to_itself_or_to_none_before_the_first_stops_it(
 
 
 @pytest.mark.parametrize("wound", ["name", "slab"])
-def test_an_object_that_a_writer_reaches_while_it_runs_stops_it(
+def test_gc_stops_if_a_writer_makes_a_damaged_object_reachable(
     tmp_path: Path, slab_a_commit: None, wound: str
 ) -> None:
     """Nobody reached it when all was marked; the writer's own look ends at what it links to."""

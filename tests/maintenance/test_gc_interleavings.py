@@ -116,7 +116,7 @@ def test_with_all_rules_no_schedule_of_the_model_loses_anything() -> None:
 
 
 @pytest.mark.parametrize("rule", [1, 2, 3])
-def test_without_a_rule_the_model_loses_something(rule: int) -> None:
+def test_without_any_one_rule_a_schedule_of_the_model_loses_an_object(rule: int) -> None:
     lost, _ = lost_in_model(frozenset({1, 2, 3}) - {rule})
     assert lost > 0
 
@@ -243,7 +243,7 @@ def _oldest_first(
     return candidates
 
 
-def test_without_the_first_rule_something_is_lost(
+def test_trusting_lookups_from_before_the_write_lock_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was looked up before the lock was taken counts."""
@@ -258,21 +258,21 @@ def test_without_the_first_rule_something_is_lost(
     assert lost_in_engine(stage, limit=3)[0] == 3
 
 
-def test_without_the_second_rule_something_is_lost(
+def test_sweeping_without_catching_up_with_writers_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Marks, "catch_up", _do_not_catch_up)
     assert lost_in_engine(stage, limit=3)[0] == 3
 
 
-def test_without_the_third_rule_something_is_lost(
+def test_sweeping_the_oldest_objects_first_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marking.Marks, "candidates", _oldest_first(Marks.candidates))
     assert lost_in_engine(stage, limit=3)[0] == 3
 
 
-def test_without_noting_rows_something_is_lost(
+def test_without_notes_of_written_rows_a_schedule_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that names again what was there before tells nothing by new objects."""

@@ -135,7 +135,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_maintenance_calls_refuse_invalid_arguments_before_they_write(
     store: Store,
     engine: CountingEngine,
     call: Callable[[Store], object],
@@ -148,7 +148,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("limits", [ODD, BundleLimits(max_rows=NAN), BundleLimits(max_objects=-1)])
-def test_limits_that_are_none_are_refused(
+def test_invalid_bundle_limits_are_refused(
     store: Store, engine: CountingEngine, tmp_path: Path, limits: BundleLimits
 ) -> None:
     bundle = tmp_path / "s.bundle"

@@ -35,7 +35,7 @@ def names(store: Store) -> dict[bytes, int]:
 
 
 @pytest.mark.parametrize("engine", [0, 1])
-def test_a_lost_index_comes_back_as_it_was(tmp_path: Path, engine: int) -> None:
+def test_rebuild_restores_a_lost_index_exactly(tmp_path: Path, engine: int) -> None:
     path = tmp_path / "s"
     with open_store(path, lmdb_version=engine) as store:
         populate(store)
@@ -50,7 +50,7 @@ def test_a_lost_index_comes_back_as_it_was(tmp_path: Path, engine: int) -> None:
         assert check(store, level="full").counts == {}
 
 
-def test_a_sound_store_is_left_as_it_is(tmp_path: Path) -> None:
+def test_rebuild_does_not_change_a_sound_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         populate(store)
         before = everything(store), names(store)
@@ -59,7 +59,7 @@ def test_a_sound_store_is_left_as_it_is(tmp_path: Path) -> None:
         assert (everything(store), names(store)) == before
 
 
-def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
+def test_rebuild_does_not_restore_collected_objects(tmp_path: Path) -> None:
     """Their bytes may still lie in slabs that are not packed."""
     path, clock = tmp_path / "s", ManualClock()
     with Store(LmdbEngine(str(path), durability="relaxed", clock=clock)) as store:
@@ -83,7 +83,7 @@ def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
         assert (everything(store), names(store)) == before
 
 
-def test_after_collecting_and_packing_everything_reads(tmp_path: Path) -> None:
+def test_rebuild_after_gc_restores_everything_that_was_stored(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         populate(store)
@@ -133,7 +133,7 @@ def test_an_object_stored_a_second_time_is_found_under_its_second_id(tmp_path: P
         assert names(store) == before
 
 
-def test_what_was_collected_does_not_come_back_without_what_it_links_to(tmp_path: Path) -> None:
+def test_rebuild_does_not_restore_a_collected_object_with_a_missing_child(tmp_path: Path) -> None:
     """Its part was stored a second time, under another id than the one that it links to."""
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -158,7 +158,7 @@ def test_what_was_collected_does_not_come_back_without_what_it_links_to(tmp_path
         assert store.get_value(again) == {"text": LONG}
 
 
-def test_a_second_copy_does_not_take_the_name_of_one_that_is_linked_to(tmp_path: Path) -> None:
+def test_rebuild_indexes_the_copy_of_an_object_that_others_link_to(tmp_path: Path) -> None:
     """A writer that met a damaged index stored again what it did not find there."""
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -180,7 +180,7 @@ def test_a_second_copy_does_not_take_the_name_of_one_that_is_linked_to(tmp_path:
         assert check(store, level="full").counts == {}
 
 
-def test_what_has_lost_its_bytes_gets_no_name(tmp_path: Path) -> None:
+def test_rebuild_does_not_index_an_object_whose_bytes_pack_removed(tmp_path: Path) -> None:
     """Packing took them, because the index did not name it any more."""
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -223,7 +223,7 @@ def test_names_and_rows_that_are_in_the_log_alone_are_kept(tmp_path: Path) -> No
         assert check(store, level="full").counts == {}
 
 
-def test_rows_in_the_log_name_what_counts(tmp_path: Path) -> None:
+def test_rebuild_keeps_objects_that_only_rows_in_the_log_reach(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         step(store, "s1", "a", text=LONG)
         before = everything(store), names(store)
@@ -232,7 +232,7 @@ def test_rows_in_the_log_name_what_counts(tmp_path: Path) -> None:
         assert (everything(store), names(store)) == before
 
 
-def test_a_damaged_row_elsewhere_stops_it_before_anything_happens(tmp_path: Path) -> None:
+def test_rebuild_of_a_store_with_a_damaged_row_raises_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         populate(store)
@@ -248,7 +248,7 @@ def test_a_damaged_row_elsewhere_stops_it_before_anything_happens(tmp_path: Path
         assert names(store) == before
 
 
-def test_what_no_slab_holds_is_counted(tmp_path: Path) -> None:
+def test_rebuild_counts_objects_that_no_slab_holds(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         populate(store)
@@ -263,7 +263,9 @@ def test_what_no_slab_holds_is_counted(tmp_path: Path) -> None:
         assert report.objects_missing >= 1
 
 
-def test_wrong_use_is_refused(tmp_path: Path) -> None:
+def test_rebuild_refuses_other_engines_read_only_stores_and_invalid_arguments(
+    tmp_path: Path,
+) -> None:
     with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
         rebuild(store)
     with open_store(tmp_path / "s") as store, pytest.raises(InvalidInputError):

@@ -58,7 +58,7 @@ def test_a_graph_that_lacks_a_node_is_not_rebuilt() -> None:
         rebuild_node_index(PieceReader(store.engine), state.head.manifest, more, PieceWriter().emit)
 
 
-def test_a_proof_finds_an_index_of_other_nodes() -> None:
+def test_the_graph_proof_refuses_an_index_of_other_nodes() -> None:
     store = Store(MemoryEngine())
     branched(store, 40)
     proof = GraphProof(PieceReader(store.engine))
@@ -76,7 +76,7 @@ def test_a_proof_finds_an_index_of_other_nodes() -> None:
 
 
 @pytest.mark.parametrize("size", [700, 2_000])
-def test_a_proof_finds_an_id_that_a_long_path_has_twice(
+def test_the_graph_proof_finds_a_duplicate_id_in_a_long_path(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``size`` nodes a revision: the filter is made when the path is long, and is kept."""

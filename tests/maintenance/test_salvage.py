@@ -80,11 +80,14 @@ def test_a_sound_store_is_copied_whole(tmp_path: Path, engine: int) -> None:
     assert (tmp_path / "s" / "data.mdb").read_bytes() == image
 
 
-def test_what_nothing_reaches_stays_behind(tmp_path: Path) -> None:
+def test_salvage_does_not_copy_unreachable_objects(tmp_path: Path) -> None:
     make(tmp_path / "s")
+    with open_store(tmp_path / "s") as store:
+        store.put_value(["unreachable"])
+        assert gc.collect(store, grace_ms=0, dry_run=True).objects_unreached > 0
     salvage(tmp_path / "s", tmp_path / "t")
     with open_store(tmp_path / "t") as store:
-        assert gc.collect(store, grace_ms=0, dry_run=True).objects_swept == 0
+        assert gc.collect(store, grace_ms=0, dry_run=True).objects_unreached == 0
 
 
 def test_repeating_changes_nothing(tmp_path: Path) -> None:
@@ -94,7 +97,9 @@ def test_repeating_changes_nothing(tmp_path: Path) -> None:
     assert saved(tmp_path / "t") == before
 
 
-def test_a_session_that_went_on_in_the_target_is_left_alone(tmp_path: Path) -> None:
+def test_a_repeated_salvage_leaves_sessions_alone_that_changed_in_the_target(
+    tmp_path: Path,
+) -> None:
     make(tmp_path / "s")
     salvage(tmp_path / "s", tmp_path / "t")
     with open_store(tmp_path / "t") as store:
@@ -106,7 +111,7 @@ def test_a_session_that_went_on_in_the_target_is_left_alone(tmp_path: Path) -> N
         assert everything(store) == before
 
 
-def test_work_in_the_target_since_stays_when_it_is_repeated(tmp_path: Path) -> None:
+def test_a_repeated_salvage_keeps_queue_and_leases_of_the_target(tmp_path: Path) -> None:
     """Its queue began to count anew, and the next batch took the place of one acknowledged."""
     with open_store(tmp_path / "s") as store:
         step(store, "s", "a")
@@ -149,7 +154,9 @@ def test_a_session_of_the_target_stays_though_the_source_has_deleted_it(tmp_path
         assert check(store, level="full").sound
 
 
-def test_what_is_tidied_up_of_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
+def test_a_repeated_salvage_does_not_restore_forgotten_condemned_attachments(
+    tmp_path: Path,
+) -> None:
     with open_store(tmp_path / "s") as store:
         store.session("s").attachments.intend("away", uri="s3://bucket/away")
         step(store, "s", "a", attachments=["away"])
@@ -162,14 +169,14 @@ def test_what_is_tidied_up_of_a_deleted_session_does_not_come_back(tmp_path: Pat
         assert not list(list_condemned(store))
 
 
-def test_it_goes_into_any_engine(tmp_path: Path) -> None:
+def test_salvage_can_write_into_a_memory_store(tmp_path: Path) -> None:
     before = make(tmp_path / "s")
     with Store(MemoryEngine()) as store:
         assert salvage(tmp_path / "s", store).complete
         assert everything(store) == before
 
 
-def test_the_target_must_lie_elsewhere(tmp_path: Path) -> None:
+def test_salvage_refuses_a_target_inside_the_source(tmp_path: Path) -> None:
     make(tmp_path / "s")
     os.symlink(tmp_path / "s", tmp_path / "other")
     for place in ("s", "s/inner", "other/inner"):
@@ -188,7 +195,7 @@ def test_a_source_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
         salvage(tmp_path / "s", tmp_path / "t")
 
 
-def test_progress_is_reported_and_may_stop_it(tmp_path: Path) -> None:
+def test_salvage_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
     before = make(tmp_path / "s")
 
     def stop(step: Step) -> None:
@@ -206,7 +213,9 @@ def test_progress_is_reported_and_may_stop_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lost", ["meta 0", "meta 1", "both metas", "main", "slabs", "index"])
-def test_losing_the_way_is_not_losing_the_content(tmp_path: Path, engine: int, lost: str) -> None:
+def test_salvage_finds_slabs_and_rows_without_the_meta_pages_or_table_roots(
+    tmp_path: Path, engine: int, lost: str
+) -> None:
     """Long slabs, and rows, are found by themselves when no tree leads to them any more."""
     path = tmp_path / "s"
     with open_store(path, lmdb_version=engine) as store:
@@ -222,7 +231,7 @@ def test_losing_the_way_is_not_losing_the_content(tmp_path: Path, engine: int, l
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_dictionary_is_found_without_its_leaf(tmp_path: Path, engine: int) -> None:
+def test_salvage_finds_a_dictionary_whose_leaf_page_is_lost(tmp_path: Path, engine: int) -> None:
     path = tmp_path / "s"
     rng = random.Random(1)
     words = [rng.randbytes(5).hex() for _ in range(400)]
@@ -257,7 +266,7 @@ def test_a_lost_dictionary_is_reported(tmp_path: Path) -> None:
     assert "dictionary" in outcome(report, "after").lost[0].why
 
 
-def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> None:
+def test_salvage_replaces_a_lost_leaf_page_of_rows_by_an_older_page(tmp_path: Path) -> None:
     path = tmp_path / "s"
     before = make(path)
     # Until then the tables of the state before are those of the newest, page by page.
@@ -309,7 +318,7 @@ def lie_about(path: Path, page: int) -> None:
         file.write(number.to_bytes(8, sys.byteorder) + old[8:])
 
 
-def test_what_the_log_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
+def test_salvage_uses_rows_from_the_log_though_their_table_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "killed"
     make(tmp_path / "s")
     with open_store(tmp_path / "s") as store:
@@ -400,7 +409,7 @@ def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_what_is_lost_is_named_by_what_is_left(tmp_path: Path) -> None:
+def test_salvage_names_the_lost_components_and_nodes_of_a_session(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "a")
@@ -415,7 +424,7 @@ def test_what_is_lost_is_named_by_what_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_what_is_lost_is_taken_from_where_it_was_stored_again(tmp_path: Path) -> None:
+def test_salvage_takes_a_lost_object_from_a_second_copy_of_it(tmp_path: Path) -> None:
     """The index forgot an object, so it was stored a second time, where nothing leads to it."""
     path = tmp_path / "s"
     content = LONG.encode()
@@ -480,7 +489,7 @@ def test_bytes_that_changed_are_not_taken_over(tmp_path: Path) -> None:
         assert store.session("s1").attachments.list() == []
 
 
-def test_what_was_removed_stays_so_where_its_place_can_still_be_read(tmp_path: Path) -> None:
+def test_salvage_does_not_restore_a_deleted_row_while_its_page_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         blob = store.put_blob(b"kept")
@@ -525,7 +534,7 @@ def test_a_lost_first_node_loses_the_session_and_says_so(tmp_path: Path) -> None
         assert [node.id for node in store.session("s2").nodes()] == ["a"]
 
 
-def test_a_lost_session_comes_from_an_old_copy_with_the_queue_that_is_newer(
+def test_salvage_restores_a_lost_session_from_an_old_copy_with_the_newer_queue(
     tmp_path: Path,
 ) -> None:
     """Batches that were done since the copy was made must not be done again."""
@@ -560,7 +569,9 @@ def test_a_lost_session_comes_from_an_old_copy_with_the_queue_that_is_newer(
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_hidden_nodes_stay_hidden_when_an_earlier_revision_takes_over(tmp_path: Path) -> None:
+def test_hidden_nodes_stay_hidden_when_salvage_falls_back_to_an_earlier_revision(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         for name in ("secret", "b", "c"):
@@ -588,7 +599,7 @@ def test_a_lost_map_of_hidden_nodes_is_reported(tmp_path: Path) -> None:
     assert one.outcome == "partial"
 
 
-def test_an_object_stored_twice_is_taken_from_where_it_is_whole(tmp_path: Path) -> None:
+def test_salvage_takes_an_object_stored_twice_from_its_intact_copy(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         populate(store)
@@ -612,14 +623,16 @@ def test_an_object_stored_twice_is_taken_from_where_it_is_whole(tmp_path: Path) 
 # --- pages overwritten at random -------------------------------------------------------------
 
 
-def test_one_page_in_a_hundred_overwritten(tmp_path: Path) -> None:
+def test_salvage_restores_all_expected_revisions_with_one_page_in_a_hundred_overwritten(
+    tmp_path: Path,
+) -> None:
     report = campaign.run(tmp_path, count=2, seed=3)
     assert report.findings == ()
     assert report.kept()
     assert report.total("revisions that came back") >= report.total("had to come back") > 100
 
 
-def test_one_page_in_ten_overwritten(tmp_path: Path) -> None:
+def test_salvage_violates_no_guarantee_with_one_page_in_ten_overwritten(tmp_path: Path) -> None:
     report = campaign.run(tmp_path, count=1, seed=4, share=0.1)
     assert report.findings == ()
     assert report.total("revisions lost") > 0
@@ -632,7 +645,7 @@ def test_no_target_is_made_where_there_is_nothing_to_save(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("table", ["attachments", "history", "pins", "queue", "receipts"])
-def test_a_row_that_is_gone_without_a_trace_is_found_by_the_sum_over_all(
+def test_salvage_finds_a_missing_row_by_the_checksum_over_all_rows(
     tmp_path: Path, table: str
 ) -> None:
     """Everything that was there had been taken over, so it was called complete."""
@@ -646,7 +659,9 @@ def test_a_row_that_is_gone_without_a_trace_is_found_by_the_sum_over_all(
 
 
 @pytest.mark.parametrize("table", ["pins", "queue"])
-def test_a_row_that_cannot_be_read_says_nothing_of_others(tmp_path: Path, table: str) -> None:
+def test_an_unreadable_row_does_not_make_salvage_report_other_missing_rows(
+    tmp_path: Path, table: str
+) -> None:
     make(tmp_path / "s")
     with wounding(tmp_path / "s") as cut:
         key, value = cut.rows(table)[0]
@@ -680,7 +695,7 @@ def test_no_row_is_salvaged_without_the_objects_that_it_names(
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_session_of_that_id_that_appears_in_the_target_meanwhile_stays_as_it_is(
+def test_salvage_keeps_a_session_of_the_same_id_created_in_the_target_meanwhile(
     tmp_path: Path, deleted: bool
 ) -> None:
     make(tmp_path / "s")

@@ -42,7 +42,9 @@ def delete_some(store: Store) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_the_figures_are_those_that_others_count(tmp_path: Path, version: int) -> None:
+def test_the_space_report_agrees_with_lmdb_and_the_file_system(
+    tmp_path: Path, version: int
+) -> None:
     path = tmp_path / "s"
     with casstore.open(path, "relaxed", lmdb_version=version, auto_train=False) as store:
         fill(store)

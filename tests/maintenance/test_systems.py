@@ -153,7 +153,9 @@ def test_records_of_another_package_are_erased_with_their_subject(
     assert pages(installed, store) == [("ben", "1")]
 
 
-def test_a_given_provider_takes_the_place_of_its_systems(installed: Any, store: Store) -> None:
+def test_a_provider_given_by_the_caller_replaces_the_installed_one(
+    installed: Any, store: Store
+) -> None:
     installed.write_page(store, "anna", "1", "hello")
 
     class NothingFound(installed.NotesErasure):  # type: ignore[misc]
@@ -163,7 +165,7 @@ def test_a_given_provider_takes_the_place_of_its_systems(installed: Any, store: 
     assert erasure.plan(store, "anna", providers=[NothingFound()]).records == {"notes": ()}
 
 
-def test_a_system_finishes_a_copy_into_a_store_that_had_its_rows(
+def test_a_system_removes_its_outdated_rows_from_the_target_of_a_copy(
     installed: Any, store: Store
 ) -> None:
     with Store(MemoryEngine()) as target:
@@ -319,7 +321,7 @@ def test_casstores_own_systems_list_what_they_store_page_by_page(store: Store) -
                 system.entries(store, limit=wrong)  # type: ignore[arg-type]
 
 
-def test_an_entry_of_a_log_changes_with_its_session(store: Store) -> None:
+def test_the_entry_of_a_log_has_the_time_of_the_newest_commit_of_its_session(store: Store) -> None:
     log = SessionLog(store)
     log.create("chat")
     system = systems.load("log")
@@ -339,7 +341,9 @@ def test_vacuums_own_records_belong_to_no_system(store: Store) -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"a", b"a.b", b"\0", b".\0x\0", b"\xff\xfe.x\0"])
-def test_a_key_that_no_table_has_ends_no_search(key: bytes, store: Store) -> None:
+def test_an_invalid_record_key_does_not_end_the_search_for_systems(
+    key: bytes, store: Store
+) -> None:
     Runs(store).create_thread("t", "helper")
     if key:
         store.engine.write(Write(rows=[PutRow("records", key, b"\x00\xc0")]))

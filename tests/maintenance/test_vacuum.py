@@ -82,7 +82,7 @@ def grow(session: Session, nodes: int = 8) -> dict[str, Commit]:
 # --- what it does ---------------------------------------------------------------------------
 
 
-def test_hidden_bytes_go_and_nothing_else_changes(
+def test_vacuum_removes_the_bytes_of_hidden_nodes_and_changes_nothing_else(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     turns = grow(session)
@@ -103,7 +103,7 @@ def test_hidden_bytes_go_and_nothing_else_changes(
     assert (again.outcome, again.sessions) == (VacuumOutcome.NOTHING, ())
 
 
-def test_what_changes_is_what_the_documents_say(
+def test_vacuum_changes_leaf_count_and_manifest_as_documented(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     step(session, "a", "b", "c")
@@ -129,7 +129,7 @@ def test_what_changes_is_what_the_documents_say(
     check_graphs(store, session)
 
 
-def test_what_comes_before_the_first_hidden_node_stays_as_it_is(
+def test_vacuum_does_not_rewrite_revisions_before_the_first_hidden_node(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     for n in range(100):
@@ -177,7 +177,7 @@ def test_sessions_without_hidden_nodes_are_not_touched(
     assert contents_of(store).rows == rows
 
 
-def test_only_the_sessions_asked_for(store: Store, clock: ManualClock) -> None:
+def test_vacuum_rewrites_only_the_given_sessions(store: Store, clock: ManualClock) -> None:
     for name in ("one", "two"):
         step(store.session(name), "a", "b")
         store.session(name).tombstone(["a"])
@@ -198,7 +198,9 @@ def test_a_session_with_a_long_id(store: Store, clock: ManualClock) -> None:
     assert path(session) == ["b"]
 
 
-def test_a_long_chain_of_rewinds(store: Store, session: Session) -> None:
+def test_vacuum_rewrites_a_long_chain_of_rewinds_without_recursion(
+    store: Store, session: Session
+) -> None:
     # Each goes on from the one before, and there may be thousands: nothing may recurse.
     step(session, "root", "secret")
     for n in range(150):
@@ -216,7 +218,7 @@ def test_a_long_chain_of_rewinds(store: Store, session: Session) -> None:
     assert path(session)[-1] == "more"
 
 
-def test_a_graph_of_which_nothing_is_left(
+def test_vacuum_handles_a_session_in_which_every_node_is_hidden(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     step(session, "a", "b")
@@ -230,7 +232,7 @@ def test_a_graph_of_which_nothing_is_left(
     check_graphs(store, session)
 
 
-def test_the_ends_of_branches_that_were_hidden(
+def test_vacuum_of_hidden_branch_tips_moves_the_tips_to_visible_nodes(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     # a → b → c, b → d, a → e: with c and d hidden the branch ends in b, with e hidden
@@ -268,7 +270,7 @@ def test_replays_give_the_same_result_after_several_rounds(
 # --- who else keeps it ----------------------------------------------------------------------
 
 
-def test_a_fork_made_before_keeps_it_and_is_named(
+def test_a_fork_made_before_the_tombstone_keeps_the_node_and_is_reported(
     store: Store, session: Session, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However large the store is, few of its objects are looked at together.
@@ -294,7 +296,7 @@ def test_a_fork_made_before_keeps_it_and_is_named(
     check_graphs(store, fork)
 
 
-def test_a_fork_made_after_is_rid_of_it_on_its_own(
+def test_vacuum_rewrites_forks_made_after_the_tombstone(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     grow(session)
@@ -312,7 +314,7 @@ def test_a_fork_made_after_is_rid_of_it_on_its_own(
 
 
 @pytest.mark.parametrize("hide", ["a", "c", "d", "ab", "bd", "abcd"])
-def test_a_fork_that_has_only_a_path_of_its_source(
+def test_vacuum_rewrites_a_fork_of_a_node(
     store: Store, session: Session, clock: ManualClock, hide: str
 ) -> None:
     # a → b → c → d → e and a → x → y, in an order that leaves gaps on both paths.
@@ -341,7 +343,7 @@ def test_a_fork_that_has_only_a_path_of_its_source(
     assert exact(session) == source
 
 
-def test_pins_and_tags_keep_it_and_are_named(
+def test_pins_and_tags_that_keep_a_hidden_node_are_reported(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     turns = grow(session)
@@ -364,7 +366,7 @@ def test_pins_and_tags_keep_it_and_are_named(
     assert b"CANARY" not in all_bytes(store)
 
 
-def test_a_pin_that_is_renewed_meanwhile_stays(store: Store, clock: ManualClock) -> None:
+def test_a_pin_renewed_during_vacuum_stays(store: Store, clock: ManualClock) -> None:
     digest = store.put_value("kept")
     store.pin("mine", digest, ttl_ms=10)
     clock.now_ms += 10
@@ -377,7 +379,7 @@ def test_a_pin_that_is_renewed_meanwhile_stays(store: Store, clock: ManualClock)
     assert [pin.name for pin in store.pins()] == ["mine"]
 
 
-def test_the_same_text_elsewhere_is_named_too(
+def test_sessions_and_attachments_with_the_same_content_are_reported(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     image = session.attachments.put(b"bytes of an image")
@@ -390,7 +392,7 @@ def test_the_same_text_elsewhere_is_named_too(
     assert report.objects_kept == 2
 
 
-def test_within_the_grace_it_stays_stored(
+def test_the_bytes_of_hidden_nodes_stay_within_the_grace_period(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     grow(session)
@@ -471,7 +473,7 @@ STEPS: dict[str, Callable[[Session], object]] = {
 
 
 @pytest.mark.parametrize("what", STEPS)
-def test_what_is_done_meanwhile_counts(
+def test_a_concurrent_change_of_the_session_survives_vacuum(
     store: Store, session: Session, clock: ManualClock, what: str
 ) -> None:
     turns = branches(session)
@@ -497,7 +499,7 @@ def test_what_is_done_meanwhile_counts(
     assert b"CANARY" not in all_bytes(store)
 
 
-def test_what_is_hidden_meanwhile_is_hidden_in_every_revision_at_once(
+def test_a_node_hidden_during_vacuum_is_hidden_in_every_revision_at_once(
     store: Store, session: Session
 ) -> None:
     # Were some revisions rewritten before others, a node hidden between would be hidden in
@@ -562,7 +564,7 @@ def test_rows_that_were_removed_meanwhile_stay_removed(
     assert place not in [row.key for row in store.engine.scan_rows(table, limit=10_000)]
 
 
-def test_what_was_prepared_may_be_collected_meanwhile(
+def test_vacuum_tolerates_gc_of_the_objects_it_has_prepared(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     turns = branches(session)
@@ -607,7 +609,7 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(
     assert not rows["receipts"]
 
 
-def test_a_session_that_never_rests_is_reported_and_the_others_go_on(
+def test_a_session_that_keeps_changing_is_reported_and_vacuum_continues_with_the_others(
     store: Store, session: Session, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 8)
@@ -631,7 +633,7 @@ def test_a_session_that_never_rests_is_reported_and_the_others_go_on(
     check_graphs(store, session)
 
 
-def test_an_agent_with_a_lease_goes_on_committing(
+def test_an_agent_with_a_lease_can_commit_during_vacuum(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     lease = hold(session)
@@ -645,7 +647,9 @@ def test_an_agent_with_a_lease_goes_on_committing(
     check_graphs(store, session)
 
 
-def test_two_vacuums_of_one_session(store: Store, session: Session, clock: ManualClock) -> None:
+def test_the_slower_of_two_concurrent_vacuums_finds_nothing_to_do(
+    store: Store, session: Session, clock: ManualClock
+) -> None:
     turns = branches(session)
     session.tombstone(["n3"])
     before = seen(session, turns)
@@ -659,7 +663,7 @@ def test_two_vacuums_of_one_session(store: Store, session: Session, clock: Manua
     assert seen(session, turns) == before
 
 
-def test_another_vacuum_may_take_away_what_is_being_read(
+def test_vacuum_tolerates_another_vacuum_that_removes_what_it_reads(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     turns = branches(session)
@@ -680,7 +684,7 @@ def test_another_vacuum_may_take_away_what_is_being_read(
     assert seen(session, turns) == before
 
 
-def test_agents_at_work_during_one_vacuum_after_the_other(store: Store) -> None:
+def test_agents_commit_correctly_during_repeated_vacuums(store: Store) -> None:
     names = ("alpha", "beta")
 
     def work(name: str) -> list[str]:
@@ -716,7 +720,7 @@ def test_agents_at_work_during_one_vacuum_after_the_other(store: Store) -> None:
 # --- stopping, and damage -------------------------------------------------------------------
 
 
-def test_it_can_be_stopped(store: Store, clock: ManualClock) -> None:
+def test_vacuum_can_be_stopped_between_sessions(store: Store, clock: ManualClock) -> None:
     for name in ("one", "two"):
         step(store.session(name), "a", "b")
         store.session(name).tombstone(["a"])
@@ -745,7 +749,7 @@ def test_it_can_be_stopped(store: Store, clock: ManualClock) -> None:
     assert {"rewrite", "revise", "mark"} <= {each.phase for each in steps}
 
 
-def test_a_damaged_session_is_left_and_the_others_go_on(
+def test_vacuum_skips_a_damaged_session_and_continues_with_the_others(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     other = store.session("beta")
@@ -792,7 +796,7 @@ with casstore.open(sys.argv[1], durability="relaxed") as store:
 """
 
 
-def test_a_process_killed_while_it_vacuums_leaves_a_whole_session(tmp_path: Path) -> None:
+def test_a_process_killed_during_vacuum_leaves_a_complete_session(tmp_path: Path) -> None:
     place = str(tmp_path / "s")
     with casstore.open(place, durability="relaxed") as store:
         turns = branches(store.session("alpha"))

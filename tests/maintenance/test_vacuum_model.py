@@ -193,7 +193,7 @@ def test_vacuum_changes_nothing_that_a_reader_sees(steps: list[tuple[int, int, i
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(STEPS)
-def test_vacuum_changes_nothing_in_a_file_either(
+def test_vacuum_changes_nothing_that_a_reader_of_a_store_on_disk_sees(
     tmp_path_factory: Any, steps: list[tuple[int, int, int]]
 ) -> None:
     clock = ManualClock()

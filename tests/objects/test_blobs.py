@@ -83,7 +83,9 @@ def uneven(seed: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("filling", ["zeros", "random"])
-def test_a_blob_of_any_size_comes_back_by_every_way(store: Store, size: int, filling: str) -> None:
+def test_a_blob_of_any_size_reads_back_through_every_read_call(
+    store: Store, size: int, filling: str
+) -> None:
     content = bytes(size) if filling == "zeros" else random.Random(size).randbytes(size)
     digest = store.put_blob(content)
     assert digest == blake3(content).digest() == Digest.of_blob(content)
@@ -125,14 +127,14 @@ def test_a_stream_longer_than_one_batch_is_stored_as_the_same_objects() -> None:
     assert all_digests(streamed) == all_digests(whole)
 
 
-def test_the_zero_blob_shares_its_chunks() -> None:
+def test_a_blob_of_zeros_stores_its_repeated_chunk_once() -> None:
     engine = MemoryEngine()
     digest = Store(engine).put_blob(bytes(4 << 20))
     assert len(reachable(engine, digest)) <= 5
     assert same(Store(engine).get_blob(digest), bytes(4 << 20))
 
 
-def test_a_blob_may_be_as_long_as_the_caller_allows_and_no_longer(store: Store) -> None:
+def test_a_blob_longer_than_max_bytes_is_refused(store: Store) -> None:
     for size in (0, 1, 65_535, 65_536, 65_537, 300_000):
         digest = store.put_blob(bytes(size))
         assert len(store.get_blob(digest, max_bytes=size)) == size
@@ -175,7 +177,7 @@ def test_a_stream_may_give_one_byte_at_a_time(store: Store, size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_stream_may_give_less_than_asked_for(seed: int) -> None:
+def test_a_stream_may_return_less_than_requested(seed: int) -> None:
     content = random.Random(seed).randbytes(400_000)
     whole, streamed = MemoryEngine(), MemoryEngine()
     digest = Store(whole).put_blob(content)
@@ -184,7 +186,7 @@ def test_a_stream_may_give_less_than_asked_for(seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 65_535, 65_536, 300_000])
-def test_a_stream_that_fails_leaves_nothing_behind(store: Store, size: int) -> None:
+def test_a_stream_that_raises_leaves_no_object(store: Store, size: int) -> None:
     class Unplugged(Exception):
         pass
 
@@ -217,7 +219,9 @@ def test_a_stream_in_text_mode_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("end", ["text", None])
-def test_a_stream_that_stops_giving_bytes_is_refused(store: Store, end: Any) -> None:
+def test_a_stream_that_returns_something_other_than_bytes_is_refused(
+    store: Store, end: Any
+) -> None:
     for size in (10, 100_000):
         with pytest.raises(InvalidInputError):
             store.put_stream(dripping(bytes(size), every(5_000), end))
@@ -242,7 +246,7 @@ def test_a_stream_that_returns_more_than_requested_is_refused(store: Store, star
     assert all_digests(store.engine) == before
 
 
-def test_a_stream_is_left_open_at_its_end(store: Store) -> None:
+def test_put_stream_leaves_the_stream_open_and_positioned_at_its_end(store: Store) -> None:
     source = io.BytesIO(bytes(100_000))
     store.put_stream(source)
     assert source.tell() == 100_000
@@ -299,7 +303,7 @@ def test_an_open_blob_behaves_like_a_file_in_memory(size: int, operations: list[
             assert source.tell() == model.tell()
 
 
-def test_seeking_counts_from_all_three_places(store: Store) -> None:
+def test_seek_supports_all_three_whence_values(store: Store) -> None:
     content = LONG[:300_000]
     with store.open_blob(store.put_blob(content)) as source:
         assert (source.seekable(), source.readable(), source.writable()) == (True, True, False)
@@ -346,7 +350,7 @@ def false_rope() -> tuple[Store, Digest, bytes]:
     return store, digest, b"".join(chunks)
 
 
-def test_a_rope_under_a_false_name_is_never_read_whole(
+def test_a_rope_stored_under_a_wrong_digest_cannot_be_read_to_its_end(
     false_rope: tuple[Store, Digest, bytes],
 ) -> None:
     store, digest, _ = false_rope
@@ -360,7 +364,7 @@ def test_a_rope_under_a_false_name_is_never_read_whole(
 
 
 @pytest.mark.parametrize("step", [1_000, 8_192, 70_000])
-def test_a_rope_under_a_false_name_is_found_out_at_the_end_of_reading(
+def test_reading_a_rope_with_a_wrong_digest_in_steps_raises_before_the_last_bytes(
     false_rope: tuple[Store, Digest, bytes], step: int
 ) -> None:
     store, digest, content = false_rope
@@ -371,7 +375,7 @@ def test_a_rope_under_a_false_name_is_found_out_at_the_end_of_reading(
     assert sum(map(len, got)) < len(content)
 
 
-def test_a_rope_under_a_false_name_stays_found_out(
+def test_repeated_reads_of_a_rope_with_a_wrong_digest_keep_raising(
     false_rope: tuple[Store, Digest, bytes],
 ) -> None:
     """Asking again after the error must not give the bytes that the error held back."""
@@ -390,7 +394,7 @@ def test_a_rope_under_a_false_name_stays_found_out(
     assert len(got) < len(content)
 
 
-def test_a_rope_whose_chunk_has_another_length_is_damage() -> None:
+def test_a_rope_whose_chunk_differs_from_its_recorded_length_is_damage() -> None:
     from casstore.engine.protocol import NewObject, Write
     from casstore.format.tree import Child, encode_branch, seal_rope
 

@@ -242,7 +242,9 @@ def test_the_changes_of_an_edited_long_list_turn_one_into_the_other(seed: int) -
      ("a", b"a"),
      (None, 0), ([], {}), ("", None), ([1], {"0": 1}), ("x" * 600, "x" * 100)],
 )  # fmt: skip
-def test_values_that_look_alike_differ(old: Any, new: Any) -> None:
+def test_values_of_different_types_differ_though_python_considers_them_equal(
+    old: Any, new: Any
+) -> None:
     for path, place in (((), None), (("k",), "map"), ((0,), "list"), (("k500",), "large map")):
         first, second = old, new
         if place == "map":
@@ -266,7 +268,7 @@ def test_none_is_not_the_same_as_missing() -> None:
     assert encoded([change]) == [(REMOVED, (0,), (0,), None, None)]
 
 
-def test_a_map_and_a_list_at_one_place_are_one_change() -> None:
+def test_replacing_a_map_by_a_list_is_one_change() -> None:
     for size in (1, 2_000):
         old = {"x": {str(n): n for n in range(size)}}
         new = {"x": list(range(size))}
@@ -275,7 +277,7 @@ def test_a_map_and_a_list_at_one_place_are_one_change() -> None:
             assert (change.op, change.path) == (CHANGED, ("x",))
 
 
-def test_a_value_has_no_difference_to_itself_and_comparing_is_cheap() -> None:
+def test_comparing_a_value_with_itself_finds_nothing_and_reads_at_most_two_objects() -> None:
     engine = CountingEngine()
     store = Store(engine)
     for value in (1, "x" * 600, list(range(20_000)), {str(n): n for n in range(20_000)}):
@@ -317,7 +319,7 @@ def test_an_insertion_at_the_front_of_a_long_list_is_one_change() -> None:
         assert (change.op, change.path, change.before) == (REMOVED, (0,), "new")
 
 
-def test_a_change_below_an_item_that_moved_names_both_places() -> None:
+def test_a_change_inside_a_moved_item_names_its_old_and_new_path() -> None:
     items: list[Any] = [{"n": n, "inner": {"deep": n}} for n in range(1_000)]
     new = copy.deepcopy(items)
     new[500]["inner"]["deep"] = "changed"
@@ -330,7 +332,7 @@ def test_a_change_below_an_item_that_moved_names_both_places() -> None:
     assert (second.before, second.after) == (500, "changed")
 
 
-def test_a_moved_block_changes_no_more_than_its_items() -> None:
+def test_a_moved_block_is_reported_in_few_changes() -> None:
     items = [{"n": n, "text": f"text {n} " * 15} for n in range(1_000)]
     moved = [*items[:200], *items[230:700], *items[200:230], *items[700:]]
     changes = check(items, moved)
@@ -356,7 +358,7 @@ def test_a_map_grows_from_one_piece_into_a_tree_and_back() -> None:
 # --- the cost ----------------------------------------------------------------------------------
 
 
-def test_before_and_after_are_read_when_asked_for() -> None:
+def test_before_and_after_of_a_change_are_read_on_access() -> None:
     engine = CountingEngine()
     store = Store(engine)
     old = store.put_value({"a": "x" * 600, "list": list(range(5_000))})
@@ -372,7 +374,7 @@ def test_before_and_after_are_read_when_asked_for() -> None:
     assert changes[0].pieces_read == engine.objects_read
 
 
-def test_changes_come_as_they_are_found() -> None:
+def test_diff_yields_the_first_change_before_it_reads_the_rest() -> None:
     engine = CountingEngine()
     store = Store(engine)
     old = store.put_value({f"key {n:05}": n for n in range(20_000)})

@@ -185,7 +185,9 @@ def thresholds() -> list[int]:
 
 
 @pytest.mark.parametrize("around", ["list", "map", "long list", "long map"])
-def test_growing_and_shrinking_across_every_threshold(around: str) -> None:
+def test_an_edit_across_every_size_threshold_gives_the_digest_of_the_changed_value(
+    around: str,
+) -> None:
     store = Store(MemoryEngine())
     filler: Any = {"list": [0], "map": {"a": 0}, "long list": list(range(1_000, 1_750))}.get(around)
     if filler is None:
@@ -201,7 +203,7 @@ def test_growing_and_shrinking_across_every_threshold(around: str) -> None:
                     assert store.edit(digest, Set((step,), after)) == goal, (before, after)
 
 
-def test_two_short_texts_take_their_list_over_the_threshold_and_back() -> None:
+def test_appending_a_text_takes_a_list_over_each_size_threshold_and_deleting_it_back() -> None:
     store = Store(MemoryEngine())
     for total in thresholds():
         short = ["x" * (total // 2)]
@@ -222,7 +224,9 @@ def test_a_list_is_emptied_from_its_end_and_filled_again() -> None:
 
 
 @pytest.mark.parametrize("where", ["front", "anywhere"])
-def test_a_list_is_emptied_from_elsewhere_and_filled_again(where: str) -> None:
+def test_a_list_emptied_at_other_positions_and_refilled_keeps_its_canonical_digest(
+    where: str,
+) -> None:
     store, source = Store(MemoryEngine()), random.Random(where)
     value: list[Any] = [source.randrange(1 << 40) for _ in range(400)]
     digest = store.put_value(value)
@@ -269,7 +273,7 @@ def test_a_list_of_equal_items_is_emptied_and_filled_again() -> None:
             assert store.edit(digests[size - 1], Insert((0,), item)) == digests[size], size
 
 
-def test_a_list_of_messages_as_a_session_has_them() -> None:
+def test_a_list_of_messages_edited_one_by_one_keeps_its_canonical_digest() -> None:
     store = Store(MemoryEngine())
     value: list[Any] = []
     digest = store.put_value(value)
@@ -314,7 +318,7 @@ def test_pieces_superseded_by_a_later_edit_are_not_stored() -> None:
     assert store.edit(start, Set((), "gone " * 500), Set((), 1)) == store.put_value(1)
 
 
-def test_an_edit_sees_what_the_one_before_it_made() -> None:
+def test_an_edit_applies_to_the_result_of_the_previous_edit() -> None:
     store = Store(MemoryEngine())
     start = store.put_value({})
     digest = store.edit(
@@ -406,7 +410,7 @@ VALUES = [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="large")]
         (Set(("list", 1, "in", 0, "a"), 1), ("list", 1, "in", 0, "a")),
     ],
 )
-def test_a_path_that_leads_nowhere_names_the_step_that_fails(
+def test_path_not_found_error_names_the_failing_step(
     value: Any, edit: Edit, fails_at: tuple[Any, ...]
 ) -> None:
     store = Store(MemoryEngine())
@@ -441,7 +445,9 @@ def test_a_path_that_leads_nowhere_names_the_step_that_fails(
         Insert((), 1),
     ],
 )
-def test_an_edit_that_makes_no_sense_there_is_the_callers_mistake(value: Any, edit: Edit) -> None:
+def test_an_edit_that_does_not_fit_its_target_raises_invalid_input_error(
+    value: Any, edit: Edit
+) -> None:
     store = Store(MemoryEngine())
     digest = store.put_value(value)
     with pytest.raises(InvalidInputError):
@@ -457,7 +463,7 @@ def test_a_scalar_cannot_be_appended_to(value: Any, place: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 3_000])
-def test_the_last_place_of_a_list_is_the_one_before_its_end(size: int) -> None:
+def test_an_edit_beyond_the_end_of_a_list_is_refused(size: int) -> None:
     store = Store(MemoryEngine())
     digest = store.put_value({"list": list(range(size))})
     beyond: list[Edit] = [
@@ -478,7 +484,7 @@ def test_the_last_place_of_a_list_is_the_one_before_its_end(size: int) -> None:
     assert at_the_end == store.put_value({"list": [*range(size), 1]})
 
 
-def test_a_scalar_root_has_no_places() -> None:
+def test_an_edit_at_a_path_inside_a_scalar_root_raises_path_not_found_error() -> None:
     store = Store(MemoryEngine())
     for value in (5, "x" * 600, None):
         digest = store.put_value(value)
@@ -533,7 +539,7 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.parametrize("around", [0, 1, 2, 30, 63])
-def test_a_value_may_nest_as_deep_as_the_whole_may(around: int) -> None:
+def test_an_edit_may_not_nest_the_whole_value_deeper_than_64(around: int) -> None:
     store = Store(MemoryEngine())
     digest = store.put_value(nested(around + 1))
     path = (0,) * (around + 1)

@@ -28,7 +28,9 @@ def changed(encoded: Encoded, engine: MemoryEngine, put: dict[str, Any], drop: l
 
 @pytest.mark.parametrize("steps", [1, 31, 32, 300, 3000])
 @pytest.mark.parametrize("length", [0, 5, 900, 2500])
-def test_any_number_of_changes_gives_what_storing_it_gives(length: int, steps: int) -> None:
+def test_a_keyed_map_after_any_number_of_changes_equals_the_map_stored_whole(
+    length: int, steps: int
+) -> None:
     rng = random.Random(length * steps)
     engine = MemoryEngine()
     mapping: dict[str, Any] = {f"key {at}": rng.choice([at, TEXT, None]) for at in range(length)}
@@ -43,7 +45,7 @@ def test_any_number_of_changes_gives_what_storing_it_gives(length: int, steps: i
     assert after == splitting.encode_split(mapping, FIELD_ROOM, PieceWriter().emit)
 
 
-def test_many_changes_do_not_leave_a_way_for_each() -> None:
+def test_many_changes_to_a_keyed_map_write_fewer_pieces_than_changes() -> None:
     engine = MemoryEngine()
     before = changed(NOTHING, engine, {f"a{at}": at for at in range(2000)}, [])[0]
     _, pieces = changed(before, engine, {f"b{at}": at for at in range(2000)}, [])

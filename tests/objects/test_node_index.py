@@ -89,7 +89,7 @@ def _edges() -> list[int]:
     return sorted({size for size in near if size <= 8 * RUN_NODES[2] + 1})
 
 
-def test_the_index_of_the_same_nodes_is_the_same_however_they_were_appended() -> None:
+def test_the_index_of_the_same_nodes_is_identical_whatever_the_append_batches() -> None:
     graph = Graph(RUN_NODES[2] * 2 + 40)
     chance = random.Random(1)
     for count in [size for size in _edges() if size <= len(graph.ids)]:
@@ -108,7 +108,7 @@ def test_every_node_is_found_by_position_and_by_id() -> None:
         assert not any(at >= count for own in found for at in own)
 
 
-def test_every_node_has_the_parent_and_the_path_that_it_was_given() -> None:
+def test_the_index_returns_the_path_of_every_node() -> None:
     shelf, graph = Shelf(), Graph(700)
     index = _built(shelf, graph, 700)
     for at in range(0, 700, 13):
@@ -135,7 +135,9 @@ def test_a_long_index_finds_nodes_in_the_buckets_of_its_large_runs() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_an_index_cut_anywhere_is_the_index_of_the_nodes_before(data: st.DataObject) -> None:
+def test_an_index_truncated_at_any_position_equals_the_index_of_the_nodes_before_it(
+    data: st.DataObject,
+) -> None:
     graph = Graph(1400)
     shelf = Shelf()
     count = data.draw(st.integers(0, 1400))
@@ -186,7 +188,7 @@ def test_appending_reads_and_writes_little_whatever_the_length() -> None:
     assert most <= 4, "a page, a run for each level that is full, and the spine"
 
 
-def test_a_damaged_piece_is_refused_or_decodes_to_what_was_written() -> None:
+def test_a_damaged_index_piece_is_refused_or_reencodes_to_its_own_bytes() -> None:
     shelf, graph = Shelf(), Graph(RUN_NODES[3] + RUN_NODES[1] + 40)
     _built(shelf, graph, len(graph.ids))
     chance = random.Random(3)
@@ -209,7 +211,7 @@ def test_a_damaged_piece_is_refused_or_decodes_to_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, -1])
-def test_pieces_of_other_lengths_are_refused(cut: int) -> None:
+def test_truncated_index_pieces_are_refused(cut: int) -> None:
     shelf, graph = Shelf(), Graph(RUN_NODES[1])
     index = _built(shelf, graph, RUN_NODES[1])
     assert index.tail.spine is not None
@@ -219,14 +221,14 @@ def test_pieces_of_other_lengths_are_refused(cut: int) -> None:
         decode_piece(run, data[:cut] if cut else b"")
 
 
-def test_a_spine_of_another_length_is_damage() -> None:
+def test_a_spine_that_does_not_match_the_node_count_is_damage() -> None:
     shelf, graph = Shelf(), Graph(64)
     tail = _built(shelf, graph, 32).tail
     with pytest.raises(CorruptionError, match="does not match its parent"):
         _index(shelf, tail, 48).digests([0])
 
 
-def test_an_object_of_another_kind_is_damage() -> None:
+def test_an_object_of_another_kind_in_place_of_an_index_piece_is_damage() -> None:
     shelf = Shelf()
     blob = shelf.emit(Kind.VALUE, b"\xc0", [])
     with pytest.raises(CorruptionError, match="linked to as a part of a node index"):

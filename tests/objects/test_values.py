@@ -273,7 +273,7 @@ def putting_while_changing(
         pytest.param(None, None, id="something gone"),
     ],
 )
-def test_a_value_that_changes_while_it_is_put_is_stored_as_it_stood_or_refused(
+def test_a_value_changed_during_put_is_stored_in_one_state_or_refused(
     make: Callable[[], Any], into_map: Any, into_list: Any
 ) -> None:
     def change(value: Any) -> None:
@@ -319,7 +319,7 @@ SHARED_PARTS = [
 
 
 @pytest.mark.parametrize("part", SHARED_PARTS)
-def test_no_two_places_of_a_value_share_a_list_or_map(store: Store, part: Any) -> None:
+def test_a_value_read_back_shares_no_list_or_map_between_two_paths(store: Store, part: Any) -> None:
     value = {"first": part, "second": part, "many": [part] * 40}
     digest = store.put_value(value)
     view = store.view(digest)
@@ -333,7 +333,7 @@ def test_no_two_places_of_a_value_share_a_list_or_map(store: Store, part: Any) -
 
 
 @pytest.mark.parametrize("part", SHARED_PARTS)
-def test_changing_what_came_back_changes_nothing_else(store: Store, part: Any) -> None:
+def test_changing_a_returned_value_changes_no_other_returned_value(store: Store, part: Any) -> None:
     digest = store.put_value([part, part])
     one, other = store.get_many([digest, digest])
     for found in list(containers(one[0])):
@@ -359,7 +359,7 @@ def least_bytes(read: Callable[[int], object], low: int, high: int) -> int:
     return low
 
 
-def test_a_value_in_one_piece_needs_exactly_the_bytes_of_its_encoding(store: Store) -> None:
+def test_max_bytes_of_a_value_in_one_piece_is_the_length_of_its_encoding(store: Store) -> None:
     for value in (None, [1, 2, 3], {"key": "x" * 400}, list(range(600))):
         digest, size = store.put_value(value), len(encode(value))
         assert exact(store.get_value(digest, max_bytes=size)) == exact(value)
@@ -368,7 +368,9 @@ def test_a_value_in_one_piece_needs_exactly_the_bytes_of_its_encoding(store: Sto
 
 
 @pytest.mark.parametrize("size", [512, 65_535, 65_536, 200_000])
-def test_a_text_needs_exactly_its_bytes_and_those_of_its_link(store: Store, size: int) -> None:
+def test_max_bytes_of_a_long_text_is_its_length_and_that_of_its_link(
+    store: Store, size: int
+) -> None:
     digest = store.put_value("x" * size)
     needed = size + len(link_bytes(ROLE_TEXT, digest))
     assert store.get_value(digest, max_bytes=needed) == "x" * size
@@ -377,7 +379,7 @@ def test_a_text_needs_exactly_its_bytes_and_those_of_its_link(store: Store, size
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_value_whose_pieces_all_differ_needs_what_its_pieces_take(seed: int) -> None:
+def test_max_bytes_of_a_value_without_repeated_pieces_is_the_sum_of_its_pieces(seed: int) -> None:
     store = Store(MemoryEngine())
     # Every part differs, so nothing is counted twice.
     value = [{"n": n, "text": f"{seed} {n} " * (20 * seed + 1)} for n in range(80)]
@@ -387,7 +389,7 @@ def test_a_value_whose_pieces_all_differ_needs_what_its_pieces_take(seed: int) -
     assert least_bytes(lambda limit: store.get_value(digest, max_bytes=limit), 0, 2 * size) == size
 
 
-def test_a_part_that_occurs_at_many_places_counts_at_each() -> None:
+def test_a_repeated_part_counts_against_max_bytes_at_each_occurrence() -> None:
     store = Store(MemoryEngine())
     part = ["word"] * 150
     once, often = store.put_value([part, 1]), store.put_value([part] * 50)
@@ -397,7 +399,7 @@ def test_a_part_that_occurs_at_many_places_counts_at_each() -> None:
     assert len(store.get_value(often, max_bytes=51 * len(encode(part)) + 5_000)) == 50
 
 
-def test_a_view_and_a_change_keep_to_their_budget(store: Store) -> None:
+def test_views_and_changes_obey_max_bytes(store: Store) -> None:
     digest = store.put_value({"text": "x" * 5_000, "list": list(range(5_000)), "small": 1})
     view = store.view(digest, max_bytes=3_000)
     assert view["small"] == 1
@@ -410,7 +412,7 @@ def test_a_view_and_a_change_keep_to_their_budget(store: Store) -> None:
         _ = change.after
 
 
-def test_a_slice_keeps_to_its_budget_also_where_nothing_is_linked() -> None:
+def test_a_slice_obeys_max_bytes_though_its_leaves_contain_no_links() -> None:
     store = Store(MemoryEngine())
     view = store.view(store.put_value(list(range(5_000))), max_bytes=3_000)
     with pytest.raises(LimitError):
@@ -420,7 +422,7 @@ def test_a_slice_keeps_to_its_budget_also_where_nothing_is_linked() -> None:
         _ = bomb[0 : 128**2]
 
 
-def test_a_budget_that_is_too_small_stops_the_fetching_soon() -> None:
+def test_a_read_over_max_bytes_stops_before_it_fetches_most_pieces() -> None:
     """All 3,000 texts lie on one level; most of them must stay unread (P7)."""
     engine = CountingEngine()
     store = Store(engine)
@@ -548,7 +550,7 @@ def test_no_operation_recurses_along_a_chain_of_parts_without_limit(nesting: int
 
 @pytest.mark.parametrize("kind", [Kind.LIST, Kind.MAP])
 @pytest.mark.parametrize("levels", [1, 10, 64])
-def test_trees_of_any_height_inside_each_other_are_read_like_others(kind: int, levels: int) -> None:
+def test_nested_trees_of_any_height_are_read_correctly(kind: int, levels: int) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     key = "k" if kind == Kind.MAP else ""
@@ -581,7 +583,7 @@ def called_from(frames: int, call: Callable[[], Any]) -> Any:
     return call() if not frames else called_from(frames - 1, call)
 
 
-def test_a_nearly_exhausted_stack_is_not_reported_as_damage() -> None:
+def test_a_read_with_a_nearly_exhausted_stack_raises_recursion_error_not_damage() -> None:
     store = Store(MemoryEngine())
     value: Any = 1
     for _ in range(64):
@@ -785,7 +787,7 @@ def test_a_missing_chunk_is_damage_and_the_message_names_it() -> None:
             store.open_blob(digest).read()
 
 
-def test_a_root_that_is_not_there_is_simply_not_found(store: Store) -> None:
+def test_a_missing_root_object_raises_object_not_found_error(store: Store) -> None:
     absent, there = Digest.of_blob(b"nobody put this"), store.put_value([1])
     for read in (
         lambda: store.get_blob(absent),
@@ -810,7 +812,7 @@ def test_an_object_under_another_kind_is_damage(sound: Damaged) -> None:
             sound.store.get_value(sound.digest)
 
 
-def test_parts_that_are_sound_but_do_not_fit_together_are_damage() -> None:
+def test_sound_pieces_linked_in_the_wrong_role_are_damage() -> None:
     engine = MemoryEngine()
     store = Store(engine)
     text, part = store.put_blob(b"\xff\xfe"), store.put_value([1])
@@ -966,7 +968,7 @@ def test_leaves_of_a_map_whose_keys_do_not_ascend_are_damage() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.LIST, Kind.MAP])
-def test_a_tree_in_place_of_a_leaf_is_damage_however_deep(kind: int) -> None:
+def test_a_branch_in_place_of_a_leaf_is_damage_at_any_depth(kind: int) -> None:
     engine = MemoryEngine()
     store = Store(engine)
     leaf = encode({"k": 1} if kind == Kind.MAP else [1])
@@ -984,7 +986,7 @@ def test_a_tree_in_place_of_a_leaf_is_damage_however_deep(kind: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_a_blob_where_a_value_is_asked_for_is_the_callers_mistake(store: Store, size: int) -> None:
+def test_reading_a_blob_as_a_value_raises_invalid_input_error(store: Store, size: int) -> None:
     blob = store.put_blob(bytes(size))
     for read in (
         lambda: store.get_value(blob),
@@ -997,7 +999,7 @@ def test_a_blob_where_a_value_is_asked_for_is_the_callers_mistake(store: Store, 
 
 
 @pytest.mark.parametrize("value", [1, "x" * 600, b"x" * 600, [1] * 5_000, {"a": 1}])
-def test_a_value_where_a_blob_is_asked_for_is_the_callers_mistake(store: Store, value: Any) -> None:
+def test_reading_a_value_as_a_blob_raises_invalid_input_error(store: Store, value: Any) -> None:
     digest = store.put_value(value)
     for read in (lambda: store.get_blob(digest), lambda: store.open_blob(digest)):
         with pytest.raises(InvalidInputError, match=digest.hex()):
@@ -1005,7 +1007,7 @@ def test_a_value_where_a_blob_is_asked_for_is_the_callers_mistake(store: Store, 
 
 
 @pytest.mark.parametrize("content", [bytearray(b"x"), memoryview(b"x"), "x", None, io.BytesIO(b"")])
-def test_a_blob_is_made_of_bytes_alone(store: Store, content: Any) -> None:
+def test_put_blob_accepts_only_bytes(store: Store, content: Any) -> None:
     with pytest.raises(InvalidInputError):
         store.put_blob(content)
 

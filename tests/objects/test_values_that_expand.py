@@ -61,7 +61,7 @@ BOMBS: dict[str, Callable[[Any], bytes]] = {
 
 
 @pytest.mark.parametrize("put_bomb", BOMBS.values(), ids=BOMBS)
-def test_reading_a_value_that_expands_without_end_stops_before_anything_is_built(
+def test_reading_a_value_that_expands_without_end_raises_in_little_memory(
     put_bomb: Callable[[Any], bytes],
 ) -> None:
     engine = CountingEngine()
@@ -95,7 +95,9 @@ def test_parts_of_a_value_that_expands_without_end_are_viewed_and_edited() -> No
         assert "new" not in store.view(edited)["1"]
 
 
-def test_a_higher_limit_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_higher_max_bytes_returns_a_value_that_the_default_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(values, "MAX_REPEATED_BYTES", 1 << 20)
     store = Store(MemoryEngine())
     assert len(store.get_value(put_shared_parts(store.engine, 8))) == 2
@@ -123,7 +125,7 @@ def test_comparing_two_values_that_expand_without_end_reports_containers_as_chan
     assert [change.path for change in store.diff(new, edited)] == [(0,)]
 
 
-def test_every_place_of_a_shared_part_that_changed_is_listed(
+def test_a_changed_shared_part_is_listed_at_every_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Few parts repeat often enough to be measured, and those of sound values may."""
@@ -193,7 +195,7 @@ def test_a_long_text_at_many_places_is_read_once() -> None:
     assert engine.bytes_read < 2_000_000
 
 
-def test_lists_and_maps_take_no_more_memory_than_is_allowed(
+def test_max_bytes_limits_the_memory_of_decoded_lists_and_maps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No part repeats; but every byte of the encoding takes eighty of memory."""

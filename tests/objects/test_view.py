@@ -60,7 +60,9 @@ def some_places(value: Any, seed: int, count: int) -> list[tuple[tuple[Any, ...]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_path_leads_to_what_the_plain_value_has_there(store: Store, seed: int) -> None:
+def test_a_view_has_the_same_value_as_the_plain_value_at_every_path(
+    store: Store, seed: int
+) -> None:
     value = Values(seed).container()
     view = store.view(store.put_value(value))
     for path, expected in some_places(value, seed, 40):
@@ -73,7 +75,7 @@ def test_every_path_leads_to_what_the_plain_value_has_there(store: Store, seed: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_whole_of_any_part_can_be_loaded(store: Store, seed: int) -> None:
+def test_load_returns_the_plain_value_of_any_part(store: Store, seed: int) -> None:
     value = Values(seed).container()
     view = store.view(store.put_value(value))
     assert exact(view.load()) == exact(value)
@@ -85,7 +87,7 @@ def test_the_whole_of_any_part_can_be_loaded(store: Store, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_iterating_gives_what_the_plain_value_gives(store: Store, seed: int) -> None:
+def test_iterating_a_view_yields_the_same_as_the_plain_value(store: Store, seed: int) -> None:
     value = Values(seed).container()
     view = store.view(store.put_value(value))
     for path, expected in some_places(value, seed, 20):
@@ -148,7 +150,7 @@ def test_in_finds_a_list_or_map_as_in_the_plain_list(store: Store, item: Any) ->
 
 
 @pytest.mark.parametrize("value", [None, 1, 1.0, True, "", "short", "x" * 600, b"x" * 600, -0.0])
-def test_a_value_without_entries_comes_as_it_is(store: Store, value: Any) -> None:
+def test_view_returns_a_scalar_itself(store: Store, value: Any) -> None:
     assert exact(store.view(store.put_value(value))) == exact(value)
 
 
@@ -194,14 +196,14 @@ def test_one_slice_of_10_000_items_reads_the_pieces_it_lies_in() -> None:
         assert view.pieces_read <= 16
 
 
-def test_looking_at_the_length_reads_the_root_alone() -> None:
+def test_len_of_a_view_reads_only_the_root() -> None:
     store = Store(MemoryEngine())
     view = store.view(store.put_value(list(range(10_000))))
     assert len(view) == 10_000
     assert view.pieces_read == 1
 
 
-def test_keys_of_a_map_are_read_as_they_are_asked_for() -> None:
+def test_keys_of_a_map_are_read_lazily() -> None:
     store = Store(MemoryEngine())
     view = store.view(store.put_value({f"{n:05}": "t" * 600 for n in range(10_000)}))
     keys = view.keys()
@@ -228,7 +230,7 @@ NESTED = {"list": [{"deep": {"a": 1}}], "scalar": 5, "text": "x" * 600}
         (("list", 0, "deep", "a", 3, 4), ("list", 0, "deep", "a", 3)),
     ],
 )
-def test_a_path_that_leads_nowhere_names_the_step_that_fails(
+def test_path_not_found_error_names_the_failing_step(
     store: Store, path: tuple[Any, ...], fails_at: tuple[Any, ...]
 ) -> None:
     view = store.view(store.put_value(NESTED))
@@ -261,7 +263,7 @@ def test_an_invalid_path_raises_invalid_input_error_for_every_value(
             store.edit(digest, edit)
 
 
-def test_an_inner_view_names_the_whole_path(store: Store) -> None:
+def test_an_error_in_an_inner_view_names_the_path_from_the_root(store: Store) -> None:
     view = store.view(store.put_value(NESTED))
     inner = view["list"][0]
     with pytest.raises(PathNotFoundError) as caught:
@@ -276,7 +278,7 @@ def test_an_inner_view_names_the_whole_path(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 3_000])
-def test_a_step_of_the_wrong_type_is_the_callers_mistake(store: Store, size: int) -> None:
+def test_a_step_of_the_wrong_type_raises_invalid_input_error(store: Store, size: int) -> None:
     a_map = store.view(store.put_value({str(n): n for n in range(size)}))
     a_list = store.view(store.put_value(list(range(size))))
     steps: list[Any] = [0, None, b"0", 1.0, ("0",)]

@@ -47,7 +47,7 @@ def in_memory(engine: MemoryEngine | None = None) -> AsyncStore:
 # --- what it is for ------------------------------------------------------------------------------
 
 
-def test_a_log(tmp_path: Path) -> None:
+def test_an_awaited_session_log_appends_reads_and_folds(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             log = AsyncSessionLog(store, depth_limit=1)
@@ -80,7 +80,7 @@ def test_a_log(tmp_path: Path) -> None:
     run(main())
 
 
-def test_runs_and_their_pages(tmp_path: Path) -> None:
+def test_awaited_runs_are_created_and_paged(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             runs = AsyncRuns(store)
@@ -119,7 +119,7 @@ def test_scoped_state_through_a_run(tmp_path: Path) -> None:
     run(main())
 
 
-def test_the_three_lifecycles(tmp_path: Path) -> None:
+def test_awaited_lifecycles_handle_sessions_users_and_records(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             lives = AsyncLifecycles(store, secret=bytes(range(16)))
@@ -171,7 +171,7 @@ STEPS: dict[str, Callable[[AsyncStore], Coroutine[Any, Any, object]]] = {
 
 
 @pytest.mark.parametrize("system", STEPS)
-def test_a_call_that_is_cancelled_while_it_writes_is_done_whole(system: str) -> None:
+def test_a_call_cancelled_during_its_write_completes_the_write(system: str) -> None:
     async def main() -> None:
         engine = Gate()
         async with in_memory(engine) as store:
@@ -221,7 +221,7 @@ def test_calls_that_are_cancelled_before_they_begin_never_happen() -> None:
     run(main())
 
 
-def test_an_iteration_may_end_anywhere(tmp_path: Path) -> None:
+def test_breaking_out_of_an_awaited_iteration_leaves_the_log_usable(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "relaxed") as store:
             log = AsyncSessionLog(store)
@@ -235,7 +235,7 @@ def test_an_iteration_may_end_anywhere(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_closed_store_says_so() -> None:
+def test_an_awaited_record_call_on_a_closed_store_raises_closed_error() -> None:
     async def main() -> None:
         store = in_memory()
         with pytest.raises(ClosedError):

@@ -39,11 +39,11 @@ def nothing(store: Store, table: Any) -> None:
     pass
 
 
-def test_one_write_passes(tmp_path: Path) -> None:
+def test_assert_one_transaction_accepts_one_write(tmp_path: Path) -> None:
     assert_one_transaction(tmp_path / "s", prepare, together)
 
 
 @pytest.mark.parametrize("operate", [one_by_one, nothing])
-def test_two_writes_or_none_do_not(tmp_path: Path, operate: Any) -> None:
+def test_assert_one_transaction_rejects_two_writes_or_none(tmp_path: Path, operate: Any) -> None:
     with pytest.raises(AssertionError):
         assert_one_transaction(tmp_path / "s", prepare, operate)

@@ -53,7 +53,9 @@ texts = st.text(max_size=12) | st.text("a\0\x01\x02ÿ", max_size=400)
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(texts, texts, texts), max_size=20))
-def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[str, ...]]) -> None:
+def test_record_keys_are_short_and_unique_and_sort_like_their_texts(
+    keys: list[tuple[str, ...]],
+) -> None:
     space = KeySpace("table", 3)
     encoded = {key: space.key(key) for key in keys}
     assert len(set(encoded.values())) == len(encoded)
@@ -70,7 +72,7 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
     assert sorted(whole) == sorted(whole, key=encoded.__getitem__)
 
 
-def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
+def test_find_records_reads_several_tables_in_one_call(store: Store) -> None:
     table, other = Table(store, "t", 2), Table(store, "o", 1)
     put(table, "a", "b", value=1)
     put(other, "a", value=2)
@@ -142,7 +144,7 @@ def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
     assert list(table.scan("no")) == []
 
 
-def test_a_draft_happens_wholly_or_not_at_all(store: Store) -> None:
+def test_a_draft_is_committed_completely_or_not_at_all(store: Store) -> None:
     table = Table(store, "t", 1)
     put(table, "a", value="old")
     seen = table.find("a")
@@ -184,7 +186,7 @@ def test_a_link_to_something_that_is_not_there_is_refused(store: Store) -> None:
     assert found.value == {"to": stored}
 
 
-def test_a_copy_holds_the_same_and_needs_its_source_unchanged(store: Store) -> None:
+def test_copying_a_record_requires_an_unchanged_source(store: Store) -> None:
     table = Table(store, "t", 1)
     put(table, "a" * 600, value=LONG)
     source = table.find("a" * 600)
@@ -331,7 +333,7 @@ def test_a_refused_commit_leaves_the_records_of_its_transaction_unwritten(store:
     assert found.value == 1
 
 
-def test_what_a_record_of_a_commits_transaction_links_to_must_be_there(store: Store) -> None:
+def test_a_commit_with_a_record_that_links_to_a_missing_object_is_refused(store: Store) -> None:
     table = Table(store, "also", 1)
     draft = Draft(store)
     draft.put(table, ("k",), Link(Digest(b"\7" * 32)))
@@ -344,7 +346,7 @@ def test_what_a_record_of_a_commits_transaction_links_to_must_be_there(store: St
             session.commit(Commit(also=wrong))  # type: ignore[arg-type]
 
 
-def test_records_of_several_tables_are_read_at_one_moment(store: Store) -> None:
+def test_find_records_keeps_the_order_asked_with_none_for_absent_records(store: Store) -> None:
     one, two = Table(store, "one", 1), Table(store, "two", 2)
     put(one, "a", value=1)
     put(two, "a", "b", value=2)
@@ -391,7 +393,7 @@ def test_blobs_are_kept_by_the_record_that_links_to_them(store: Store) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 150])
-def test_a_list_that_grows_from_its_end_is_the_one_stored_whole(store: Store, step: int) -> None:
+def test_a_list_appended_in_steps_equals_the_list_stored_whole(store: Store, step: int) -> None:
     items = [{"text": f"{at} " * (at % 300), "list": [at]} for at in range(600)]
     tail = ListTail()
     for at in range(0, len(items), step):

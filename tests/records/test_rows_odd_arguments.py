@@ -92,7 +92,9 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, store: Store, call: str) -> None:
+def test_record_table_calls_refuse_invalid_arguments(
+    engine: CountingEngine, store: Store, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](store))
     assert [record.key for record in _table(store).scan()] == [("a", "b")]
 
@@ -117,6 +119,6 @@ def test_anything_but_a_store_is_refused(engine: CountingEngine, given: str, mad
     assert_refused(engine, lambda: ON_STORES[made](NO_STORES[given]))
 
 
-def test_paths_are_not_copied(engine: CountingEngine, store: Store) -> None:
+def test_copy_refuses_paths_in_place_of_stores(engine: CountingEngine, store: Store) -> None:
     assert_refused(engine, lambda: copying.copy("a", "b"))  # type: ignore[arg-type]
     assert_refused(engine, lambda: copying.copy(store, "b"))  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def put(table: RowTable[Any], row: Any, before: Any = None) -> None:
         Page("anna", 2**63 - 1, "t" * 2000, (), None, {}, None, 0),
     ],
 )
-def test_a_row_comes_back_as_it_was_put(store: Store, row: Page) -> None:
+def test_a_row_round_trips(store: Store, row: Page) -> None:
     table = RowTable(store, PAGES)
     put(table, row)
     found = table.get(row.person, row.number)
@@ -110,7 +110,7 @@ def test_trailing_defaults_are_not_stored_and_a_single_field_is_stored_bare() ->
     assert Schema("notes.counter", Counter, 1).encode(Counter("next", 7)) == 7
 
 
-def test_the_fields_of_a_first_named_tuple_take_its_place(store: Store) -> None:
+def test_a_named_tuple_as_first_field_is_flattened_into_the_row(store: Store) -> None:
     schema = Schema("notes.addresses", AddressRow, 1)
     row = AddressRow(Address("anna", "Ulm"), 3)
     assert (schema.key(row), schema.encode(row)) == (("anna",), ["Ulm", 3])
@@ -154,7 +154,7 @@ def test_a_key_that_is_not_a_number_is_refused(store: Store) -> None:
         table.decode(next(table.scan()))
 
 
-def test_indexes_follow_their_row(store: Store) -> None:
+def test_index_rows_are_updated_with_their_row(store: Store) -> None:
     table = RowTable(store, PAGES)
     titles, tags = table.indexes
 
@@ -184,7 +184,7 @@ def test_an_index_row_without_a_key_is_refused(store: Store) -> None:
         titles.leads_to(next(titles.scan()))
 
 
-def test_numbers_sort_as_their_texts() -> None:
+def test_numbers_are_encoded_in_keys_so_that_they_sort() -> None:
     numbers = [0, 1, 9, 10, 99, 100, 10**9, 2**63 - 1]
     texts = [number_text(number) for number in numbers]
     assert sorted(texts) == texts

@@ -40,7 +40,7 @@ def test_each_time_is_later_than_all_before(any_store: Store) -> None:
     assert len(list(Table(any_store, NAME, 1).scan())) <= SLOTS
 
 
-def test_ticks_in_a_row_are_given_to_one_write(any_store: Store) -> None:
+def test_a_write_can_reserve_consecutive_ticks(any_store: Store) -> None:
     times = UniqueTimes(NAME)
     taken: list[int] = []
     for count in (1, 3, SLOTS - 1, SLOTS, SLOTS + 1, 1, 100, 1, 0, 1):
@@ -51,7 +51,7 @@ def test_ticks_in_a_row_are_given_to_one_write(any_store: Store) -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (5, 1), (1, 5), (100, 1), (1, 100)])
-def test_of_two_writes_that_choose_the_same_tick_one_fails(
+def test_exactly_one_of_two_writes_with_the_same_tick_succeeds(
     any_store: Store, counts: tuple[int, int]
 ) -> None:
     one, other = UniqueTimes(NAME), UniqueTimes(NAME)

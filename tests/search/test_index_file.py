@@ -56,7 +56,7 @@ def test_an_update_reads_only_what_has_changed(
     assert "heads" not in tables
 
 
-def test_a_write_that_concerns_no_text_leaves_the_index_as_it_is(store: Store, place: Path) -> None:
+def test_a_write_without_text_does_not_change_the_index(store: Store, place: Path) -> None:
     fill(store)
     update(store)
     before = (place / "search.sqlite").stat().st_mtime_ns
@@ -172,7 +172,7 @@ def test_a_damaged_index_is_rebuilt_with_a_warning(place: Path, damage: str) -> 
         assert len(store.search("needle", limit=2000)) == 300
 
 
-def test_an_index_of_another_store_shows_nothing_of_it_and_is_corrected(
+def test_an_index_copied_from_another_store_yields_no_hits_and_is_rebuilt(
     store: Store, place: Path, tmp_path: Path
 ) -> None:
     fill(store)
@@ -242,6 +242,6 @@ def test_a_store_on_which_nothing_was_searched_has_no_index(store: Store, place:
     assert "search.sqlite" not in os.listdir(place)
 
 
-def test_a_message_that_has_the_word_full_is_not_taken_for_a_full_disk() -> None:
+def test_an_sqlite_error_that_contains_the_word_full_is_not_a_full_disk() -> None:
     with pytest.raises(DamagedIndexError), translated("search.db"):
         sqlite3.connect(":memory:").execute("SELECT full")

@@ -204,7 +204,7 @@ def test_a_backup_that_replaces_a_store_leaves_no_index_of_the_old_one(
         assert [hit.node for hit in other.search("needle")] == ["n"]
 
 
-def test_gc_between_searches_leaves_nothing_that_cannot_be_read(store: Store) -> None:
+def test_a_search_after_gc_returns_no_text_of_a_deleted_session(store: Store) -> None:
     for number in range(4):
         store.session(f"s{number}").append(NodeDraft("n", f"needle {number}"))
     assert len(store.search("needle")) == 4

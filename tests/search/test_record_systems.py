@@ -64,7 +64,7 @@ def test_a_text_of_many_threads_is_indexed_once(store: Store) -> None:
     assert len(entries(store, '"same needle"', kinds=["langgraph"])) <= 2
 
 
-def test_memory_items_are_found_by_what_they_say_now(store: Store) -> None:
+def test_memory_items_are_found_by_their_current_content(store: Store) -> None:
     memory = CasstoreStore(store)
     memory.put(("users", "anna"), "likes", {"text": "needles"})
     assert entries(store, "needles") == [("langgraph-memory:users.anna.", "likes/text")]

@@ -37,7 +37,7 @@ def test_quoted_words_must_follow_each_other_and_a_star_completes_a_word(store: 
 
 
 @pytest.mark.parametrize("words", ["AND", "a OR b", "NEAR(a b)", "text:a", 'a"b', "-a", "^a", "a)"])
-def test_no_word_is_an_operator_of_the_engine(any_store: Store, words: str) -> None:
+def test_no_query_word_is_interpreted_as_an_operator(any_store: Store, words: str) -> None:
     any_store.session("s").append("something else")
     assert any_store.search(words) == []
 

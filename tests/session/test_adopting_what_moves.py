@@ -40,7 +40,9 @@ def engine() -> Between:
     return engine
 
 
-def test_a_commit_to_the_other_meanwhile_is_adopted_with_its_turn(engine: Between) -> None:
+def test_adopt_includes_a_concurrent_commit_to_the_other_session_with_its_turn(
+    engine: Between,
+) -> None:
     store, theirs = Store(engine), Store(engine).session("other")
     engine.then = lambda: theirs.commit(said("c", turn="t"))
     store.session("s").adopt("other")
@@ -48,7 +50,7 @@ def test_a_commit_to_the_other_meanwhile_is_adopted_with_its_turn(engine: Betwee
     assert store.session("s").commit(said("c", turn="t")).replayed
 
 
-def test_a_commit_to_this_one_meanwhile_stays_in_its_history(engine: Between) -> None:
+def test_a_concurrent_commit_to_the_adopting_session_stays_in_its_history(engine: Between) -> None:
     store, ours = Store(engine), Store(engine).session("s")
     engine.then = lambda: ours.commit(said("mine"))
     assert store.session("s").adopt("other").revision == 3
@@ -58,7 +60,7 @@ def test_a_commit_to_this_one_meanwhile_stays_in_its_history(engine: Between) ->
         store.session("s").adopt("other", expected=3)
 
 
-def test_the_other_that_goes_meanwhile_is_not_adopted(engine: Between) -> None:
+def test_adopt_raises_if_the_other_session_is_deleted_concurrently(engine: Between) -> None:
     store = Store(engine)
 
     def go() -> None:
@@ -71,7 +73,9 @@ def test_the_other_that_goes_meanwhile_is_not_adopted(engine: Between) -> None:
     assert [node.id for node in store.session("s").nodes()] == ["a"]
 
 
-def test_a_session_that_was_adopted_may_go_and_be_collected(engine: Between) -> None:
+def test_deleting_and_collecting_an_adopted_session_loses_nothing_that_was_adopted(
+    engine: Between,
+) -> None:
     store = Store(engine)
     store.session("other").commit(said("c", turn="t"))
     image = store.session("other").attachments.put(b"pixels")

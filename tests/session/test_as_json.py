@@ -71,7 +71,7 @@ COMMITS = {
 
 
 @pytest.mark.parametrize("what", COMMITS)
-def test_a_commit_comes_back_as_it_was(what: str) -> None:
+def test_a_commit_round_trips_through_json(what: str) -> None:
     commit = COMMITS[what]
     text = to_json(commit)
     assert from_json(Commit, text) == commit
@@ -80,7 +80,7 @@ def test_a_commit_comes_back_as_it_was(what: str) -> None:
     assert json.loads(text)["schema"] == "casstore.commit/1"
 
 
-def test_leases_and_claims_come_back_as_they_were() -> None:
+def test_leases_and_claims_round_trip_through_json() -> None:
     assert from_json(Lease, to_json(LEASE)) == LEASE
     assert from_json(Claim, to_json(CLAIM)) == CLAIM
     assert json.loads(to_json(LEASE)) == {
@@ -94,13 +94,13 @@ def test_leases_and_claims_come_back_as_they_were() -> None:
     }
 
 
-def test_of_a_lease_four_fields_are_enough() -> None:
+def test_a_lease_document_needs_only_the_four_identifying_fields() -> None:
     document = json.loads(to_json(LEASE))
     del document["claimed_at_ms"], document["expires_at_ms"]
     assert from_json(Lease, json.dumps(document)) == Lease(*LEASE[:4])
 
 
-def test_another_process_commits_with_what_it_was_handed() -> None:
+def test_a_commit_with_lease_and_claim_from_json_is_accepted() -> None:
     with Store(MemoryEngine()) as store:
         session = store.session("s")
         session.queue.enqueue(["work"], batch_id="b")
@@ -240,13 +240,13 @@ def test_an_invalid_commit_is_refused_by_name(what: str) -> None:
         None,
     ],
 )
-def test_what_json_cannot_say_is_refused(value: Any) -> None:
+def test_a_value_without_a_json_encoding_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInputError):
         to_json(value)
 
 
 @pytest.mark.parametrize("kind", [dict, Usage, None, "Lease"])
-def test_only_three_kinds_have_documents(kind: Any) -> None:
+def test_from_json_accepts_only_leases_claims_and_commits(kind: Any) -> None:
     with pytest.raises(InvalidInputError, match="Lease, Claim or Commit"):
         from_json(kind, "{}")
     with pytest.raises(InvalidInputError, match="str or bytes"):
@@ -284,5 +284,5 @@ MADE = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(MADE)
-def test_every_commit_of_storable_values_comes_back(commit: Commit) -> None:
+def test_every_commit_of_storable_values_round_trips_through_json(commit: Commit) -> None:
     assert from_json(Commit, to_json(commit)) == commit

@@ -51,7 +51,7 @@ def assert_kept(store: Store, attachment: Attachment) -> None:
     assert store.get_blob(attachment.digest) == CONTENT
 
 
-def test_bytes_put_again_are_kept_wherever_that_is_cut_short() -> None:
+def test_attachment_bytes_survive_a_second_put_that_fails_at_any_write() -> None:
     for writes in count(1):
         engine = Interrupted()
         store = Store(engine)
@@ -69,7 +69,7 @@ def test_bytes_put_again_are_kept_wherever_that_is_cut_short() -> None:
             break
 
 
-def test_bytes_put_again_are_kept_whenever_the_first_intent_is_committed() -> None:
+def test_attachment_bytes_survive_a_commit_of_the_first_intent_during_a_second_put() -> None:
     for writes in count(1):
         engine = Interrupted()
         store = Store(engine)
@@ -83,7 +83,7 @@ def test_bytes_put_again_are_kept_whenever_the_first_intent_is_committed() -> No
         assert_kept(store, first)
 
 
-def test_bytes_are_not_collected_before_their_intent_names_them() -> None:
+def test_gc_during_a_put_does_not_remove_the_attachment_bytes() -> None:
     for writes in count(1):
         engine = Interrupted()
         store = Store(engine)
@@ -96,7 +96,7 @@ def test_bytes_are_not_collected_before_their_intent_names_them() -> None:
         assert_kept(store, put)
 
 
-def test_bytes_of_an_id_that_was_committed_as_something_else_are_stored_all_the_same() -> None:
+def test_put_stores_its_bytes_though_their_id_is_committed_with_another_uri() -> None:
     store = Store(MemoryEngine())
     session = store.session("s")
     other = session.attachments.put(CONTENT)

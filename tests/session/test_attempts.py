@@ -48,7 +48,7 @@ class Failing:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def test_a_transaction_is_repeated_until_no_other_writer_is_first(pauses: list[float]) -> None:
+def test_a_transaction_is_retried_until_no_other_writer_conflicts(pauses: list[float]) -> None:
     attempt = Failing(*[FAILED] * 10)
     assert transact("it", attempt) == "done"
     assert attempt.calls == 11
@@ -61,7 +61,9 @@ def test_the_first_attempt_of_a_transaction_does_not_pause(pauses: list[float]) 
     assert pauses == []
 
 
-def test_a_transaction_is_attempted_so_often_and_no_more(pauses: list[float]) -> None:
+def test_a_transaction_raises_contended_error_after_the_maximum_of_attempts(
+    pauses: list[float],
+) -> None:
     attempt = Failing(*[FAILED] * (MAX_ATTEMPTS + 1))
     with pytest.raises(ContendedError, match="thread 't' kept changing during 256 attempts") as got:
         transact("thread 't'", attempt)
@@ -70,7 +72,9 @@ def test_a_transaction_is_attempted_so_often_and_no_more(pauses: list[float]) ->
     assert isinstance(got.value, BusyError)
 
 
-def test_the_last_attempt_of_a_transaction_counts(pauses: list[float]) -> None:
+def test_a_transaction_that_succeeds_at_its_last_attempt_returns_the_result(
+    pauses: list[float],
+) -> None:
     assert transact("it", Failing(*[FAILED] * (MAX_ATTEMPTS - 1))) == "done"
 
 
@@ -93,7 +97,7 @@ def test_any_other_error_ends_a_transaction_at_once(pauses: list[float]) -> None
 # --- reading ----------------------------------------------------------------------------------
 
 
-def test_a_read_is_repeated_while_it_misses_something_else(pauses: list[float]) -> None:
+def test_a_read_is_retried_while_each_attempt_misses_another_object(pauses: list[float]) -> None:
     assert read_again(Failing(CorruptionError("a"), CorruptionError("b"))) == "done"
 
 
@@ -144,7 +148,7 @@ def test_a_fork_of_a_damaged_revision_reads_it_twice(engine: Collected) -> None:
     assert engine.history_reads == 2
 
 
-def test_a_fork_that_is_repeated_keeps_subjects_that_an_iterator_gives(engine: Collected) -> None:
+def test_a_retried_fork_keeps_the_subjects_given_by_an_iterator(engine: Collected) -> None:
     engine.misses = 1
     store = Store(engine)
     store.fork("s", "t", at=1, subjects=(name for name in ["anna"]))  # type: ignore[arg-type]

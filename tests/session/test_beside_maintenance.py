@@ -89,7 +89,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_commit_to_what_another_handle_has_vacuumed(store: Store, change: Commit) -> None:
+def test_a_commit_through_a_stale_handle_follows_the_vacuumed_head(
+    store: Store, change: Commit
+) -> None:
     fill(store)
     also = other_handle(store)
     also.session("s").tombstone(["n0-1"])
@@ -100,7 +102,9 @@ def test_a_commit_to_what_another_handle_has_vacuumed(store: Store, change: Comm
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit) -> None:
+def test_a_commit_to_a_deleted_and_collected_session_raises_session_deleted_error(
+    store: Store, change: Commit
+) -> None:
     fill(store)
     store.delete_session("s")
     gc.collect(store, grace_ms=0)
@@ -117,7 +121,7 @@ USES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_revision_that_retention_removes_meanwhile_is_not_said_to_be_kept(
+def test_protecting_a_revision_that_retention_removes_concurrently_raises(
     store: Store, use: str
 ) -> None:
     fill(store, revisions=2)
@@ -146,20 +150,20 @@ def copied_in_between(**named: Any) -> tuple[Store, Store]:
     return target, interrupted(target, before=lambda: copy(source, target))
 
 
-def test_work_that_a_copy_brings_meanwhile_is_not_queued_again() -> None:
+def test_enqueue_returns_the_batch_that_a_concurrent_copy_stored_under_its_key() -> None:
     target, late = copied_in_between(source_key="key")
     assert late.session("s").queue.enqueue(["late"], source_key="key").items == ("copied",)
     assert len(target.session("s").queue.batches()) == 1
 
 
-def test_an_id_that_a_copy_brings_meanwhile_is_not_given_to_other_work() -> None:
+def test_enqueue_refuses_a_batch_id_that_a_concurrent_copy_stored() -> None:
     target, late = copied_in_between(batch_id="batch")
     with pytest.raises(InvalidInputError):
         late.session("s").queue.enqueue(["late"], batch_id="batch")
     assert [batch.items for batch in target.session("s").queue.batches()] == [("copied",)]
 
 
-def test_work_that_is_done_and_collected_as_it_is_claimed_is_lost_and_not_damaged() -> None:
+def test_claiming_a_batch_that_is_completed_and_collected_raises_claim_lost_error() -> None:
     """Who shares the lease may be that quick: the items are read after the claim is written."""
     store = Store(MemoryEngine())
     session = store.session("s")

@@ -159,7 +159,9 @@ def forgotten(store: Store) -> Store:
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_a_commit_there_writes_what_a_stranger_writes(make: Callable[[Store], str]) -> None:
+def test_a_commit_with_a_cached_head_writes_the_same_as_one_without(
+    make: Callable[[Store], str],
+) -> None:
     found = []
     for known in (True, False):
         engine = CountingEngine()
@@ -179,7 +181,9 @@ def test_a_commit_there_writes_what_a_stranger_writes(make: Callable[[Store], st
 
 
 @pytest.mark.parametrize("make", FORKS, ids=lambda make: make.__name__)
-def test_a_node_of_the_source_is_not_appended_again(make: Callable[[Store], str]) -> None:
+def test_a_fork_refuses_ids_of_nodes_that_it_shares_with_its_source(
+    make: Callable[[Store], str],
+) -> None:
     store = Store(CountingEngine())
     make(store)
     with pytest.raises(DuplicateNodeError):
@@ -189,13 +193,13 @@ def test_a_node_of_the_source_is_not_appended_again(make: Callable[[Store], str]
     assert store.session("f").commit(said("later")).nodes == ("later",)
 
 
-def test_a_node_off_the_path_of_a_fork_may_be_appended_again() -> None:
+def test_a_fork_of_a_node_accepts_ids_of_nodes_outside_its_path() -> None:
     store = Store(CountingEngine())
     of_a_branch(store)
     assert store.session("f").commit(said("n4")).nodes == ("n4",)
 
 
-def test_what_was_left_by_going_back_may_be_said_again() -> None:
+def test_ids_of_nodes_that_a_rewind_left_behind_can_be_appended_again() -> None:
     store = Store(CountingEngine())
     gone_back(store)
     with pytest.raises(DuplicateNodeError):
@@ -212,7 +216,7 @@ def test_a_fork_reads_the_rows_of_its_source_once() -> None:
     assert engine.asked == 1
 
 
-def test_a_fork_that_another_has_moved_is_read_again() -> None:
+def test_a_commit_reads_a_fork_again_after_another_handle_has_committed_to_it() -> None:
     store = Store(CountingEngine())
     whole(store)
     forgotten(store).session("f").commit(said("theirs"))
@@ -221,7 +225,7 @@ def test_a_fork_that_another_has_moved_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["tried at once", "read first"])
-def test_what_a_vain_attempt_has_made_is_not_written(known: bool) -> None:
+def test_objects_of_a_failed_commit_attempt_are_not_written(known: bool) -> None:
     engine = CountingEngine()
     store = Store(engine)
     whole(store)

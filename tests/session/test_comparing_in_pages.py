@@ -76,7 +76,7 @@ def indexed(nodes: int) -> int:
     return nodes // PAGE_NODES + 2 * 12
 
 
-def test_nodes_that_differ_are_read_many_at_once(store: Store) -> None:
+def test_differing_nodes_are_read_in_batches(store: Store) -> None:
     grow(store, "old", "a")
     grow(store, "new", "b")
     found, calls = compared(store, "old", "new")
@@ -113,7 +113,7 @@ def test_short_branches_are_read_together(store: Store) -> None:
     assert calls < FEW
 
 
-def test_branches_that_grow_from_one_another_are_read_once(store: Store) -> None:
+def test_a_trunk_that_many_branches_share_is_read_once(store: Store) -> None:
     grow(store, "old", "x", 1)
     grow(store, "new", "a")
     for at in range(0, LONG, 15):
@@ -124,7 +124,7 @@ def test_branches_that_grow_from_one_another_are_read_once(store: Store) -> None
     assert calls < 25
 
 
-def test_nothing_is_read_above_an_end_that_the_other_graph_has(store: Store) -> None:
+def test_comparing_reads_no_node_above_a_branch_tip_that_both_graphs_have(store: Store) -> None:
     grow(store, "old", "a", 3)
     for at in range(20):
         grow(store, "old", f"branch {at} ", 3, parent="a2")
@@ -138,7 +138,7 @@ def test_nothing_is_read_above_an_end_that_the_other_graph_has(store: Store) -> 
     assert found.pieces_read <= 300 + 20 + 20 + 10 + indexed(320)
 
 
-def test_a_way_to_the_ancestor_that_both_graphs_have_is_read_in_pages(store: Store) -> None:
+def test_the_path_to_the_common_ancestor_is_read_in_pages(store: Store) -> None:
     grow(store, "s", "a", 3)
     grow(store, "s", "b", LONG)
     grow(store, "s", "c", LONG + 100, parent="a1")
@@ -150,7 +150,7 @@ def test_a_way_to_the_ancestor_that_both_graphs_have_is_read_in_pages(store: Sto
     assert calls < FEW
 
 
-def test_a_session_is_read_in_pages_given_its_manifest_alone(store: Store) -> None:
+def test_a_comparison_with_a_manifest_digest_reads_the_session_in_pages(store: Store) -> None:
     grow(store, "s", "a", 5)
     manifest = store.session("s").head().manifest  # type: ignore[union-attr]
     grow(store, "s", "b")
@@ -163,7 +163,7 @@ def test_a_session_is_read_in_pages_given_its_manifest_alone(store: Store) -> No
         assert calls < FEW
 
 
-def test_a_manifest_alone_is_walked_all_branches_at_once(store: Store) -> None:
+def test_comparing_two_manifests_walks_all_branches_together(store: Store) -> None:
     grow(store, "s", "a", 2)
     for at in range(300):
         grow(store, "s", f"branch {at} ", 4, parent="a1")
@@ -175,7 +175,7 @@ def test_a_manifest_alone_is_walked_all_branches_at_once(store: Store) -> None:
         assert calls < FEW
 
 
-def test_a_fork_of_a_path_has_no_more_than_the_path(store: Store) -> None:
+def test_a_fork_of_a_node_has_only_the_nodes_on_the_path_to_it(store: Store) -> None:
     grow(store, "s", "a", 100)
     grow(store, "s", "b", 50, parent="a49")
     store.fork("s", "path", node="b49")

@@ -76,7 +76,7 @@ def ask(session: Session) -> list[object]:
 SHAPES = ["IndexPage", "IndexRun1", "IndexRun2", "IndexRun3", "Bucket", "Spine"]
 
 
-def test_the_index_has_every_shape(written: MemoryEngine) -> None:
+def test_the_test_index_has_a_piece_of_every_shape(written: MemoryEngine) -> None:
     assert sorted(pieces(written)) == sorted(SHAPES)
 
 
@@ -120,7 +120,9 @@ LIES: dict[str, Callable[[IndexPage], IndexPage]] = {
 
 
 @pytest.mark.parametrize("why", LIES)
-def test_an_index_that_was_written_wrong_is_found_out(tmp_path: Path, why: str) -> None:
+def test_check_finds_a_node_index_with_wrong_content_and_correct_digests(
+    tmp_path: Path, why: str
+) -> None:
     """Not damage, which digests show, but an index of which all digests are right."""
     with casstore.open(tmp_path / "s") as store:
         session = store.session("s")

@@ -142,7 +142,7 @@ def test_generated_ids_sort_in_the_order_in_which_they_were_generated() -> None:
     assert {len(one) for one in ids} == {23}
 
 
-def test_generated_ids_of_forks_and_threads_never_meet(store: Store, agent: Session) -> None:
+def test_generated_ids_are_unique_across_forks_and_threads(store: Store, agent: Session) -> None:
     agent.append("root")
     forks = [agent.fork(f"fork-{n}") for n in range(4)]
     threads = [
@@ -180,7 +180,7 @@ def test_an_append_without_payloads_changes_components_alone(agent: Session) -> 
     assert agent.checkpoint(hydrate=True).tool_state == {"cwd": "/repo"}
 
 
-def test_components_given_change_alone_and_the_others_stay(agent: Session) -> None:
+def test_an_append_changes_only_the_components_that_it_names(agent: Session) -> None:
     agent.append(
         "one", tool_state={"a": 1}, plugin_snapshot=[1], config={"k": "v"}, frames=["f"], notes="n"
     )
@@ -194,7 +194,7 @@ def test_components_given_change_alone_and_the_others_stay(agent: Session) -> No
     assert agent.checkpoint().others is None
 
 
-def test_a_component_may_be_a_link_to_what_is_stored(store: Store, agent: Session) -> None:
+def test_a_component_can_be_set_to_a_link_to_a_stored_value(store: Store, agent: Session) -> None:
     agent.append("one", tool_state={"a": 1})
     link = agent.checkpoint().tool_state
     other = store.session("other")
@@ -288,7 +288,9 @@ def test_a_repeated_turn_with_other_components_is_a_conflict(
         agent.append("a", **other, turn="t1")
 
 
-def test_setting_components_is_another_turn_than_replacing_the_checkpoint(agent: Session) -> None:
+def test_repeating_a_turn_with_a_full_checkpoint_instead_of_components_is_a_conflict(
+    agent: Session,
+) -> None:
     agent.append("a", tool_state={"n": 1}, turn="t1")
     with pytest.raises(TurnConflictError):
         agent.commit(append=["a"], checkpoint=Checkpoint(tool_state={"n": 1}), turn="t1")
@@ -322,7 +324,7 @@ def test_a_turn_is_found_without_running_it_again(store: Store, agent: Session) 
 
 
 @pytest.mark.parametrize("turn", ["", "\ud800", None, 5])
-def test_a_turn_that_cannot_be_one_is_refused(agent: Session, turn: Any) -> None:
+def test_find_turn_refuses_an_invalid_turn(agent: Session, turn: Any) -> None:
     with pytest.raises(InvalidInputError, match="turn"):
         agent.find_turn(turn)
 
@@ -379,7 +381,7 @@ def test_components_inside_the_manifest_are_edited_too(agent: Session, component
     assert getattr(agent.checkpoint(hydrate=True), component) is None
 
 
-def test_an_edit_names_what_is_missing(agent: Session) -> None:
+def test_an_edit_error_names_the_path_that_is_missing(agent: Session) -> None:
     with pytest.raises(PathNotFoundError, match=r"nothing at \$\.tool_state"):
         agent.edit("tool_state", Set(["a"], 1))
     agent.edit("tool_state", Set([], {"a": {}}))
@@ -395,7 +397,7 @@ def test_an_edit_names_what_is_missing(agent: Session) -> None:
     assert head.revision == 1
 
 
-def test_an_edit_of_a_value_component_must_leave_a_valid_one(agent: Session) -> None:
+def test_an_edit_of_frames_or_plugin_revision_must_leave_a_valid_value(agent: Session) -> None:
     agent.append(frames=["a"], plugin_revision=3)
     agent.edit("frames", Append([], "b"))
     assert agent.checkpoint(hydrate=True).frames == ("a", "b")
@@ -421,7 +423,9 @@ def test_two_sessions_edit_one_component_at_once_and_no_edit_is_lost(agent: Sess
     assert sorted(log) == sorted(f"{name}{n}" for name in "ab" for n in range(20))
 
 
-def test_the_store_takes_a_link_where_it_takes_a_digest(store: Store, agent: Session) -> None:
+def test_view_edit_and_diff_accept_a_link_in_place_of_a_digest(
+    store: Store, agent: Session
+) -> None:
     agent.append("one", tool_state={"a": 1})
     link = agent.checkpoint().tool_state
     assert store.view(link)["a"] == 1
@@ -442,7 +446,7 @@ def test_a_fork_is_a_session_and_may_begin_with_payloads(agent: Session) -> None
     assert payloads(agent) == ["one", "two"]
 
 
-def test_a_diff_is_data_and_reads_payloads_when_asked(store: Store, agent: Session) -> None:
+def test_a_diff_reads_payloads_on_access_and_can_be_pickled(store: Store, agent: Session) -> None:
     agent.append("one", tool_state={"a": 1})
     other = agent.fork("other")
     other.append({"text": "two"}, tool_state={"a": 2})
@@ -469,7 +473,7 @@ def test_the_payload_of_a_hidden_node_is_not_shown(agent: Session) -> None:
     assert f"+ node {secret!r} (hidden)" in str(found)
 
 
-def test_a_long_diff_is_cut(agent: Session) -> None:
+def test_a_long_diff_is_printed_truncated(agent: Session) -> None:
     agent.append("one")
     other = agent.fork("other")
     other.append(*[f"{n} " + "x" * 500 for n in range(50)])
@@ -497,7 +501,9 @@ def test_an_append_under_the_lease_of_another_names_owner_and_expiry(
     assert agent.append("one").revision == 1
 
 
-def test_claiming_a_held_lease_says_so_if_asked(agent: Session, clock: ManualClock) -> None:
+def test_claiming_a_held_lease_with_wait_s_waits_and_raises_lease_held_error(
+    agent: Session, clock: ManualClock
+) -> None:
     lease = agent.claim_lease("worker-1", MINUTE_MS)
     assert lease is not None
     assert agent.claim_lease("worker-2", MINUTE_MS) is None
@@ -513,7 +519,7 @@ def test_claiming_a_held_lease_says_so_if_asked(agent: Session, clock: ManualClo
     assert taken.owner == "worker-2"
 
 
-def test_a_lease_that_expires_is_claimed_without_a_write_that_announces_it(tmp_path: Path) -> None:
+def test_a_waiting_claim_takes_a_lease_at_its_expiry_without_a_write(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "store", "relaxed") as store:
         agent = store.session("agent")
         agent.claim_lease("killed", 50)
@@ -523,19 +529,19 @@ def test_a_lease_that_expires_is_claimed_without_a_write_that_announces_it(tmp_p
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, "1", None, float("nan"), float("inf"), 1e30, True])
-def test_a_time_to_live_that_cannot_be_is_refused(agent: Session, ttl_s: Any) -> None:
+def test_an_invalid_time_to_live_is_refused(agent: Session, ttl_s: Any) -> None:
     with pytest.raises(InvalidInputError, match="ttl_s must be a positive number, got "):
         agent.hold("worker", ttl_s=ttl_s)
 
 
 @pytest.mark.parametrize("owner", ["", "\ud800", None, 5, b"worker"])
-def test_an_owner_that_cannot_be_is_refused(agent: Session, owner: Any) -> None:
+def test_an_invalid_owner_is_refused(agent: Session, owner: Any) -> None:
     with pytest.raises(InvalidInputError, match="owner"):
         agent.hold(owner)
 
 
 @pytest.mark.parametrize("wait_s", ["1", None, float("nan")])
-def test_a_time_to_wait_that_cannot_be_is_refused(agent: Session, wait_s: Any) -> None:
+def test_an_invalid_time_to_wait_is_refused(agent: Session, wait_s: Any) -> None:
     with pytest.raises(InvalidInputError, match="wait_s"):
         agent.hold("worker", wait_s=wait_s)
     if wait_s is not None:
@@ -570,7 +576,9 @@ def test_a_block_that_raises_releases_the_lease(agent: Session) -> None:
     assert agent.append("on").revision == 1
 
 
-def test_a_lease_released_with_a_commit_is_over(agent: Session) -> None:
+def test_a_call_under_a_lease_that_a_commit_released_raises_lease_lost_error(
+    agent: Session,
+) -> None:
     with agent.hold("worker-1") as held:
         held.append("one", release=True)
         with pytest.raises(LeaseLostError, match="released with a commit"):
@@ -578,7 +586,7 @@ def test_a_lease_released_with_a_commit_is_over(agent: Session) -> None:
         assert agent.append("free").revision == 2
 
 
-def test_a_lease_that_another_owner_took_is_lost_at_the_next_call(
+def test_the_next_call_after_another_owner_took_the_lease_raises_lease_lost_error(
     agent: Session, clock: ManualClock
 ) -> None:
     with agent.hold("worker-1") as held:
@@ -594,7 +602,7 @@ def test_a_lease_that_another_owner_took_is_lost_at_the_next_call(
     assert agent.append("three", lease=stolen).revision == 2
 
 
-def test_a_lease_lost_in_the_background_is_lost_at_the_next_call(
+def test_the_next_call_after_a_background_renewal_lost_the_lease_raises(
     agent: Session, clock: ManualClock
 ) -> None:
     with agent.hold("worker-1", ttl_s=0.03) as held:
@@ -636,7 +644,7 @@ def test_one_thread_renews_all_leases_of_a_store_and_ends_with_the_last(store: S
         assert renewer._thread is not thread
 
 
-def test_a_renewal_that_fails_for_the_moment_is_tried_again(store: Store, agent: Session) -> None:
+def test_a_renewal_that_raises_busy_error_is_retried(store: Store, agent: Session) -> None:
     with agent.hold("worker-1", ttl_s=30) as held:
         engine = store.engine
         write = engine.write
@@ -690,7 +698,7 @@ def test_work_waits_for_what_another_thread_queues(tmp_path: Path) -> None:
         assert payloads(agent) == [0, 1, 2]
 
 
-def test_work_that_becomes_available_later_is_found_without_a_write(tmp_path: Path) -> None:
+def test_a_waiting_worker_takes_a_batch_when_it_becomes_available(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "store", "relaxed") as store:
         agent = store.session("agent")
         with agent.hold("worker-1") as held:
@@ -808,7 +816,7 @@ def test_the_store_forwards_to_maintenance(tmp_path: Path) -> None:
             store.gc(grace_ms=-1)
 
 
-def test_completion_shows_every_public_name() -> None:
+def test_dir_lists_every_public_name() -> None:
     import casstore.maintenance
 
     packages = {"aio", "errors", "maintenance"}
@@ -822,13 +830,15 @@ def test_completion_shows_every_public_name() -> None:
             assert getattr(package, name) is not None
 
 
-def test_the_packages_need_no_import_of_their_own() -> None:
+def test_import_casstore_makes_its_subpackages_available() -> None:
     used = "casstore.aio.open, casstore.errors.LeaseHeldError, casstore.maintenance.gc.collect"
     script = f"import casstore; {used}"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
 
 
-def test_reports_heads_and_entries_are_printed_in_words(store: Store, tmp_path: Path) -> None:
+def test_reports_heads_and_history_entries_have_readable_str_forms(
+    store: Store, tmp_path: Path
+) -> None:
     with casstore.open(tmp_path / "store", "relaxed") as files:
         agent = files.session("agent")
         made = agent.append("one", turn="t1", label="first")
@@ -859,7 +869,7 @@ def test_reports_heads_and_entries_are_printed_in_words(store: Store, tmp_path: 
         assert "session 'agent': done, 1 node removed" in str(files.vacuum(grace_ms=0))
 
 
-def test_what_is_due_without_a_write_is_known_beforehand(
+def test_a_waiter_computes_when_the_next_batch_or_lease_becomes_available(
     agent: Session, clock: ManualClock
 ) -> None:
     with agent.hold("worker-1", ttl_s=30) as held:
@@ -872,7 +882,7 @@ def test_what_is_due_without_a_write_is_known_beforehand(
         assert claiming.due_s == 30
 
 
-def test_only_given_ids_are_looked_for_among_the_nodes_of_a_graph() -> None:
+def test_append_looks_up_given_ids_in_the_graph_but_not_generated_ids() -> None:
     engine = CountingEngine()
     with Store(engine) as store:
         store.session("agent").append(*range(3001))

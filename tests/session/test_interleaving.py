@@ -251,7 +251,9 @@ def interruptions(
 
 @pytest.mark.parametrize("collection", COLLECTIONS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_collection_in_the_middle(filled: MemoryEngine, operation: str, collection: str) -> None:
+def test_a_collection_between_any_two_engine_calls_leaves_the_store_sound(
+    filled: MemoryEngine, operation: str, collection: str
+) -> None:
     done = 0
     for store in interruptions(
         filled, OPERATIONS[operation], COLLECTIONS[collection], operation + collection
@@ -301,7 +303,7 @@ def test_a_sweep_during_vacuum_import_or_copy_leaves_the_store_sound(
     assert done
 
 
-def test_a_session_vacuumed_in_the_target_of_a_copy_is_not_called_damaged(
+def test_a_copy_does_not_report_damage_when_its_target_session_is_vacuumed(
     filled: MemoryEngine,
 ) -> None:
     """The copy reads the target's session, too, and what it read may be collected."""

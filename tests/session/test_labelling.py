@@ -29,7 +29,7 @@ class RowsRead(MemoryEngine):
         return found
 
 
-def test_labelling_and_taking_a_label_away_read_no_other_label() -> None:
+def test_label_and_unlabel_read_no_other_label() -> None:
     engine = RowsRead()
     session = Store(engine).session("s")
     session.commit(Commit(append=[NodeDraft("a", 1)]))

@@ -59,7 +59,7 @@ def claimed(session: Session, owner: str, ttl_ms: int) -> Lease:
     return lease
 
 
-def test_a_lease_that_ran_out_and_is_given_back_just_now_is_claimed_all_the_same(
+def test_a_claim_succeeds_while_the_expired_lease_is_released_concurrently(
     engine: InterruptedEngine, session: Session
 ) -> None:
     # Whoever is told None leaves the work to the holder, and here there is none.
@@ -71,7 +71,7 @@ def test_a_lease_that_ran_out_and_is_given_back_just_now_is_claimed_all_the_same
     assert session.commit(Commit(lease=lease)).revision == 1
 
 
-def test_a_lease_that_another_owner_takes_and_loses_at_once_is_claimed_next(
+def test_a_claim_succeeds_after_a_concurrent_claim_and_release(
     engine: InterruptedEngine, session: Session
 ) -> None:
     engine.meanwhile = lambda: session.release_lease(claimed(session, "nobody for long", 1))
@@ -86,7 +86,7 @@ def test_a_lease_that_another_owner_takes_and_loses_at_once_is_claimed_next(
     ],
     ids=["rewind", "adopt"],
 )
-def test_a_head_is_not_moved_by_a_lease_that_ends_meanwhile_and_the_error_is_of_the_lease(
+def test_rewind_and_adopt_under_a_lease_that_expires_concurrently_raise_a_lease_error(
     engine: InterruptedEngine, session: Session, move: Callable[[Session, Lease], object]
 ) -> None:
     """The next owner has committed: that the head moved is not why the call is refused."""
@@ -103,14 +103,14 @@ def test_a_head_is_not_moved_by_a_lease_that_ends_meanwhile_and_the_error_is_of_
         move(session, slow)
 
 
-def test_a_lease_that_another_owner_takes_just_now_is_theirs(
+def test_a_claim_that_loses_a_race_for_the_lease_returns_none(
     engine: InterruptedEngine, session: Session
 ) -> None:
     engine.meanwhile = lambda: session.claim_lease("first", 10)
     assert session.claim_lease("second", 10) is None
 
 
-def test_a_lease_of_a_clock_before_1970_is_renewed_and_given_back(
+def test_a_lease_claimed_by_a_clock_before_1970_can_be_renewed_and_released(
     engine: InterruptedEngine, session: Session
 ) -> None:
     engine.now = -5
@@ -143,7 +143,7 @@ USES: dict[str, Callable[[Session, Lease], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("odd", ODD)
-def test_a_lease_that_cannot_be_is_refused_wherever_it_is_used(
+def test_every_call_that_takes_a_lease_refuses_an_invalid_lease(
     session: Session, odd: str, use: str
 ) -> None:
     session.commit(Commit())

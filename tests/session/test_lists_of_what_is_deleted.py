@@ -78,7 +78,7 @@ LISTS: dict[str, Callable[[Session], object]] = {
 
 
 @pytest.mark.parametrize("listed", LISTS)
-def test_it_is_listed_whole_or_said_to_be_deleted(listed: str) -> None:
+def test_a_list_during_a_deletion_is_complete_or_raises_session_deleted_error(listed: str) -> None:
     look = LISTS[listed]
     whole = look(made(Interrupted()))
     for calls in count(1):
@@ -95,7 +95,7 @@ def test_it_is_listed_whole_or_said_to_be_deleted(listed: str) -> None:
             break
 
 
-def test_a_lease_of_a_session_deleted_just_now_is_not_said_to_be_held_by_another_owner() -> None:
+def test_renewing_a_lease_during_a_deletion_raises_session_deleted_error() -> None:
     for calls in count(1):
         engine = Interrupted()
         session = made(engine)
@@ -111,7 +111,7 @@ def test_a_lease_of_a_session_deleted_just_now_is_not_said_to_be_held_by_another
         break
 
 
-def test_a_protection_that_two_take_away_at_once_is_counted_once() -> None:
+def test_concurrent_unprotect_calls_count_each_protection_once() -> None:
     for calls in count(1):
         engine = Interrupted()
         session = made(engine)

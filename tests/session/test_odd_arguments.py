@@ -65,20 +65,20 @@ def store() -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(store: Store, call: str) -> None:
+def test_session_calls_refuse_invalid_arguments_and_write_nothing(store: Store, call: str) -> None:
     with pytest.raises(InvalidInputError):
         CALLS[call](store)
     assert list(store.sessions()) == []
     assert store.session("s").queue.batches() == []
 
 
-def test_the_last_time_that_a_row_can_hold_is_none_to_refuse(store: Store) -> None:
+def test_enqueue_accepts_the_largest_available_at_ms(store: Store) -> None:
     batch = store.session("s").queue.enqueue([1], available_at_ms=(1 << 63) - 1)
     assert store.session("s").queue.pending() == [batch]
 
 
 @pytest.mark.parametrize("odd", [{"boundary": "whenever"}, {"limit": -1}, {"limit": True}])
-def test_a_claim_of_what_cannot_be_is_refused(store: Store, odd: Any) -> None:
+def test_claim_refuses_an_invalid_boundary_or_limit(store: Store, odd: Any) -> None:
     session = store.session("s")
     session.queue.enqueue(["work"])
     lease = session.claim_lease("owner", 60_000)
@@ -88,7 +88,7 @@ def test_a_claim_of_what_cannot_be_is_refused(store: Store, odd: Any) -> None:
     assert session.queue.pending() == session.queue.batches()
 
 
-def test_a_lease_is_not_renewed_for_a_time_that_cannot_be(store: Store) -> None:
+def test_renew_lease_refuses_an_invalid_time_to_live(store: Store) -> None:
     session = store.session("s")
     lease = session.claim_lease("owner", 60_000)
     assert lease is not None
@@ -104,7 +104,7 @@ NO_LEASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lease", NO_LEASES)
-def test_an_invalid_lease_does_not_commit_unfenced_where_the_session_is_known(
+def test_commit_and_rewind_refuse_an_invalid_lease_though_the_head_is_cached(
     store: Store, lease: str
 ) -> None:
     session = store.session("s")
@@ -128,7 +128,7 @@ BATCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("odd", BATCHES)
-def test_a_claim_on_a_batch_that_cannot_be_is_refused(store: Store, odd: str) -> None:
+def test_a_claim_with_an_invalid_batch_is_refused(store: Store, odd: str) -> None:
     session = store.session("s")
     lease = session.claim_lease("owner", 60_000)
     assert lease is not None
@@ -148,13 +148,15 @@ def test_a_claim_on_a_batch_that_cannot_be_is_refused(store: Store, odd: str) ->
 
 
 @pytest.mark.parametrize("batches", [None, 5, "batches"])
-def test_a_claim_without_batches_is_refused_also_with_a_turn(store: Store, batches: Any) -> None:
+def test_a_commit_with_a_turn_refuses_a_claim_without_a_list_of_batches(
+    store: Store, batches: Any
+) -> None:
     claim = Claim("claim", "s", 1, batches)
     with pytest.raises(InvalidInputError):
         store.session("s").commit(Commit(completes=[claim], turn="turn"))
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), 10**400, "1"])
-def test_a_time_that_never_comes_is_not_waited_for(store: Store, timeout_s: Any) -> None:
+def test_wait_refuses_an_invalid_timeout(store: Store, timeout_s: Any) -> None:
     with pytest.raises(InvalidInputError):
         store.session("s").wait(0, timeout_s)

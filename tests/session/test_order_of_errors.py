@@ -39,7 +39,7 @@ def a_lease_that_is_lost(store: Store) -> tuple[Commit, type[CasstoreError]]:
 
 
 @pytest.mark.parametrize("before", [a_node_that_is_there, a_lease_that_is_lost])
-def test_a_ledger_that_would_overflow_is_reported_last_also_with_a_cached_head(
+def test_other_errors_are_raised_before_a_ledger_overflow_with_and_without_a_cached_head(
     engine: MemoryEngine, before: Callable[[Store], tuple[Commit, type[CasstoreError]]]
 ) -> None:
     store = Store(engine)
@@ -51,7 +51,7 @@ def test_a_ledger_that_would_overflow_is_reported_last_also_with_a_cached_head(
         assert type(raised.value) is told
 
 
-def test_a_ledger_overflows_by_what_it_is_now_not_by_what_was_known_of_it(
+def test_the_ledger_overflow_check_uses_the_current_ledger_and_not_the_cached_one(
     engine: MemoryEngine,
 ) -> None:
     store, other = Store(engine), Store(engine)

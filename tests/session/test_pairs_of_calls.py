@@ -165,7 +165,7 @@ def left(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
 @pytest.mark.parametrize(
     ("group", "first", "second"), PAIRS, ids=[f"{one} and {other}" for _, one, other in PAIRS]
 )
-def test_a_call_during_another_came_before_it_or_after(
+def test_two_interleaved_calls_have_the_result_of_one_of_the_serial_orders(
     filled: MemoryEngine, group: dict[str, Call], first: str, second: str
 ) -> None:
     before = at_work().engine if group is WORK else filled

@@ -85,7 +85,9 @@ def read_while(store: Store, reading: int, happens: Callable[[], None], read: An
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("at", [None, 2])
-def test_deleted_and_collected_while_it_is_read(store: Store, reading: Any, at: int | None) -> None:
+def test_reading_a_session_during_its_deletion_is_complete_or_raises(
+    store: Store, reading: Any, at: int | None
+) -> None:
     told = 0
     for number in range(1, _MAX_READINGS):
         session = fill(store, f"s{number}")
@@ -108,7 +110,9 @@ def test_deleted_and_collected_while_it_is_read(store: Store, reading: Any, at: 
     pytest.fail("it makes more readings than were tried")
 
 
-def test_pruned_and_collected_while_it_is_read(store: Store) -> None:
+def test_reading_a_revision_that_is_pruned_concurrently_raises_revision_not_found_error(
+    store: Store,
+) -> None:
     session = fill(store, "s")
     revision = session.load(1)
     assert revision is not None
@@ -128,7 +132,7 @@ def test_pruned_and_collected_while_it_is_read(store: Store) -> None:
         session.load(1)
 
 
-def test_vacuumed_and_collected_while_it_is_read(store: Store) -> None:
+def test_reading_a_session_during_a_vacuum_returns_the_visible_nodes(store: Store) -> None:
     session = fill(store, "s")
     session.tombstone(["n0-7"])
     visible = [node.id for node in session.nodes()]
@@ -142,7 +146,9 @@ def test_vacuumed_and_collected_while_it_is_read(store: Store) -> None:
         assert [node.id for node in told.nodes] == visible
 
 
-def test_what_is_damaged_is_still_damaged(store: Store) -> None:
+def test_a_missing_object_of_an_existing_session_still_raises_corruption_error(
+    store: Store,
+) -> None:
     session = fill(store, "s")
     digest = session.nodes()[5].digest
     store.engine.write(Write(deletes=[digest]))

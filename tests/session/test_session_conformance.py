@@ -127,7 +127,9 @@ def store(place: Path) -> Iterator[casstore.Store]:
         yield opened
 
 
-def test_head_cas_one_of_many_processes_wins_revision_1(store: casstore.Store, place: Path) -> None:
+def test_head_cas_exactly_one_of_four_racing_processes_commits_revision_1(
+    store: casstore.Store, place: Path
+) -> None:
     answers = in_processes(
         place,
         """
@@ -175,7 +177,7 @@ print(json.dumps(lease and lease.fencing))
     assert store.session("alpha").claim_lease("successor", MINUTE_MS) is None
 
 
-def test_enqueue_idempotency_of_many_processes_makes_one_batch(
+def test_enqueue_idempotency_many_processes_with_one_key_make_one_batch(
     store: casstore.Store, place: Path
 ) -> None:
     answers = in_processes(
@@ -188,7 +190,9 @@ print(json.dumps(session.queue.enqueue([me], source_key="key").id))
     assert set(answers) == {batch.id}
 
 
-def test_wait_goes_from_process_to_process_and_back(store: casstore.Store, place: Path) -> None:
+def test_wait_returns_on_commits_of_another_process_in_both_directions(
+    store: casstore.Store, place: Path
+) -> None:
     session = store.session("alpha")
 
     def follow() -> None:
@@ -209,7 +213,9 @@ print(json.dumps(session.wait(1, timeout_s=120).revision))
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-def test_durability_tier_reported_is_the_one_asked_for(place: Path, durability: str) -> None:
+def test_durability_tier_of_an_open_store_is_the_requested_one(
+    place: Path, durability: str
+) -> None:
     with casstore.open(place, durability) as opened:
         assert isinstance(opened.engine, LmdbEngine)
         assert opened.engine.durability == durability

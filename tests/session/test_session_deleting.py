@@ -64,7 +64,7 @@ _BEFORE: dict[str, Callable[[Session], object]] = {
 
 @pytest.mark.parametrize("name", ["s", "long " * 100])
 @pytest.mark.parametrize("what", _BEFORE)
-def test_what_came_for_a_session_that_never_began_goes_with_it(
+def test_deleting_a_session_without_commits_removes_its_queue_and_attachments(
     any_store: Store, what: str, name: str
 ) -> None:
     # Once there was no session to delete, and what waited for it stayed, with all its bytes.
@@ -82,7 +82,7 @@ def test_what_came_for_a_session_that_never_began_goes_with_it(
     assert any_store.delete_session(name) is False
 
 
-def test_bytes_elsewhere_that_were_announced_to_a_session_that_never_began_stay_known(
+def test_deleting_a_session_without_commits_condemns_its_external_attachments(
     any_store: Store,
 ) -> None:
     any_store.session("s").attachments.intend("video", uri="s3://bucket/video")
@@ -91,7 +91,7 @@ def test_bytes_elsewhere_that_were_announced_to_a_session_that_never_began_stay_
     assert any_store.delete_session("s") is False
 
 
-def test_a_session_that_begins_just_as_what_waits_for_it_is_deleted_goes_too(
+def test_deleting_a_session_removes_a_concurrent_first_commit(
     any_store: Store,
 ) -> None:
     any_store.session("s").queue.enqueue(["first"])
@@ -148,7 +148,7 @@ def _of_alpha(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
 
 @pytest.mark.parametrize("is_cut_short", [False, True])
 @pytest.mark.parametrize("call", _ALL_CALLS)
-def test_what_is_deleted_during_a_call_leaves_nothing_behind(
+def test_a_call_during_a_deletion_leaves_no_rows_of_the_session(
     call: str, *, is_cut_short: bool
 ) -> None:
     """Nobody would find what came to be afterwards, and it would keep what it names."""

@@ -296,7 +296,7 @@ def test_of_first_commits_that_race_exactly_one_wins(
         assert ids(session) == [f"n{answers.index(1)}"]
 
 
-def test_of_processes_that_race_for_a_lease_one_gets_it_and_no_number_comes_twice(
+def test_one_of_many_racing_processes_gets_the_lease_and_fencing_numbers_are_unique(
     workers: Workers, store: Store, name: str
 ) -> None:
     fencing: list[int] = []
@@ -374,7 +374,7 @@ def test_of_threads_that_claim_under_one_lease_each_gets_other_work(
 
 
 @pytest.mark.parametrize("fenced", [False, True])
-def test_commits_of_many_processes_that_expect_nothing_all_get_in(
+def test_commits_of_many_processes_without_an_expected_revision_all_succeed(
     workers: Workers, store: Store, name: str, fenced: bool
 ) -> None:
     count = 25
@@ -451,7 +451,7 @@ def test_of_forks_to_one_target_exactly_one_wins(workers: Workers, store: Store,
         assert head.origin.session == f"{base} source {answers.index(1)}"
 
 
-def test_a_session_deleted_under_the_hands_of_others_leaves_only_its_tombstone(
+def test_a_session_deleted_during_commits_of_other_processes_leaves_only_its_tombstone(
     workers: Workers, store: Store, name: str
 ) -> None:
     for round_number in range(10):
@@ -517,7 +517,9 @@ def kill_after(place: Path, commits: int) -> int:
 
 
 @pytest.mark.parametrize("commits", [1, 2, 7, 20, 40, 100])
-def test_a_process_killed_among_its_commits_leaves_whole_ones(tmp_path: Path, commits: int) -> None:
+def test_a_process_killed_between_commits_leaves_only_complete_commits(
+    tmp_path: Path, commits: int
+) -> None:
     place = tmp_path / "store"
     acknowledged = kill_after(place, commits)
     with casstore.open(place, "relaxed") as store:

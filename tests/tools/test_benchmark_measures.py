@@ -34,7 +34,7 @@ TRACE = """\
 """
 
 
-def test_flushes_are_counted_however_they_are_asked_for() -> None:
+def test_flushes_are_counted_for_every_system_call_that_requests_one() -> None:
     assert count_flushes(calls(TRACE.splitlines())) == {
         "pwrite64 with O_DSYNC": 1, "pwritev2 with RWF_DSYNC": 1, "fsync": 1,
     }  # fmt: skip
@@ -57,7 +57,7 @@ def test_a_ratio_is_the_middle_of_the_runs_and_comes_with_the_lowest_and_the_hig
     assert repeated(lambda: next(ratios), 3) == (2.0, "runs gave 1.00 to 3.00")
 
 
-def test_sqlite_has_the_turns_of_each_session_and_their_heads(tmp_path: Path) -> None:
+def test_the_sqlite_baseline_stores_the_turns_and_heads_of_each_session(tmp_path: Path) -> None:
     path = str(tmp_path / "db")
     create(path)
     turns = make_turns(4)
@@ -75,7 +75,7 @@ def test_sqlite_has_the_turns_of_each_session_and_their_heads(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["casstore", "sqlite"])
-def test_a_process_that_commits_waits_for_the_word(tmp_path: Path, kind: str) -> None:
+def test_a_benchmark_client_waits_for_the_start_signal(tmp_path: Path, kind: str) -> None:
     path = str(tmp_path / "it")
     if kind == "sqlite":
         create(path)

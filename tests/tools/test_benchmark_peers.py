@@ -119,7 +119,7 @@ def made_up(*columns: Column) -> Results:
     return Results(1, TINY, list(columns), {}, {"Python": "3"}, Spread(1e-3, 1e-3, 1e-3))
 
 
-def test_the_page_lists_where_casstore_is_behind() -> None:
+def test_the_benchmark_page_lists_measures_in_which_casstore_is_slower_or_larger() -> None:
     slow = page.markdown(made_up(column("casstore", 2.0), column("git", 1.0)))
     assert "takes longer than git (2.0×)" in slow
     assert "takes more room than git (2.0×)" in slow
@@ -165,7 +165,7 @@ def test_names_of_lines_that_end_together_do_not_cover_each_other(end: float) ->
     assert all(later - sooner >= 12 for sooner, later in pairwise(places))
 
 
-def test_a_chart_of_nothing_is_refused() -> None:
+def test_a_chart_without_points_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one point"):
         draw("t", [Line("a", [])], x_label="x", x_text=str, y_text=str)
 
@@ -218,7 +218,7 @@ def test_the_page_of_this_repository_has_its_markers_and_its_pictures() -> None:
         (["--corpus", "nowhere"], "there is no nowhere"),
     ],
 )
-def test_an_option_that_cannot_be_kept_is_refused_before_anything_is_measured(
+def test_an_unusable_option_is_refused_before_any_measurement(
     options: list[str], why: str, tmp_path: Path
 ) -> None:
     tool = str(Path(__file__).parent.parent.parent / "tools" / "bench.py")

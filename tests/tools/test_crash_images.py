@@ -135,7 +135,7 @@ class TestLog:
         )
         assert events[1:] == [Write("data.mdb", 0, b"ab", 3), Write("data.mdb", 2, b"c", 5)]
 
-    def test_a_write_whose_end_was_not_seen_may_have_happened(self) -> None:
+    def test_an_unfinished_write_in_the_trace_may_have_happened(self) -> None:
         events = log(OPEN, "7 write(4</s/data.mdb>, 'abc', 3 <unfinished ...>")
         assert events[1:] == [Write("data.mdb", 0, b"abc", sys.maxsize)]
 
@@ -148,7 +148,7 @@ class TestLog:
         )
         assert events[1:] == [Ack("ack 1"), Sync("data.mdb", 3), Ack("ack 2")]
 
-    def test_names_and_sizes(self) -> None:
+    def test_the_trace_reader_follows_renames_links_and_size_changes(self) -> None:
         assert log(
             OPEN,
             "7 fallocate(4</s/data.mdb>, 0, 0, 9000) = 0",
@@ -186,7 +186,7 @@ class TestLog:
             "7 <... write resumed>) = 1",
         ],
     )
-    def test_what_cannot_be_followed_is_refused(self, line: str) -> None:
+    def test_a_traced_call_that_cannot_be_followed_is_refused(self, line: str) -> None:
         with pytest.raises(TraceError):
             log(OPEN, line)
 
@@ -278,7 +278,7 @@ class TestDisk:
         assert left(disk, (2, ENTRY)) == b""
         assert left(disk) == OLD + OLD
 
-    def test_a_name_settled_again_gets_no_older_changes(self) -> None:
+    def test_a_recreated_file_gets_no_changes_of_the_removed_one(self) -> None:
         events: list[Event] = [
             Unlink("f", "f"),
             Create("f#2", "f"),
@@ -313,7 +313,7 @@ class TestImages:
             synced = len(image.acknowledged)
             assert image.contents["f"][512 : 512 * synced + 512] == NEW * synced
 
-    def test_the_extremes_are_among_them(self) -> None:
+    def test_the_images_include_the_extreme_cases(self) -> None:
         stories = " ".join(image.describe() for image in drawn())
         for label in ("nothing", "everything", "only the last", "all but the first"):
             assert f"{label} landed" in stories
@@ -427,12 +427,12 @@ class TestCampaign:
         assert report.failures == 1
         assert "no answer" in report.first_failures[0].reason
 
-    def test_a_workload_that_fails_proves_nothing(self, tmp_path: Path) -> None:
+    def test_a_workload_that_fails_raises_trace_error(self, tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="ended with 3"):
             record([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, tmp_path / "log")
 
 
 @needs_strace
-def test_strace_is_asked_for_calls_it_knows() -> None:
+def test_strace_knows_every_traced_system_call() -> None:
     command = ["strace", "-o", os.devnull, "-e", f"trace={TRACED}", "true"]
     assert subprocess.run(command, check=False, capture_output=True).stderr == b""

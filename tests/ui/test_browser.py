@@ -250,7 +250,7 @@ def test_the_slider_goes_through_revisions(browser: Browser, running: Running) -
         expect(page.locator("h1 .at")).to_have_text("@8")
 
 
-def test_the_state_is_opened_where_a_reader_looks(browser: Browser, running: Running) -> None:
+def test_a_state_entry_is_expanded_on_click(browser: Browser, running: Running) -> None:
     with opened(browser, running) as page:
         go(page, running, "/session", id="fix-parser")
         page.locator("#side summary", has_text="files").click()

@@ -124,7 +124,7 @@ def test_a_link_from_elsewhere_shows_nothing_without_the_cookie(running: Running
 
 
 @pytest.mark.parametrize(("path", "given"), PAGES)
-def test_every_page_forbids_inline_script_and_what_is_elsewhere(
+def test_every_page_forbids_inline_scripts_and_external_resources(
     client: httpx.Client, path: str, given: dict[str, str]
 ) -> None:
     answer = client.get(path, params=given)
@@ -209,7 +209,7 @@ def test_a_viewer_without_write_has_a_store_that_cannot_be_written(
         assert store.session("fix-parser").head() is not None
 
 
-def test_loopback_is_distinguished_from_what_others_reach() -> None:
+def test_is_loopback_accepts_only_loopback_hosts() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1")] == [
         True
     ] * 4
@@ -253,7 +253,7 @@ def test_raw_payloads_blobs_and_images_are_served_as_what_they_are(
     assert blob.content == png()
 
 
-def test_the_search_leads_to_what_a_name_means(client: httpx.Client) -> None:
+def test_the_search_box_redirects_to_the_object_of_a_name(client: httpx.Client) -> None:
     for name, place in (
         ("fix-parser", "/session?id=fix-parser"),
         ("fix-parser@4", "/session?id=fix-parser&at=4"),
@@ -304,7 +304,7 @@ def test_every_engine_can_be_viewed(any_store: casstore.Store) -> None:
         thread.join(30)
 
 
-def test_events_tell_of_a_commit(own: Path) -> None:
+def test_the_event_stream_reports_a_commit(own: Path) -> None:
     with serve(own) as running, running.client() as client:
         params = {"session": "empty"}
         with client.stream("GET", "/events", params=params) as stream:

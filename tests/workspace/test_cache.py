@@ -52,7 +52,7 @@ def test_an_unchanged_tree_is_not_read_again_in_this_process_or_another(
 
 
 @pytest.mark.usefixtures("settled")
-def test_only_what_changed_is_read(store: Store, files: Path) -> None:
+def test_only_changed_files_are_read(store: Store, files: Path) -> None:
     for at in range(50):
         (files / f"f{at}").write_text(str(at))
     ws = Workspace(files)
@@ -65,7 +65,7 @@ def test_only_what_changed_is_read(store: Store, files: Path) -> None:
     assert snapshot.digest == Workspace(files).snapshot(store).digest
 
 
-def test_a_change_that_leaves_the_same_numbers_is_seen_if_the_file_was_new(
+def test_a_change_with_identical_stat_values_is_seen_if_the_file_was_recent(
     store: Store, session: Session, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system whose clock ticks so slowly that both writes have one time."""
@@ -149,7 +149,7 @@ def test_a_replacement_with_the_same_size_and_times_is_seen_by_inode(
 
 
 @pytest.mark.usefixtures("settled")
-def test_other_rules_do_not_use_what_was_decided_before(
+def test_other_ignore_patterns_do_not_use_cached_decisions(
     store: Store, files: Path, tmp_path: Path
 ) -> None:
     (files / "a.log").write_text("x")
@@ -161,7 +161,7 @@ def test_other_rules_do_not_use_what_was_decided_before(
 
 
 @pytest.mark.usefixtures("settled")
-def test_another_size_limit_does_not_use_what_was_decided_before(
+def test_another_size_limit_does_not_use_cached_decisions(
     store: Store, files: Path, tmp_path: Path
 ) -> None:
     (files / "a").write_text("12345")
@@ -227,7 +227,7 @@ def test_a_snapshot_whose_objects_were_collected_is_stored_again(store: Store, f
 
 
 @pytest.mark.usefixtures("settled")
-def test_status_and_plans_neither_store_nor_forget_anything(
+def test_status_and_restore_plans_change_neither_store_nor_cache(
     store: Store, session: Session, files: Path, tmp_path: Path
 ) -> None:
     (files / "a").write_text("x")

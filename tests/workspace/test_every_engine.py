@@ -142,7 +142,7 @@ def test_an_exported_session_is_imported_and_restores_byte_for_byte(
     assert find_snapshot(any_store.session("back")) == find_snapshot(agent)
 
 
-def test_erased_files_are_gone_also_those_saved_before_a_forced_restore(
+def test_erasure_removes_files_including_those_saved_before_a_forced_restore(
     any_store: Store, agent: Session, files: Path
 ) -> None:
     agent.append("hello")

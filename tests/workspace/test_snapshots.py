@@ -261,7 +261,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert (snapshot.size_bytes, snapshot.unstable) == (7, ())
 
 
-def test_a_file_that_changes_each_time_is_stored_as_read_and_named(
+def test_a_file_that_changes_at_every_read_is_stored_as_read_and_reported(
     store: Store, session: Session, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (files / "log").write_text("x")
@@ -283,7 +283,7 @@ def test_a_file_that_changes_each_time_is_stored_as_read_and_named(
     assert ws.snapshot(store).size_bytes == scan.READ_ATTEMPTS + 1
 
 
-def test_what_vanishes_during_the_scan_is_taken_to_have_been_absent(
+def test_files_that_vanish_during_the_scan_are_omitted(
     store: Store, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("gone", "stays"):
@@ -360,7 +360,7 @@ def public_place() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["shut", "dir"])
-def test_what_cannot_be_read_is_refused_or_left_out_by_name(public_place: str, name: str) -> None:
+def test_an_unreadable_entry_is_refused_or_skipped_by_name(public_place: str, name: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", UNPRIVILEGED, public_place, name],
         capture_output=True, text=True, check=False, cwd=public_place,
@@ -491,7 +491,7 @@ def test_gc_keeps_what_a_session_names_and_removes_other_snapshots(
     assert dropped in store
 
 
-def test_the_cache_of_another_store_leaves_no_object_out(
+def test_a_snapshot_with_the_cache_of_another_store_stores_every_object(
     store: Store, files: Path, tmp_path: Path
 ) -> None:
     (files / "sub").mkdir()

@@ -46,7 +46,7 @@ def two_states(session: Session, ws: Workspace, files: Path) -> tuple[int, int]:
     return first, ws.commit(session).revision
 
 
-def test_a_plan_says_what_would_happen_and_changes_nothing(
+def test_a_restore_plan_lists_the_changes_and_makes_none(
     session: Session, ws: Workspace, files: Path
 ) -> None:
     first, _ = two_states(session, ws, files)
@@ -77,7 +77,7 @@ def test_a_file_that_changed_since_the_last_snapshot_is_never_overwritten_withou
     assert contents(files) == before
 
 
-def test_a_file_that_should_go_and_was_changed_is_a_conflict(
+def test_a_changed_file_that_a_restore_would_delete_is_a_conflict(
     session: Session, ws: Workspace, files: Path
 ) -> None:
     first, _ = two_states(session, ws, files)
@@ -94,7 +94,7 @@ def test_a_changed_mode_is_a_change(session: Session, ws: Workspace, files: Path
         ws.restore(session, first)
 
 
-def test_a_file_that_no_snapshot_has_stays_unless_forced_and_is_saved_then(
+def test_an_untracked_file_stays_unless_forced_and_is_saved_before_its_removal(
     session: Session, ws: Workspace, files: Path
 ) -> None:
     first, _ = two_states(session, ws, files)
@@ -242,7 +242,7 @@ def commit_tree(store: Store, session: Session, entries: dict[str, Any]) -> int:
     ["..", ".", "", "../up", "/absolute", "a/b", "nul\0inside", "\0plain", "\0\u20ac", "\0..",
      "n" * 256, tree.PART + "x"],
 )  # fmt: skip
-def test_names_that_lead_elsewhere_are_refused_and_nothing_is_restored(
+def test_names_that_point_outside_the_directory_are_refused_and_nothing_is_restored(
     store: Store, session: Session, tmp_path: Path, name: str
 ) -> None:
     blob = store.put_blob(b"planted")
@@ -286,7 +286,7 @@ def test_an_object_that_is_not_a_snapshot_is_refused(
         ws.restore_snapshot(session, store.put_blob(b"x"))
 
 
-def test_a_size_that_the_blob_does_not_have_is_found_out(
+def test_a_recorded_size_that_differs_from_the_blob_is_damage(
     store: Store, session: Session, tmp_path: Path
 ) -> None:
     commit_tree(store, session, {"a": ["f", 0o644, 6, Link(store.put_blob(b"planted"))]})
@@ -469,7 +469,7 @@ def test_interrupted_at_any_call_each_file_is_old_or_new_and_a_second_run_finish
     assert at > 8
 
 
-def test_files_that_a_killed_restore_has_put_in_place_are_no_conflict_for_another_revision(
+def test_files_placed_by_a_killed_restore_are_no_conflict_for_another_restore(
     session: Session, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"

@@ -160,7 +160,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("entry", [*ODD, deep(50), deep(60), deep(200)], ids=str)
-def test_every_entry_of_json_comes_back_equal(sessions: Any, entry: dict[str, Any]) -> None:
+def test_every_json_entry_round_trips(sessions: Any, entry: dict[str, Any]) -> None:
     entry = json.loads(json.dumps(entry))
     plain = {"type": "x", "uuid": "before"}
     run(sessions.append(KEY, [plain, entry, {"type": "x", "parentUuid": entry.get("uuid")}]))
@@ -170,7 +170,7 @@ def test_every_entry_of_json_comes_back_equal(sessions: Any, entry: dict[str, An
 
 
 @pytest.mark.parametrize("field", ["value", "slug"])
-def test_no_depth_of_an_entry_is_refused(sessions: Any, field: str) -> None:
+def test_an_entry_of_any_depth_is_accepted(sessions: Any, field: str) -> None:
     """Between what a value may have and what the row has room for, the append failed."""
     entries = []
     for levels in range(55, 70):
@@ -327,7 +327,7 @@ class Interrupt:
         monkeypatch.setattr(store.engine, "write", first_act)
 
 
-def test_a_session_deleted_meanwhile_is_begun_again(
+def test_appending_to_a_session_deleted_concurrently_recreates_it(
     store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(sessions.append(KEY, [{"type": "x", "uuid": "a"}]))
@@ -349,7 +349,7 @@ def test_the_same_entry_from_two_writers_at_once_is_kept_once(
     assert [entry["uuid"] for entry in run(sessions.load(KEY))] == ["a", "b"]
 
 
-def test_a_session_that_never_rests_is_reported(
+def test_a_session_that_keeps_changing_raises_busy_error(
     store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(change: Any) -> None:
@@ -403,7 +403,7 @@ def test_the_functions_of_the_sdk_work_on_it(sessions: Any) -> None:
     assert [message.uuid for message in messages] == [entry["uuid"] for entry in entries]
 
 
-def test_transcripts_on_disk_move_in(
+def test_transcripts_on_disk_are_imported(
     sessions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "config"))
@@ -423,7 +423,7 @@ def test_transcripts_on_disk_move_in(
 # --- retention ------------------------------------------------------------------------------
 
 
-def test_what_is_deleted_gives_its_space_back(store: Store, sessions: Any) -> None:
+def test_deleting_a_session_frees_its_space(store: Store, sessions: Any) -> None:
     run(sessions.append(KEY, transcript(SESSION, 4)))
     gc.collect(store, grace_ms=0)
     before = used_bytes(store)
@@ -454,9 +454,7 @@ def test_a_deleted_session_may_be_written_again(sessions: Any) -> None:
     assert run(sessions.load(KEY)) == entries[:2]
 
 
-def test_what_is_remembered_of_a_deleted_session_does_not_count(
-    store: Store, sessions: Any
-) -> None:
+def test_cached_entries_of_a_deleted_session_are_stored_again(store: Store, sessions: Any) -> None:
     entries = transcript(SESSION, 3, chars=20)
     run(sessions.append(KEY, entries[:1]))
     other: Any = CasstoreSessionStore(store)
@@ -466,7 +464,9 @@ def test_what_is_remembered_of_a_deleted_session_does_not_count(
     assert run(sessions.load(KEY)) == [entries[1], entries[0], entries[2]]
 
 
-def test_times_only_grow(store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modification_times_increase_though_the_clock_goes_back(
+    store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = []
     for now_ms in (2_000_000_000_000, 1_900_000_000_000, 1_900_000_000_000):
         monkeypatch.setattr(store.engine, "now_ms", lambda now_ms=now_ms: now_ms)
@@ -548,7 +548,7 @@ def test_sessions_expire_by_age_and_number(
     assert list(Table(store, "claude.entries", 4).scan()) == []
 
 
-def test_retention_needs_to_know_what_stays(sessions: Any) -> None:
+def test_expire_requires_a_valid_age_or_number(sessions: Any) -> None:
     for options in ({}, {"keep": -1}, {"idle_ms": 1.5}):
         with pytest.raises(InvalidInputError):
             run(sessions.expire(**options))

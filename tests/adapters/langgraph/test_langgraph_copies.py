@@ -59,7 +59,7 @@ def dumped(*objects: Any) -> bytes | None:
 
 @settings(max_examples=100, deadline=None)
 @given(said)
-def test_a_copy_is_what_loading_gives(message: Any) -> None:
+def test_a_copied_message_equals_a_loaded_one(message: Any) -> None:
     (first,) = loaded(message)
     made = copied(first)
     assert made is not None
@@ -75,7 +75,7 @@ def test_a_copy_is_what_loading_gives(message: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(said, said)
-def test_the_same_are_those_that_are_written_the_same(one: Any, other: Any) -> None:
+def test_two_messages_are_the_same_if_they_are_serialised_the_same(one: Any, other: Any) -> None:
     (first,), (second,) = loaded(one), loaded(other)
     assert same([first], [second]) == (dumped(first) == dumped(second))
 
@@ -118,7 +118,7 @@ def test_changing_a_copy_changes_nothing_else(change: Callable[[list[Any]], Any]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_in_place_is_stored_and_nothing_before(
+def test_a_message_changed_in_place_is_stored_and_earlier_checkpoints_are_unchanged(
     store: Store, change: Callable[[list[Any]], Any]
 ) -> None:
     saver = CasstoreSaver(store)
@@ -178,7 +178,7 @@ class Vector:
 
 
 @pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: [one]])
-def test_a_message_that_gets_something_that_cannot_be_compared_is_stored(
+def test_a_message_with_an_artifact_that_cannot_be_compared_is_stored(
     store: Store, wrapped: Callable[[Any], Any]
 ) -> None:
     """Comparing it with the message of before raised, and the step was lost."""
@@ -195,7 +195,7 @@ def test_a_message_that_gets_something_that_cannot_be_compared_is_stored(
         assert (found[0] if type(found) is list else found).x == 7
 
 
-def test_readers_get_objects_of_their_own(store: Store) -> None:
+def test_each_read_returns_its_own_message_objects(store: Store) -> None:
     saver = CasstoreSaver(store)
     put_list(saver, nested(), None, 1)
     one, other = read_list(saver), read_list(saver)

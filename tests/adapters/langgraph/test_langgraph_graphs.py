@@ -183,7 +183,7 @@ def test_async_graphs_and_many_threads_at_once(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_graph_that_fails_goes_on_where_it_failed(store: Store) -> None:
+def test_a_failed_graph_continues_at_the_failed_step(store: Store) -> None:
     from langgraph.graph import START, StateGraph
 
     tries = {"right": 0, "left": 0}
@@ -249,7 +249,7 @@ with CasstoreSaver.from_path({place!r}, "relaxed") as saver:
 """
 
 
-def test_in_strict_mode_a_graph_says_itself_what_its_state_is_made_of(tmp_path: Path) -> None:
+def test_in_strict_mode_the_types_of_the_graph_state_are_allowed(tmp_path: Path) -> None:
     script = STRICT.format(root=str(ROOT), place=str(tmp_path / "s"))
     answer = subprocess.run(
         [sys.executable, "-c", script],

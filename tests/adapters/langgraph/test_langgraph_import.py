@@ -90,9 +90,7 @@ def told(saver: Any) -> list[Any]:
     ]
 
 
-def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
-    source: Path, store: Store
-) -> None:
+def test_everything_is_imported_and_the_source_is_unchanged(source: Path, store: Store) -> None:
     before = fingerprint(source)
     steps: list[Step] = []
 
@@ -124,7 +122,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
     assert len([row for row in records(store) if b"later" in row.key]) == 1
 
 
-def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
+def test_imported_graphs_continue_where_they_were(source: Path, store: Store) -> None:
     import_checkpoints(store, source)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
@@ -141,7 +139,9 @@ def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
     assert "forked" in delta.invoke(None, forked)["log"]
 
 
-def test_types_of_the_application_move_without_being_imported(source: Path, store: Store) -> None:
+def test_application_types_are_imported_without_loading_their_modules(
+    source: Path, store: Store
+) -> None:
     import_checkpoints(store, source)
     with pytest.raises(UnsafePayloadError, match=TYPES):
         list(CasstoreSaver(store).list(on("own")))
@@ -153,7 +153,7 @@ class Stopped(Exception):
     """Raised by a progress that has had enough."""
 
 
-def test_an_import_that_was_stopped_goes_on(
+def test_a_stopped_import_can_continue(
     source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 10)
@@ -221,7 +221,7 @@ def test_other_content_under_the_same_name_is_reported(source: Path, store: Stor
         import_checkpoints(store, source)
 
 
-def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
+def test_a_later_import_adds_writes_made_since_to_an_imported_checkpoint(
     tmp_path: Path, store: Store
 ) -> None:
     path = tmp_path / "live.sqlite"
@@ -243,7 +243,9 @@ def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
         assert (again.part("checkpoints").imported, again.part("checkpoints").updated) == (0, 0)
 
 
-def test_a_thread_that_was_resumed_where_it_was_moves_on_here(tmp_path: Path, store: Store) -> None:
+def test_a_later_import_continues_a_thread_resumed_in_the_source(
+    tmp_path: Path, store: Store
+) -> None:
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.nested(theirs).invoke({"log": [], "answer": ""}, on("nested"))
@@ -253,7 +255,9 @@ def test_a_thread_that_was_resumed_where_it_was_moves_on_here(tmp_path: Path, st
         assert told(CasstoreSaver(store)) == told(theirs)
 
 
-def test_nothing_is_added_to_a_thread_that_went_on_here(tmp_path: Path, store: Store) -> None:
+def test_nothing_is_added_to_a_thread_that_continued_in_the_store(
+    tmp_path: Path, store: Store
+) -> None:
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.asking(theirs).invoke({"log": ["x"], "answer": ""}, on("asking"))
@@ -320,7 +324,7 @@ def damage(path: Path, statement: str, *values: Any) -> None:
         database.execute(statement, values)
 
 
-def test_what_cannot_be_moved_is_refused_by_name(
+def test_content_that_cannot_be_imported_is_refused_by_name(
     source: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreNotFoundError):
@@ -402,7 +406,7 @@ def test_an_invalid_checkpoint_is_a_typed_error(
         import_checkpoints(store, source)
 
 
-def test_metadata_that_are_no_text_are_a_typed_error(source: Path, store: Store) -> None:
+def test_metadata_that_is_not_text_raises_a_typed_error(source: Path, store: Store) -> None:
     damage(source, "UPDATE checkpoints SET metadata = 5 WHERE thread_id = 'asking'")
     with pytest.raises(CorruptionError, match="metadata"):
         import_checkpoints(store, source)
@@ -486,7 +490,7 @@ class Salted(Mirror):
         return super().decrypt(ciphername, ciphertext[8:])
 
 
-def test_writes_of_a_cipher_that_salts_are_the_same_if_what_they_say_is(
+def test_writes_encrypted_with_a_salt_are_compared_by_their_plaintext(
     tmp_path: Path, store: Store
 ) -> None:
     serde = EncryptedSerializer(Salted())

@@ -67,7 +67,7 @@ FILTERS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_it_does_what_the_store_in_memory_does(memory: CasstoreStore) -> None:
+def test_the_store_agrees_with_the_in_memory_store_of_langgraph(memory: CasstoreStore) -> None:
     model, source = InMemoryStore(), random.Random(5)
 
     def namespace() -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def test_it_does_what_the_store_in_memory_does(memory: CasstoreStore) -> None:
                 assert memory.list_namespaces(**options) == model.list_namespaces(**options)
 
 
-def test_pages_come_in_order_latest_first(tmp_path: Path) -> None:
+def test_search_pages_are_ordered_latest_first(tmp_path: Path) -> None:
     clock = ManualClock()
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)
     with Store(engine) as store:
@@ -252,7 +252,7 @@ def test_a_query_is_ignored_without_an_index(memory: CasstoreStore) -> None:
         memory.reindex()
 
 
-def test_what_cannot_be_right_is_refused(memory: CasstoreStore) -> None:
+def test_invalid_namespaces_filters_and_values_are_refused(memory: CasstoreStore) -> None:
     memory.put(("a",), "k", {"n": 1})
     for namespace in ((), ("a.b",), ("",), ("langgraph",)):
         with pytest.raises(InvalidNamespaceError):
@@ -324,7 +324,7 @@ def test_writers_at_the_same_moment_lose_nothing(memory: CasstoreStore) -> None:
     assert len(memory.search(("shared",))) == 1
 
 
-def test_an_item_that_comes_between_looking_and_writing_keeps_its_birthday(
+def test_an_item_put_concurrently_keeps_its_creation_time(
     timed: tuple[CasstoreStore, ManualClock, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, clock, _ = timed

@@ -100,7 +100,7 @@ def before_next_write(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], obje
 # --- it saves work ------------------------------------------------------------------------
 
 
-def test_one_more_message_stores_itself_and_the_end_of_the_list(
+def test_appending_a_message_stores_only_the_message_and_the_end_of_the_list(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = messages(600)
@@ -142,7 +142,7 @@ def test_a_message_that_is_changed_in_place_is_stored_as_it_then_is(
         assert read_list(each, third) == more
 
 
-def test_what_was_read_belongs_to_the_reader(saver: CasstoreSaver) -> None:
+def test_changing_a_returned_list_does_not_change_later_reads(saver: CasstoreSaver) -> None:
     said = messages(50)
     put_list(saver, said, None, 1)
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_what_was_read_belongs_to_the_reader(saver: CasstoreSaver) -> None:
         found.clear()
 
 
-def test_what_another_writer_put_is_seen_and_built_upon(store: Store) -> None:
+def test_lists_of_another_saver_are_read_and_extended(store: Store) -> None:
     here, there = CasstoreSaver(store), CasstoreSaver(store)
     said = messages(40)
     parent = put_list(here, said, None, 1)
@@ -165,7 +165,7 @@ def test_what_another_writer_put_is_seen_and_built_upon(store: Store) -> None:
     assert read_list(CasstoreSaver(store), parent) == said
 
 
-def test_a_thread_that_is_deleted_collected_and_made_again(
+def test_a_deleted_and_collected_thread_can_be_put_again(
     store: Store, saver: CasstoreSaver
 ) -> None:
     said = messages(200)
@@ -204,7 +204,7 @@ def test_a_list_that_is_collected_while_it_is_built_upon_is_stored_again(
     assert read_list(CasstoreSaver(store)) == said
 
 
-def test_pruned_and_copied_threads_go_on(store: Store, saver: CasstoreSaver) -> None:
+def test_pruned_and_copied_threads_can_continue(store: Store, saver: CasstoreSaver) -> None:
     said = messages(60)
     parent: str | None = None
     for version in range(1, 30):
@@ -241,7 +241,7 @@ def store_by_hand(store: Store, stored: list[Any]) -> None:
     draft.commit()
 
 
-def test_nothing_hides_behind_an_element(store: Store, saver: CasstoreSaver) -> None:
+def test_bytes_after_an_element_are_never_decoded(store: Store, saver: CasstoreSaver) -> None:
     serde = StrictSerializer()
     said = [serde.dumps_typed(AIMessage("x" * 900, id=str(at)))[1] for at in range(30)]
     call = ormsgpack.packb((__name__, "run", "argument"))
@@ -253,7 +253,7 @@ def test_nothing_hides_behind_an_element(store: Store, saver: CasstoreSaver) -> 
     assert RAN == []
 
 
-def test_what_one_may_load_another_may_not(store: Store) -> None:
+def test_the_list_cache_does_not_bypass_the_allowlist_of_a_saver(store: Store) -> None:
     narrow = CasstoreSaver(store)
     wide: Any = narrow.with_allowlist([(__name__, "Mine")])
     mine = [Mine(name=f"{at} " * 300) for at in range(30)]
@@ -296,9 +296,7 @@ def test_a_limited_number_of_bytes_is_remembered() -> None:
     assert known.size_bytes == 950
 
 
-def test_with_next_to_no_memory_everything_is_still_right(
-    store: Store, saver: CasstoreSaver
-) -> None:
+def test_reads_stay_correct_with_a_tiny_list_cache(store: Store, saver: CasstoreSaver) -> None:
     saver._lists = KnownLists(max_bytes=10)
     said = messages(30)
     parent: str | None = None

@@ -101,7 +101,7 @@ def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @ALL
 @pytest.mark.parametrize("known_from", ["putting", "reading"])
-def test_one_more_element_is_taken_apart_and_stored_alone(
+def test_appending_an_element_serialises_and_stores_only_that_element(
     store: Store,
     saver: CasstoreSaver,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +134,7 @@ def test_one_more_element_is_taken_apart_and_stored_alone(
 
 @each_of(maps, texts, messages)
 @pytest.mark.parametrize("known_from", ["putting", "reading"])
-def test_what_is_known_is_not_fetched_again(
+def test_cached_elements_are_not_fetched_again(
     store: Store,
     saver: CasstoreSaver,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def test_what_is_known_is_not_fetched_again(
 
 
 @each_of(maps, mixtures, messages)
-def test_lists_that_grow_and_change_are_stored_as_if_nothing_were_known(
+def test_changing_lists_are_stored_identically_with_and_without_the_cache(
     store: Store, saver: CasstoreSaver, tmp_path: Path, make: Make
 ) -> None:
     source = random.Random(7)
@@ -227,7 +227,7 @@ def test_an_element_that_is_changed_in_place_is_stored_as_it_then_is(
     ],
     ids=repr,
 )
-def test_what_is_equal_and_yet_not_the_same_is_stored_again(
+def test_elements_that_python_considers_equal_but_differ_are_stored_again(
     store: Store, old: Any, new: Any
 ) -> None:
     saver = CasstoreSaver(store, allowed=[Role])
@@ -259,7 +259,9 @@ def test_what_is_equal_and_yet_not_the_same_is_stored_again(
     ],
     ids=lambda odd: type(odd).__name__,
 )
-def test_odd_elements_come_back_as_they_do_where_nothing_is_known(store: Store, odd: Any) -> None:
+def test_unusual_elements_read_back_alike_with_and_without_the_cache(
+    store: Store, odd: Any
+) -> None:
     """Known or not, at once or one after the other, alone or in a map: it is the same list."""
     saver = CasstoreSaver(store, allowed=[Role])
 
@@ -288,7 +290,7 @@ def test_odd_elements_come_back_as_they_do_where_nothing_is_known(store: Store, 
         assert repr(read_list(saver, parent)) == repr(read_list(strange(), whole, "whole"))
 
 
-def test_elements_are_stored_as_parts_of_a_whole_list_are(
+def test_appended_elements_are_stored_like_those_of_a_whole_list(
     store: Store, saver: CasstoreSaver
 ) -> None:
     """However deep they are: what is nested too deeply for a value goes to the serialiser."""
@@ -304,7 +306,7 @@ def test_elements_are_stored_as_parts_of_a_whole_list_are(
 
 
 @ALL
-def test_objects_come_behind_plain_data_and_plain_data_behind_objects(
+def test_objects_and_plain_data_can_be_appended_to_one_list(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     counts = taken_apart(monkeypatch)
@@ -321,7 +323,9 @@ def test_objects_come_behind_plain_data_and_plain_data_behind_objects(
 
 
 @ALL
-def test_what_was_read_belongs_to_the_reader(saver: CasstoreSaver, make: Make) -> None:
+def test_changing_a_returned_list_does_not_change_later_reads(
+    saver: CasstoreSaver, make: Make
+) -> None:
     said = make(50, 0)
     put_list(saver, said, None, 1)
     for _ in range(2):
@@ -348,7 +352,7 @@ def test_a_list_that_is_collected_while_it_is_built_upon_is_stored_again(
     assert read_list(CasstoreSaver(store), after) == [*said, {"one": "more"}]
 
 
-def test_what_one_may_load_another_may_not(store: Store) -> None:
+def test_the_list_cache_does_not_bypass_the_allowlist_of_a_saver(store: Store) -> None:
     narrow = CasstoreSaver(store)
     wide: Any = narrow.with_allowlist([(Mine.__module__, "Mine")])
     mine = [{"it": Mine(name=f"{at} " * 300)} for at in range(30)]

@@ -157,7 +157,7 @@ def test_the_sweeper_removes_expired_items_until_it_is_stopped(store: Store) -> 
     assert last.done()
 
 
-def test_the_sweeper_of_an_event_loop(store: Store) -> None:
+def test_the_awaited_sweeper_removes_expired_items_and_can_be_stopped(store: Store) -> None:
     async def main() -> None:
         async with CasstoreStore(store, ttl=_TTL) as memory:
             await memory.aput(("a",), "k", {}, ttl=0.0001)
@@ -295,7 +295,9 @@ def test_order_by_time_follows_updates_deletions_and_namespaces(store: Store) ->
     assert check(store, level="full").counts == {}
 
 
-def test_a_copy_over_a_store_leaves_no_stale_order(store: Store, tmp_path: Path) -> None:
+def test_copying_into_a_store_replaces_the_order_rows_of_its_items(
+    store: Store, tmp_path: Path
+) -> None:
     engine = LmdbEngine(str(tmp_path / "target"), durability="relaxed")
     with Store(engine) as target:
         CasstoreStore(target).put(("a",), "k", {"n": 1})

@@ -108,7 +108,7 @@ def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: s
     assert other._cache._known
 
 
-def test_the_copies_follow_their_items(store: Store, url: str) -> None:
+def test_vector_copies_are_updated_and_deleted_with_their_items(store: Store, url: str) -> None:
     memory = CasstoreStore(store, index=index())
     memory.setup()
     for n, text in enumerate(("aaa", "aab", "bbb")):
@@ -137,7 +137,9 @@ def test_the_copies_follow_their_items(store: Store, url: str) -> None:
     assert copies(url) == 3
 
 
-def test_copies_are_not_replaced_by_older_ones_nor_made_of_rows_that_are_gone(store: Store) -> None:
+def test_a_vector_copy_is_not_replaced_by_an_older_one_or_made_of_a_deleted_row(
+    store: Store,
+) -> None:
     """Two searches at the same time may have read the same part at different moments."""
     assert isinstance(store.engine, VectorSearching)
     search = store.engine.vector_search(2, install=True)

@@ -109,9 +109,7 @@ def team(postgres_server: Server) -> Team:
     return made(postgres_server)
 
 
-def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
-    filled: Team, store: Store
-) -> None:
+def test_everything_is_imported_and_the_source_is_unchanged(filled: Team, store: Store) -> None:
     before = filled.fingerprint()
     steps: list[Step] = []
     report = import_checkpoints(store, filled.url, progress=steps.append)
@@ -135,7 +133,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
     assert len([row for row in records(store) if b"later" in row.key]) == 1
 
 
-def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
+def test_imported_graphs_continue_where_they_were(filled: Team, store: Store) -> None:
     import_checkpoints(store, filled.url)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
@@ -146,7 +144,7 @@ def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
     assert len(graphs.delta(saver).invoke({"log": ["more"], "n": 9}, on("delta"))["log"]) == 24
 
 
-def test_an_import_that_was_stopped_goes_on(
+def test_a_stopped_import_can_continue(
     filled: Team, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 10)
@@ -201,7 +199,7 @@ def test_other_content_under_the_same_name_is_reported(team: Team, store: Store)
         import_checkpoints(store, team.url)
 
 
-def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store: Store) -> None:
+def test_pending_sends_of_an_older_langgraph_are_executed(team: Team, store: Store) -> None:
     """It stood among the writes of the parent; today's looks for it in a channel."""
     with team.saver() as saver:
         parent = put(saver, {"n": 1}, versions={"n": "1"})
@@ -223,7 +221,7 @@ def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store:
     assert import_checkpoints(store, team.url).part("checkpoints").imported == 0
 
 
-def test_tables_from_before_a_column_are_read(team: Team, store: Store) -> None:
+def test_tables_without_the_task_path_column_are_read(team: Team, store: Store) -> None:
     with team.saver() as saver:
         graphs.asking(saver).invoke({"log": [], "answer": ""}, on("asking"))
     team.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
@@ -245,7 +243,7 @@ def test_encrypted_state_moves_with_its_serialiser(team: Team, store: Store) -> 
     assert told(CasstoreSaver(store, serde=serde)) == want
 
 
-def test_what_cannot_be_moved_is_refused_by_name(
+def test_content_that_cannot_be_imported_is_refused_by_name(
     team: Team, store: Store, postgres_server: Server
 ) -> None:
     with pytest.raises(ForeignSourceError, match="search_path"):
@@ -330,7 +328,7 @@ def shown(saver: Any) -> list[Any]:
 class TestOfShallowTables:
     """ShallowPostgresSaver keeps one checkpoint for each thread and namespace; that one moves."""
 
-    def test_the_latest_checkpoints_move_and_graphs_go_on(
+    def test_the_latest_checkpoints_are_imported_and_graphs_continue(
         self, shallow: Team, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("casstore.adapters.langgraph.checkpoint_sources.PAGE_ROWS", 2)
@@ -375,7 +373,7 @@ class TestOfShallowTables:
             assert latest.checkpoint["id"] == saver.get_tuple(on()).checkpoint["id"]
             assert len(latest.checkpoint["channel_values"]["messages"]) == 4
 
-    def test_what_an_older_langgraph_had_to_do_next_is_still_done(
+    def test_pending_sends_of_an_older_langgraph_are_executed(
         self, shallow: Team, store: Store
     ) -> None:
         with shallow.saver() as saver:

@@ -51,7 +51,7 @@ def test_tables_in_use_are_read_as_of_one_moment(memory: PostgresMemory, store: 
     assert contents(store).keys() == {("a.", "k")}
 
 
-def test_what_was_not_committed_is_not_read(memory: PostgresMemory, store: Store) -> None:
+def test_uncommitted_rows_are_not_read(memory: PostgresMemory, store: Store) -> None:
     with memory.open() as theirs:
         theirs.put(("a",), "k", {"n": 1})
     with psycopg.connect(memory.url) as connection:
@@ -112,7 +112,9 @@ def test_an_invalid_time_is_reported_by_name(
         refuse_odd(memory, store, column, None, "None is not a time", dry_run=False)
 
 
-def test_what_cannot_be_moved_is_refused_by_name(store: Store, postgres_server: Server) -> None:
+def test_content_that_cannot_be_imported_is_refused_by_name(
+    store: Store, postgres_server: Server
+) -> None:
     with pytest.raises(ForeignSourceError, match="search_path"):
         import_items(store, postgres_server.url())
     with pytest.raises(StorageUnavailableError) as away:

@@ -73,7 +73,7 @@ def test_a_step_on_the_newest_checkpoint_reads_nothing(
     assert called == ["scan_rows", "scan_rows", "get_many"]
 
 
-def test_one_more_message_of_a_short_list_is_stored_alone(
+def test_appending_a_message_to_a_short_list_stores_only_that_message(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = messages(6)
@@ -152,7 +152,9 @@ def test_a_checkpoint_that_another_saver_has_replaced_is_read_as_it_now_is(
     assert found.metadata["step"] == 2
 
 
-def test_what_was_read_of_a_cached_checkpoint_belongs_to_the_reader(saver: CasstoreSaver) -> None:
+def test_changing_a_returned_checkpoint_does_not_change_the_cached_one(
+    saver: CasstoreSaver,
+) -> None:
     checkpoint: Any = empty_checkpoint()
     checkpoint["channel_values"] = {"a": {"b": [1]}, "text": "x" * 900}
     checkpoint["channel_versions"] = {"a": 1, "text": 1}
@@ -275,7 +277,7 @@ def test_a_version_that_could_not_be_read_back_is_refused(
     assert saver.get_tuple(on("t")) is None
 
 
-def test_a_version_in_digits_of_another_script_is_read_back_as_it_was(
+def test_a_channel_version_in_digits_of_another_script_round_trips(
     store: Store, saver: CasstoreSaver
 ) -> None:
     version = "\u0661" * 32 + "." + "0" * 16

@@ -42,7 +42,7 @@ def memory(tmp_path: Path) -> SqliteMemory:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_was_not_committed_is_not_read(
+def test_uncommitted_rows_are_not_read(
     memory: SqliteMemory,
     store: Store,
     tmp_path: Path,
@@ -137,7 +137,7 @@ ODD: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_cannot_be_kept_is_reported_by_name(
+def test_an_item_that_cannot_be_stored_is_reported_by_name(
     memory: SqliteMemory, store: Store, odd: str, dry_run: bool
 ) -> None:
     column, content, reason = ODD[odd]
@@ -154,7 +154,7 @@ def test_what_cannot_be_kept_is_reported_by_name(
         refuse_odd(memory, store, column, content, reason, dry_run=dry_run)
 
 
-def test_what_cannot_be_kept_among_others_stops_there_and_goes_on_when_it_is_mended(
+def test_an_import_stops_at_an_invalid_item_and_continues_after_it_is_repaired(
     memory: SqliteMemory, store: Store
 ) -> None:
     with memory.open() as theirs:

@@ -92,9 +92,7 @@ def put_content(store: Store, place: tuple[str, ...], content: ItemRow | None) -
     draft.commit()
 
 
-def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
-    memory: Memory, store: Store
-) -> None:
+def test_everything_is_imported_and_the_source_is_unchanged(memory: Memory, store: Store) -> None:
     places = fill(memory)
     before = memory.fingerprint()
     steps: list[Step] = []
@@ -119,7 +117,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
     )
 
 
-def test_items_end_when_they_would_have_ended(memory: Memory, store: Store) -> None:
+def test_imported_items_keep_their_expiry_time(memory: Memory, store: Store) -> None:
     with memory.open() as theirs:
         theirs.put(("a",), "ends", {"n": 1}, ttl=90)
         theirs.put(("a",), "stays", {"n": 2})
@@ -183,7 +181,7 @@ def test_a_dry_run_reports_the_same_and_changes_nothing(memory: Memory, store: S
     assert [(row.key, row.value) for row in records(store)] == kept
 
 
-def test_an_import_that_was_stopped_goes_on(
+def test_a_stopped_import_can_continue(
     memory: Memory, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 4)
@@ -215,7 +213,7 @@ def test_pages_are_bounded_by_bytes_and_lose_nothing(
     assert report.part("items").found == report.imported == len(contents(store)) == len(places)
 
 
-def test_a_second_import_moves_what_came_since(memory: Memory, store: Store) -> None:
+def test_a_second_import_imports_only_new_items(memory: Memory, store: Store) -> None:
     with memory.open() as theirs:
         theirs.put(("a",), "old", {"n": 1})
         memory.move(store)
@@ -224,7 +222,7 @@ def test_a_second_import_moves_what_came_since(memory: Memory, store: Store) -> 
     assert report.part("items")[1:] == (2, 1, 0)
 
 
-def test_what_changed_there_since_is_replaced_only_if_one_says_so(
+def test_an_item_changed_in_the_source_is_replaced_only_on_request(
     memory: Memory, store: Store
 ) -> None:
     with memory.open() as theirs:
@@ -246,7 +244,7 @@ def test_what_changed_there_since_is_replaced_only_if_one_says_so(
     assert memory.move(store).imported == 0
 
 
-def test_what_changed_here_since_is_not_overwritten(memory: Memory, store: Store) -> None:
+def test_an_item_changed_in_the_store_is_not_overwritten(memory: Memory, store: Store) -> None:
     with memory.open() as theirs:
         theirs.put(("a",), "k", {"n": 1})
     memory.move(store)
@@ -276,7 +274,7 @@ def test_an_item_that_is_put_while_it_is_moved_is_not_overwritten(
     assert found.value == {"mine": 1}
 
 
-def test_reading_an_item_is_no_conflict_and_the_later_end_counts(
+def test_an_expiry_extended_by_reading_is_no_conflict_and_the_later_one_is_kept(
     memory: Memory, store: Store
 ) -> None:
     """Reading begins the time of an item anew, there and here."""
@@ -350,7 +348,7 @@ def test_all_of_an_item_is_compared_after_it_was_moved(
         memory.move(store, progress=spoil, replace=replace)
 
 
-def test_labels_are_what_stands_between_dots(memory: Memory, store: Store) -> None:
+def test_namespaces_are_split_into_labels_at_dots(memory: Memory, store: Store) -> None:
     """As their own stores read them. Older ones let a label with a dot in, by ``batch``."""
     with memory.open() as theirs:
         theirs.put(("a", "b"), "k", {"n": 1})
@@ -399,7 +397,7 @@ ODD: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_cannot_be_kept_is_reported_by_name(
+def test_an_item_that_cannot_be_stored_is_reported_by_name(
     memory: Memory, store: Store, odd: str, dry_run: bool
 ) -> None:
     column, content, reason = ODD[odd]

@@ -137,7 +137,7 @@ HOSTILE["nested without end"] = nest(5000)
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_bytes_that_name_anything_else_are_refused(what: str) -> None:
+def test_bytes_that_name_a_type_outside_the_allowlist_are_refused(what: str) -> None:
     """CVE-2026-28277: bytes rebuilt any importable object."""
     before = set(sys.modules)
     with pytest.raises(UnsafePayloadError):
@@ -187,7 +187,7 @@ def test_a_hostile_checkpoint_is_refused_wherever_it_is_read(store: Store, what:
 
 
 @pytest.mark.parametrize("tag", ["json", "pickle", "msgpack+aes", "", "MSGPACK"])
-def test_only_what_is_still_written_is_read(tag: str) -> None:
+def test_only_serialisation_tags_that_are_still_written_are_read(tag: str) -> None:
     """CVE-2025-64439 (json called constructors) and CVE-2026-27794 (a fallback to pickle)."""
     bomb = {
         "json": json.dumps(
@@ -206,7 +206,7 @@ class Bomb:
         return run, ()
 
 
-def test_text_that_cannot_be_encoded_does_not_change_the_codec(store: Store) -> None:
+def test_text_with_lone_surrogates_is_still_serialised_as_msgpack(store: Store) -> None:
     """CVE-2025-64439: lone surrogates made the serialiser fall back to one that ran code."""
     saver = CasstoreSaver(store)
     assert StrictSerializer().dumps_typed("\ud800")[0] == "msgpack"
@@ -231,7 +231,9 @@ def test_text_that_cannot_be_encoded_does_not_change_the_codec(store: Store) -> 
         "\0",
     ],
 )
-def test_a_filter_is_compared_and_never_part_of_a_query(store: Store, key: str) -> None:
+def test_a_metadata_filter_is_compared_as_data_and_never_interpreted(
+    store: Store, key: str
+) -> None:
     """CVE-2025-67644 and CVE-2026-27022: keys and values of filters ended up in queries."""
     saver = CasstoreSaver(store)
     put(saver, {"n": 1})
@@ -257,7 +259,7 @@ def test_a_serialiser_that_falls_back_to_pickle_is_refused(store: Store) -> None
 @pytest.mark.parametrize(
     "value", [Mine(name="x"), Point(1), Colour.RED, [Mine(name="x")], {"a": {"b": Point(1)}}]
 )
-def test_what_could_not_be_read_back_is_not_saved(store: Store, value: Any) -> None:
+def test_a_value_of_a_type_outside_the_allowlist_is_not_saved(store: Store, value: Any) -> None:
     saver = CasstoreSaver(store)
     with pytest.raises(UnsafePayloadError, match="allowed="):
         put(saver, {"value": value})
@@ -368,7 +370,7 @@ def test_langgraphs_strict_mode_asks_for_the_same_types_twice_and_gets_one_seria
     assert allowing.with_msgpack_allowlist([Mine]) is not allowing
 
 
-def test_what_no_serialiser_takes_is_an_error_of_the_input(store: Store) -> None:
+def test_a_value_that_cannot_be_serialised_raises_invalid_input_error(store: Store) -> None:
     saver = CasstoreSaver(store)
     for value in (object(), 1 << 70, lambda: None):
         with pytest.raises(InvalidInputError, match="cannot be serialised"):
@@ -437,7 +439,7 @@ def test_invalid_forms_are_damage(stored: Any) -> None:
         decode(stored, StrictSerializer().loads_typed)
 
 
-def test_another_serialiser_sees_values_whole_and_its_bytes_are_not_looked_into(
+def test_a_custom_serialiser_gets_whole_values_and_its_bytes_stay_opaque(
     store: Store,
 ) -> None:
     class Sealing:

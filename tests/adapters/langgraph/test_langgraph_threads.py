@@ -105,7 +105,7 @@ def grow(
     return sizes
 
 
-def test_four_hundred_turns_cost_what_was_said_and_not_its_square(
+def test_storage_of_400_turns_grows_linearly_with_the_messages(
     store: Store, tmp_path: Path
 ) -> None:
     engine = store.engine
@@ -132,7 +132,9 @@ def test_four_hundred_turns_cost_what_was_said_and_not_its_square(
     assert ours[1] * 100 < theirs[1]
 
 
-def test_a_message_is_stored_once_wherever_it_stands(store: Store, saver: CasstoreSaver) -> None:
+def test_a_message_in_several_channels_threads_and_writes_is_stored_once(
+    store: Store, saver: CasstoreSaver
+) -> None:
     said = messages(40)
     parent = put(saver, {"messages": said})
     before = objects(store)
@@ -143,7 +145,7 @@ def test_a_message_is_stored_once_wherever_it_stands(store: Store, saver: Cassto
     assert objects(store) == before + 1
 
 
-def test_one_changed_entry_of_a_dictionary_is_what_is_stored(
+def test_changing_one_entry_of_a_dictionary_stores_only_that_entry(
     store: Store, saver: CasstoreSaver
 ) -> None:
     source = random.Random(1)
@@ -181,9 +183,7 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
     assert found.checkpoint["channel_values"] == {"messages": said, "n": 2}
 
 
-def test_what_a_parent_had_is_stored_again_if_it_was_collected(
-    store: Store, saver: CasstoreSaver
-) -> None:
+def test_values_of_a_collected_parent_are_stored_again(store: Store, saver: CasstoreSaver) -> None:
     said = messages(20)
     parent = put(saver, {"messages": said})
     saver.delete_thread("t")
@@ -244,7 +244,7 @@ def test_a_copy_takes_one_row_a_checkpoint_and_no_payload(
     ]
 
 
-def test_a_copy_and_its_source_go_their_own_ways(store: Store, saver: CasstoreSaver) -> None:
+def test_a_copied_thread_and_its_source_are_independent(store: Store, saver: CasstoreSaver) -> None:
     from langgraph.types import Command
 
     graph = graphs.asking(saver)
@@ -263,7 +263,7 @@ def test_a_copy_and_its_source_go_their_own_ways(store: Store, saver: CasstoreSa
     assert graph.get_state(on("copy")).values["log"] == ["first", "asked Ada red", "last Ada"]
 
 
-def test_writes_to_a_copied_checkpoint_keep_what_was_folded(saver: CasstoreSaver) -> None:
+def test_writes_to_a_copied_checkpoint_keep_its_earlier_writes(saver: CasstoreSaver) -> None:
     at = put(saver, {"a": 1})
     saver.put_writes(on(checkpoint_ns="", checkpoint_id=at), [("x", 1), ("y", 2)], "task", "p")
     saver.copy_thread("t", "copy")
@@ -277,7 +277,9 @@ def test_writes_to_a_copied_checkpoint_keep_what_was_folded(saver: CasstoreSaver
     ]  # fmt: skip
 
 
-def test_copying_over_a_thread_or_nothing(saver: CasstoreSaver) -> None:
+def test_copying_over_a_thread_replaces_it_and_copying_a_missing_one_changes_nothing(
+    saver: CasstoreSaver,
+) -> None:
     at = put(saver, {"a": 1})
     saver.put_writes(on(checkpoint_ns="", checkpoint_id=at), [("x", 1)], "task")
     saver.copy_thread("t", "copy")
@@ -333,7 +335,7 @@ def test_every_checkpoint_of_a_delta_thread_reads_as_in_memory_also_in_a_copy(
     assert [each.values for each in ours.get_state_history(on())] == want
 
 
-def test_the_history_is_what_the_walk_of_the_base_class_finds(saver: CasstoreSaver) -> None:
+def test_the_delta_channel_history_equals_that_of_the_base_class(saver: CasstoreSaver) -> None:
     journal(saver, 4, "sync")
     for found in everything(saver, "t"):
         plain = BaseCheckpointSaver.get_delta_channel_history(
@@ -350,7 +352,7 @@ def test_the_history_is_what_the_walk_of_the_base_class_finds(saver: CasstoreSav
 
 
 @pytest.mark.parametrize("victims", [("run0",), ("run1", "run2"), ("run0", "run2")])
-def test_checkpoints_whose_ancestors_were_of_deleted_runs_read_as_before(
+def test_checkpoints_read_as_before_after_the_runs_of_their_ancestors_are_deleted(
     store: Store, saver: CasstoreSaver, victims: tuple[str, ...]
 ) -> None:
     graph = journal(saver, 4, "sync")
@@ -392,7 +394,7 @@ def test_runs_are_found_in_rows_of_any_length(store: Store, saver: CasstoreSaver
     assert sorted(left) == [("copy", "b"), (long_thread, "b")]
 
 
-def test_a_step_on_a_pruned_checkpoint_is_refused_if_it_needs_it(saver: CasstoreSaver) -> None:
+def test_a_step_that_needs_a_pruned_checkpoint_is_refused(saver: CasstoreSaver) -> None:
     graph = journal(saver, 1, "sync")
     old = next(each for each in everything(saver, "t") if each.metadata["step"] == 0)
     saver.prune(["t"])
@@ -411,7 +413,7 @@ def test_a_step_on_a_pruned_checkpoint_is_refused_if_it_needs_it(saver: Casstore
     assert graph.get_state(on()).values["log"]
 
 
-def test_a_chain_of_parents_that_goes_in_a_circle_ends(saver: CasstoreSaver) -> None:
+def test_a_cyclic_chain_of_parents_terminates(saver: CasstoreSaver) -> None:
     first = put(saver, {}, versions={"log": 1})
     second = put(saver, {}, first, versions={"log": 1})
     checkpoint = empty_checkpoint()
@@ -488,7 +490,7 @@ def in_between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
     monkeypatch.setattr(Draft, "commit", late)
 
 
-def test_a_step_that_comes_between_looking_and_writing_is_noticed(
+def test_a_concurrent_step_on_the_same_checkpoint_is_reported_as_a_branch(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = CasstoreSaver(store, on_branch="refuse")
@@ -500,7 +502,7 @@ def test_a_step_that_comes_between_looking_and_writing_is_noticed(
     assert [caught.value.head] == other
 
 
-def test_writes_of_a_task_that_come_between_looking_and_writing_are_kept(
+def test_concurrent_writes_of_a_task_are_kept(
     saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = on(checkpoint_ns="", checkpoint_id=put(saver, {"n": 0}))
@@ -523,7 +525,7 @@ def test_a_parent_that_is_pruned_between_looking_and_writing_is_noticed(
         put(saver, {}, at["configurable"]["checkpoint_id"], versions={"log": 2}, **needs)
 
 
-def test_a_checkpoint_that_comes_while_pruning_keeps_its_history(
+def test_a_checkpoint_put_during_pruning_keeps_its_history(
     saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = journal(saver, 2, "sync")
@@ -537,7 +539,7 @@ def test_a_checkpoint_that_comes_while_pruning_keeps_its_history(
 
 @pytest.mark.parametrize("namespace", ["", "inside:1"])
 @pytest.mark.parametrize("remove", ["prune", "delete_for_runs"])
-def test_a_branch_that_comes_while_its_ancestors_go_keeps_its_history(
+def test_a_branch_put_while_its_ancestors_are_removed_keeps_its_history(
     saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch, namespace: str, remove: str
 ) -> None:
     def config(at: str) -> Any:
@@ -608,7 +610,7 @@ def test_going_on_after_the_latest_run_was_deleted_is_no_second_writer(store: St
     put(saver, {"n": 4}, first, thread="other")
 
 
-def test_a_value_that_the_parent_did_not_have_is_stored_whatever_the_versions_say(
+def test_a_value_that_the_parent_lacks_is_stored_though_its_version_is_unchanged(
     saver: CasstoreSaver,
 ) -> None:
     parent = put(saver, {}, versions={"n": 1})
@@ -618,7 +620,7 @@ def test_a_value_that_the_parent_did_not_have_is_stored_whatever_the_versions_sa
     assert found.checkpoint["channel_values"] == {"n": "late"}
 
 
-def test_a_copy_of_a_thread_that_is_deleted_meanwhile_is_whole_or_none(
+def test_copying_a_thread_that_is_deleted_concurrently_copies_all_or_nothing(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs.chat(saver).invoke(say("x" * 2000), on())
@@ -671,7 +673,7 @@ def test_writers_at_the_same_moment_are_distinguished(store: Store) -> None:
     assert refused == done * 5
 
 
-def test_tasks_that_write_at_the_same_moment_all_count(saver: CasstoreSaver) -> None:
+def test_concurrent_writes_of_several_tasks_are_all_kept(saver: CasstoreSaver) -> None:
     at = put(saver, {"n": 0})
     config = on(checkpoint_ns="", checkpoint_id=at)
     gate = threading.Barrier(8)
@@ -707,7 +709,7 @@ def test_writes_may_come_before_their_checkpoint(saver: CasstoreSaver) -> None:
     assert found.pending_writes == [("task", "x", 1)]
 
 
-def test_writes_that_came_too_late_for_their_checkpoint_go_when_the_thread_is_pruned_again(
+def test_the_next_prune_removes_writes_that_arrived_after_their_checkpoint_was_pruned(
     store: Store, saver: CasstoreSaver
 ) -> None:
     # Once they stayed as long as the thread, and so did all that they held.
@@ -759,7 +761,7 @@ def test_listing_everything_is_newest_first_over_all_threads(saver: CasstoreSave
 
 @pytest.mark.parametrize("thread", ["", "a\0b", "a\x01b", "ß" * 400, "x" * 5000, 7, "a/../b|:*"])
 @pytest.mark.parametrize("namespace", ["", "n\0s", "node:1|" * 60])
-def test_names_of_any_kind_stand_for_themselves(
+def test_unusual_thread_and_namespace_names_are_kept_apart(
     saver: CasstoreSaver, thread: Any, namespace: str
 ) -> None:
     at = put(saver, {"n": 1}, thread=thread, namespace=namespace)
@@ -781,7 +783,7 @@ def test_names_of_any_kind_stand_for_themselves(
     }  # fmt: skip
 
 
-def test_calls_that_cannot_be_right_are_refused(store: Store, saver: CasstoreSaver) -> None:
+def test_invalid_configs_and_arguments_are_refused(store: Store, saver: CasstoreSaver) -> None:
     with pytest.raises(InvalidInputError, match="thread_id"):
         saver.get_tuple({"configurable": {}})
     with pytest.raises(InvalidInputError, match="writes belong to a checkpoint"):
@@ -795,7 +797,7 @@ def test_calls_that_cannot_be_right_are_refused(store: Store, saver: CasstoreSav
     assert records(store) == []
 
 
-def test_a_closed_saver_says_so_and_leaves_a_store_that_is_not_its_own_open(
+def test_a_closed_saver_raises_closed_error_and_leaves_a_borrowed_store_open(
     store: Store, tmp_path: Path
 ) -> None:
     with CasstoreSaver(store) as saver:
@@ -860,7 +862,7 @@ def test_checkpoints_that_are_damaged_are_reported(
         saver.get_tuple(on())
 
 
-def test_what_is_deleted_and_collected_while_it_is_read_is_just_not_there(
+def test_a_checkpoint_deleted_and_collected_while_it_is_listed_is_left_out(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = put(saver, {"messages": messages(3)}, thread="kept")

@@ -192,7 +192,7 @@ def test_embedders_of_any_kind_are_used(store: Store) -> None:
         CasstoreStore(store, index=index(awaited_counts)).search(("a",), query="a")
 
 
-def test_an_index_that_cannot_be_right_is_refused(store: Store) -> None:
+def test_an_invalid_index_configuration_is_refused(store: Store) -> None:
     wrong: Any
     for wrong in ({"dims": 4}, {"embed": counted}, index(counted) | {"dims": 0}, {"dims": "4"}):
         with pytest.raises(InvalidInputError):

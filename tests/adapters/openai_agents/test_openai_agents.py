@@ -90,11 +90,11 @@ def weather(city: str) -> str:
     return f"rain in {city}"
 
 
-def test_it_is_a_session_of_the_sdk(session: Any) -> None:
+def test_casstore_session_implements_the_session_protocol_of_the_sdk(session: Any) -> None:
     assert isinstance(session, Session)
 
 
-def test_the_runner_goes_on_where_it_was(store: Store, session: Any) -> None:
+def test_the_runner_continues_a_stored_conversation(store: Store, session: Any) -> None:
     model = ScriptedModel(
         [call("weather", '{"city": "Ulm"}')], "it rains", "take an umbrella", "as I said"
     )
@@ -118,7 +118,7 @@ def test_the_runner_goes_on_where_it_was(store: Store, session: Any) -> None:
     assert store.session("talk").info().user_message_count == 3
 
 
-def test_streamed_runs_are_kept_too(session: Any) -> None:
+def test_streamed_runs_are_stored(session: Any) -> None:
     agent = Agent(name="a", model=ScriptedModel("one", "two"))
 
     async def converse() -> None:
@@ -133,7 +133,7 @@ def test_streamed_runs_are_kept_too(session: Any) -> None:
     assert run(session.get_session_usage())["total_tokens"] == 240
 
 
-def test_a_run_goes_another_way_from_any_turn(session: Any) -> None:
+def test_a_run_can_branch_from_any_turn(session: Any) -> None:
     model = ScriptedModel("one", "two", "other")
     agent = Agent(name="a", model=model)
 
@@ -151,7 +151,7 @@ def test_a_run_goes_another_way_from_any_turn(session: Any) -> None:
     assert [turn.items[0]["content"] for turn in run(session.turns("main"))] == ["first", "second"]
 
 
-def test_limits_are_the_last_items(store: Store, session: Any) -> None:
+def test_a_limit_returns_the_last_items(store: Store, session: Any) -> None:
     talk(session, "a", "b", "c")
     assert texts(run(session.get_items(limit=3))) == ["b!", "c", "c!"]
     assert run(session.get_items(limit=0)) == []
@@ -354,13 +354,13 @@ def test_branches_of_branches(session: Any) -> None:
     assert run(session.pop_item()) is None
 
 
-def test_unnamed_branches_get_names_of_their_own(session: Any) -> None:
+def test_unnamed_branches_get_unique_names(session: Any) -> None:
     talk(session, "a")
     names = {run(session.branch()) for _ in range(4)}
     assert len(names) == 4
 
 
-def test_where_one_stands_is_ones_own(store: Store, session: Any) -> None:
+def test_each_session_object_has_its_own_current_branch(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     assert CasstoreSession(store, "talk").current_branch == "main"
@@ -381,7 +381,7 @@ def test_where_one_stands_is_ones_own(store: Store, session: Any) -> None:
     assert shown(session) == ["a", "a!", "b", "b!"]
 
 
-def test_a_picker_shows_no_branch_that_is_gone(store: Store, session: Any) -> None:
+def test_the_session_info_does_not_count_a_deleted_branch(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(1, "side"))
     talk(session, "c", "d", "e")
@@ -392,7 +392,7 @@ def test_a_picker_shows_no_branch_that_is_gone(store: Store, session: Any) -> No
     assert store.session("talk").info().user_message_count == 2
 
 
-def test_a_clear_takes_everybody_back_to_main(store: Store, session: Any) -> None:
+def test_a_clear_moves_every_session_object_to_main(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     other: Any = CasstoreSession(store, "talk")
@@ -403,7 +403,7 @@ def test_a_clear_takes_everybody_back_to_main(store: Store, session: Any) -> Non
         run(session.branch(1, "side"))
 
 
-def test_a_clear_during_a_call_takes_it_to_main(store: Store, session: Any) -> None:
+def test_a_call_concurrent_with_a_clear_continues_on_main(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     # As a call has found it, before it does anything.
@@ -427,7 +427,7 @@ def test_usage_of_a_turn_that_was_cleared_is_not_stored(store: Store, session: A
     assert run(session.get_session_usage()) is None
 
 
-def test_the_ledger_counts_what_was_spent(store: Store, session: Any) -> None:
+def test_the_ledger_counts_each_run_once(store: Store, session: Any) -> None:
     agent = Agent(name="a", model=ScriptedModel("one", "two"))
 
     async def converse() -> None:
@@ -448,7 +448,7 @@ def test_the_ledger_counts_what_was_spent(store: Store, session: Any) -> None:
     assert row["output_tokens_details"] == {"reasoning_tokens": 5}
 
 
-def test_the_ledger_takes_nothing_back(store: Store, session: Any) -> None:
+def test_the_ledger_keeps_the_largest_usage_reported_for_a_turn(store: Store, session: Any) -> None:
     run(session.add_items([say("first")]))
     for total in (30, 10):
         run(session.store_run_usage(Result(total=total)))
@@ -550,7 +550,7 @@ def test_the_event_loop_never_waits_for_the_disk(
     assert threading.get_ident() not in threads
 
 
-def test_a_conversation_that_never_rests_is_reported(
+def test_a_conversation_that_keeps_changing_raises_busy_error(
     session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Any, change: Any) -> None:
@@ -575,7 +575,7 @@ def test_a_lease_of_another_owner_is_respected(store: Store, session: Any) -> No
 # --- items ------------------------------------------------------------------------------------
 
 
-def test_items_of_json_come_back_equal(session: Any) -> None:
+def test_json_items_round_trip(session: Any) -> None:
     items: list[Any] = [
         {"role": "user", "content": "half a pair \ud83d"},
         {"role": "user", "content": "x" * 100_000},
@@ -611,7 +611,7 @@ def test_a_session_of_plain_messages_is_taken_over(store: Store, session: Any) -
         run(session.branch(4))
 
 
-def test_a_session_with_a_state_of_its_own_is_left_alone(store: Store, session: Any) -> None:
+def test_a_session_with_foreign_state_is_refused(store: Store, session: Any) -> None:
     from casstore import Checkpoint
 
     own = Commit(checkpoint=Checkpoint(turn_state={"mine": 1}))
@@ -659,7 +659,9 @@ def test_gc_and_retention_keep_every_branch(store: Store, session: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, Policy(everything=True)])
-def test_clearing_gives_everything_back(store: Store, session: Any, policy: Policy | None) -> None:
+def test_clearing_a_session_frees_its_objects(
+    store: Store, session: Any, policy: Policy | None
+) -> None:
     talk(session, "small")
     retention.set_policy(store, policy, "talk")
     talk(session, *LONG)
@@ -674,7 +676,7 @@ def test_clearing_gives_everything_back(store: Store, session: Any, policy: Poli
     assert shown(session) == ["again", "again!"]
 
 
-def test_pruning_gives_back_what_no_branch_leads_to(store: Store, session: Any) -> None:
+def test_pruning_frees_items_that_no_branch_reaches(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.store_run_usage(Result(total=10)))
     run(session.branch(2, "side"))
@@ -705,7 +707,7 @@ def test_pruning_gives_back_what_no_branch_leads_to(store: Store, session: Any) 
     assert shown(session) == ["a", "a!", "c", "c!"]
 
 
-def test_pruning_leaves_a_session_on_the_branch_where_it_stands(store: Store, session: Any) -> None:
+def test_pruning_keeps_the_current_branch_of_a_session(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))
     talk(session, "c", "d")
@@ -723,7 +725,7 @@ def test_pruning_leaves_a_session_on_the_branch_where_it_stands(store: Store, se
     ]  # fmt: skip
 
 
-def test_pruning_goes_on_over_hidden_items(store: Store, session: Any) -> None:
+def test_pruning_handles_hidden_items(store: Store, session: Any) -> None:
     talk(session, "a", "my password", "c")
     [hidden] = [
         node for node in store.session("talk").nodes() if node.payload == say("my password")
@@ -736,7 +738,9 @@ def test_pruning_goes_on_over_hidden_items(store: Store, session: Any) -> None:
     assert shown(session) == ["a", "a!", "my password!", "c", "c!"]
 
 
-def test_a_deleted_session_is_gone_for_good(store: Store, session: Any) -> None:
+def test_a_deleted_session_frees_its_objects_and_refuses_new_items(
+    store: Store, session: Any
+) -> None:
     talk(session, *LONG[:3])
     gone = digests(store)
     store.delete_session("talk")

@@ -71,7 +71,7 @@ def session(store: Store) -> CasstoreSession:
 
 @pytest.mark.parametrize("limit", [None, 1, 3])
 @pytest.mark.parametrize("layers", ["plain", "encrypted outside", "encrypted inside"])
-def test_a_run_compacts_what_it_compacts_over_the_sdks_own_session(
+def test_a_run_compacts_the_same_items_as_with_the_session_of_the_sdk(
     session: CasstoreSession, tmp_path: Path, layers: str, limit: int | None
 ) -> None:
     def wrapped(backend: Any, client: Compactor) -> Any:
@@ -123,7 +123,7 @@ def test_compacting_a_branch_by_hand_leaves_the_others_and_is_one_revision(
 
 
 @pytest.mark.parametrize("change", ["add", "pop", "clear", "delete the branch"])
-def test_a_change_while_the_summary_is_made_keeps_what_was_said(
+def test_a_compaction_changes_nothing_if_its_branch_changed_meanwhile(
     store: Store, session: CasstoreSession, change: str
 ) -> None:
     talk(session, "one", "two")

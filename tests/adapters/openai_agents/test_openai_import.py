@@ -247,9 +247,7 @@ def require_advanced_same(path: Path, store: Store) -> None:
 # --- everything -------------------------------------------------------------------------------
 
 
-def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
-    plain: Path, store: Store
-) -> None:
+def test_everything_is_imported_and_the_source_is_unchanged(plain: Path, store: Store) -> None:
     before = fingerprint(plain)
     steps: list[Step] = []
 
@@ -318,7 +316,9 @@ def test_branches_turns_and_usage_are_reported_as_by_the_sdk(advanced: Path, sto
     assert ledger.total == total["total_tokens"]
 
 
-def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Store) -> None:
+def test_an_imported_session_starts_on_main_and_keeps_its_branch_names(
+    advanced: Path, store: Store
+) -> None:
     import_sessions(store, advanced)
     session = CasstoreSession(store, "talk")
     assert session.current_branch == "main"
@@ -335,7 +335,7 @@ def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Sto
             run(session.branch(1, name))
 
 
-def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> None:
+def test_imported_conversations_continue_where_they_were(advanced: Path, store: Store) -> None:
     import_sessions(store, advanced)
     model = ScriptedModel("fourth answer", "again")
     agent = Agent(name="a", model=model)
@@ -369,7 +369,7 @@ def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> No
 # --- again ------------------------------------------------------------------------------------
 
 
-def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> None:
+def test_a_second_import_imports_only_new_items(advanced: Path, store: Store) -> None:
     first = import_sessions(store, advanced)
     before = {info.meta.session: info.head for info in store.sessions()}
     again = import_sessions(store, advanced)
@@ -405,7 +405,9 @@ def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> No
     assert state.nodes[-1].payload["content"] == "fourth!"
 
 
-def test_a_name_that_was_only_taken_may_become_a_branch(tmp_path: Path, store: Store) -> None:
+def test_a_reserved_branch_name_can_become_a_branch_in_a_later_import(
+    tmp_path: Path, store: Store
+) -> None:
     path = tmp_path / "a.db"
     with closing(open_advanced(path)) as session:
         talk(session, "one")
@@ -416,7 +418,7 @@ def test_a_name_that_was_only_taken_may_become_a_branch(tmp_path: Path, store: S
     require_advanced_same(path, store)
 
 
-def test_a_session_that_went_on_in_the_store_stays(plain: Path, store: Store) -> None:
+def test_an_import_keeps_items_added_in_the_store(plain: Path, store: Store) -> None:
     import_sessions(store, plain)
     session = CasstoreSession(store, "run")
     talk(session, "later")
@@ -425,7 +427,7 @@ def test_a_session_that_went_on_in_the_store_stays(plain: Path, store: Store) ->
     assert texts(run(session.get_items(limit=2))) == ["later", "later!"]
 
 
-def test_what_was_noted_in_the_store_later_stays(advanced: Path, store: Store) -> None:
+def test_an_import_keeps_usage_recorded_in_the_store(advanced: Path, store: Store) -> None:
     import_sessions(store, advanced)
     session: Any = CasstoreSession(store, "talk")
     add(session, reply("of the same turn"))
@@ -434,7 +436,7 @@ def test_what_was_noted_in_the_store_later_stays(advanced: Path, store: Store) -
     assert run(session.get_turn_usage(3))["total_tokens"] == 99
 
 
-def test_a_session_that_stands_on_a_branch_here_is_left_there(advanced: Path, store: Store) -> None:
+def test_an_import_keeps_the_head_of_a_session_on_its_branch(advanced: Path, store: Store) -> None:
     import_sessions(store, advanced)
     talk(CasstoreSession(store, "talk", branch="left"), "went on here")
     before = store.session("talk").head()
@@ -448,7 +450,9 @@ def test_a_session_that_stands_on_a_branch_here_is_left_there(advanced: Path, st
     assert texts(run(CasstoreSession(store, "talk").get_items(limit=1))) == ["on main!"]
 
 
-def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store: Store) -> None:
+def test_items_added_without_the_import_are_matched_by_their_content(
+    plain: Path, store: Store
+) -> None:
     with closing(SQLiteSession("run", plain)) as theirs:
         items = run(theirs.get_items())
     session = CasstoreSession(store, "run")
@@ -460,7 +464,9 @@ def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store
     assert [turn.number for turn in run(session.turns())] == [1, 2]
 
 
-def test_branches_go_on_from_nodes_that_came_otherwise(advanced: Path, store: Store) -> None:
+def test_branches_are_attached_to_nodes_added_without_the_import(
+    advanced: Path, store: Store
+) -> None:
     with closing(open_advanced(advanced)) as theirs:
         items = run(theirs.get_items(branch_id="main"))
     # Without numbers of turns, as an import of lines makes them.
@@ -575,7 +581,7 @@ def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
         assert run(session.get_items()) == []
 
 
-def test_a_conversation_that_was_cleared_here_as_often_as_there_goes_on(
+def test_a_conversation_cleared_as_often_in_the_store_as_in_the_source_is_continued(
     advanced: Path, store: Store
 ) -> None:
     session = CasstoreSession(store, "cleared")
@@ -589,7 +595,7 @@ def test_a_conversation_that_was_cleared_here_as_often_as_there_goes_on(
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("phase", ["copy", "verify"])
-def test_a_conversation_that_is_cleared_while_it_is_moved_stays_so(
+def test_a_conversation_cleared_during_the_import_stays_cleared(
     plain: Path, store: Store, phase: str
 ) -> None:
     session = CasstoreSession(store, "ids with / and ü")
@@ -624,7 +630,7 @@ def items_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_what_branches_share_is_compared_once(
+def test_the_shared_beginning_of_branches_is_compared_once(
     advanced: Path, store: Store, items_read: list[int]
 ) -> None:
     import_sessions(store, advanced)
@@ -649,7 +655,7 @@ def test_a_branch_that_does_not_share_its_beginning_here_is_compared_whole(
         import_sessions(store, path)
 
 
-def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
+def test_a_branch_longer_in_the_store_than_its_parent_branch_is_compared_completely(
     tmp_path: Path, store: Store
 ) -> None:
     path = tmp_path / "a.db"
@@ -670,7 +676,7 @@ def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
             )
 
 
-def test_a_node_that_has_the_name_of_a_message_is_reported_and_left(
+def test_a_foreign_node_with_the_id_of_a_message_is_reported_and_kept(
     plain: Path, store: Store
 ) -> None:
     with closing(SQLiteSession("run", plain)) as theirs:
@@ -685,7 +691,7 @@ def test_a_node_that_has_the_name_of_a_message_is_reported_and_left(
     assert store.session("run").head() == before
 
 
-def test_numbers_that_python_takes_for_equal_are_other_content(
+def test_numbers_that_python_considers_equal_count_as_different_content(
     tmp_path: Path, store: Store
 ) -> None:
     path = tmp_path / "a.db"
@@ -725,7 +731,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_an_import_that_was_stopped_anywhere_goes_on(
+def test_an_import_stopped_at_any_step_can_continue(
     advanced: Path, plain: Path, tmp_path: Path
 ) -> None:
     for number, (file, same) in enumerate(
@@ -773,7 +779,7 @@ with casstore.open(sys.argv[2], "relaxed") as store:
 """
 
 
-def test_an_import_that_was_killed_goes_on(advanced: Path, tmp_path: Path) -> None:
+def test_a_killed_import_can_continue(advanced: Path, tmp_path: Path) -> None:
     place = tmp_path / "store"
     died = subprocess.run(
         [sys.executable, "-c", KILLED, str(advanced), str(place)], cwd=ROOT, check=False
@@ -998,7 +1004,9 @@ def test_messages_without_a_session_are_moved_too(plain: Path, store: Store) -> 
 # --- databases of all kinds -------------------------------------------------------------------
 
 
-def test_tables_of_other_names(tmp_path: Path, store: Store) -> None:
+def test_sessions_in_tables_with_other_names_are_imported_on_request(
+    tmp_path: Path, store: Store
+) -> None:
     path = tmp_path / "a.db"
     tables: dict[str, Any] = {"sessions_table": "my_sessions", "messages_table": "my_messages"}
     with closing(SQLiteSession("run", path, **tables)) as session:
@@ -1018,7 +1026,7 @@ def test_tables_of_other_names(tmp_path: Path, store: Store) -> None:
         require_advanced_same(path, second)
 
 
-def test_branches_of_tables_of_other_names(tmp_path: Path, store: Store) -> None:
+def test_branches_in_tables_with_other_names_are_imported(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "a.db"
     tables: dict[str, Any] = {"sessions_table": "S", "messages_table": "Messages"}
     with closing(open_advanced(path, **tables)) as theirs:
@@ -1057,7 +1065,7 @@ def test_items_that_were_encrypted_stay_so(tmp_path: Path, store: Store) -> None
     assert "größer" not in json.dumps(run(ours.get_items()), ensure_ascii=False)
 
 
-def test_a_database_from_before_names_were_reserved(advanced: Path, store: Store) -> None:
+def test_a_database_without_branch_reservations_is_imported(advanced: Path, store: Store) -> None:
     rows(advanced, "DROP TABLE branch_reservations")
     rows(advanced, "DROP TABLE session_clear_generations")
     copy = Path(shutil.copy(advanced, advanced.with_name("copy.db")))
@@ -1149,7 +1157,7 @@ def test_a_dry_run_reports_the_same_and_writes_nothing(advanced: Path, tmp_path:
         assert import_sessions(store, advanced, dry_run=True).part("items").imported == 0
 
 
-def test_single_sessions(plain: Path, store: Store) -> None:
+def test_only_the_named_sessions_are_imported(plain: Path, store: Store) -> None:
     report = import_sessions(store, plain, sessions=["odd", "run", "odd"])
     items = report.part("items")
     assert (report.part("sessions").found, items.imported) == (2, items.found)
@@ -1291,7 +1299,7 @@ def test_a_commit_holds_a_batch_however_long_the_session_is(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_was_done_with_a_session_it_moves(
+def test_sessions_with_random_histories_are_imported_correctly(
     tmp_path: Path, store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)

@@ -75,14 +75,14 @@ def test_cold_slabs_are_packed_while_the_store_is_used(
     assert not [thread for thread in threading.enumerate() if thread.name == "casstore-pack"]
 
 
-def test_by_default_and_for_readers_there_is_no_thread(tmp_path: Path) -> None:
+def test_no_packing_thread_runs_by_default_or_in_a_read_only_store(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s") as store:
         assert engine_of(store).packer is None
     with casstore.open(tmp_path / "s", readonly=True, auto_pack=True) as store:
         assert engine_of(store).packer is None
 
 
-def test_few_new_slabs_are_not_worth_a_round() -> None:
+def test_the_packer_skips_a_round_while_there_are_few_new_slabs() -> None:
     counts = iter([0, background.MIN_NEW_SLABS - 1, background.MIN_NEW_SLABS, 10, 10, 10])
     asked = threading.Event()
     rounds = Rounds()
@@ -119,7 +119,7 @@ def test_an_error_is_reported_and_the_next_round_retries(
     assert packer.report.slabs_before >= 3
 
 
-def test_the_last_error_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packer_keeps_its_last_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     failed = threading.Event()
 
@@ -159,7 +159,7 @@ def test_stopping_ends_a_round_between_two_steps() -> None:
     assert packer.last_error is None
 
 
-def test_a_store_closed_by_others_ends_the_thread_quietly(
+def test_the_packing_thread_ends_without_an_error_when_the_store_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[object] = []
@@ -200,7 +200,7 @@ print(told)
 """
 
 
-def test_no_thread_of_the_store_imports_anything(tmp_path: Path) -> None:
+def test_no_background_thread_imports_a_module(tmp_path: Path) -> None:
     # A process that forks while a thread imports leaves its child the lock of that module.
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTING, str(tmp_path / "s")],

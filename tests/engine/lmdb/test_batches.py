@@ -93,7 +93,7 @@ def stored_anew(answers: list[WriteResult | CasstoreError]) -> list[int | type[C
     ]
 
 
-def test_an_object_of_two_writes_is_stored_once(engine: LmdbEngine) -> None:
+def test_an_object_in_two_writes_of_a_batch_is_stored_once(engine: LmdbEngine) -> None:
     child = new_blob(b"a child")
     first, second = new_parent(child), new_parent(child, child)
     answers = together(
@@ -115,7 +115,9 @@ def test_an_object_of_a_refused_write_is_stored_by_the_next_that_has_it(
     assert engine.measure_space().slabs.dead_objects == 0
 
 
-def test_a_row_put_deleted_and_put_again_is_what_the_last_write_left(engine: LmdbEngine) -> None:
+def test_a_row_changed_by_several_writes_of_a_batch_has_the_value_of_the_last(
+    engine: LmdbEngine,
+) -> None:
     put, gone = PutRow("heads", b"key", b"long " * 2000), DeleteRow("heads", b"key")
     answers = together(
         engine,
@@ -163,7 +165,7 @@ def test_long_writes_that_share_objects_are_all_answered(engine: LmdbEngine) -> 
         assert [Store(engine).get_blob(name) for name in names] == contents
 
 
-def test_a_batch_that_was_interrupted_runs_again_as_if_for_the_first_time(
+def test_an_interrupted_batch_runs_again_with_the_same_results(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted leader leaves its batch to the next."""

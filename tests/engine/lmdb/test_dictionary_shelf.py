@@ -22,7 +22,7 @@ def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
     engine.close()
 
 
-def test_a_thread_that_loads_a_dictionary_is_inside_the_gate(
+def test_loading_a_dictionary_holds_the_gate_that_close_and_fork_wait_for(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing and forking wait for those inside; LMDB dies of a transaction that outlives it."""
@@ -49,7 +49,7 @@ def test_a_thread_that_loads_a_dictionary_is_inside_the_gate(
     assert (inside, env.gate.is_inside) == ([True] * 3, False)
 
 
-def test_a_store_that_is_closed_loads_none(engine: LmdbEngine) -> None:
+def test_loading_a_dictionary_from_a_closed_store_raises_closed_error(engine: LmdbEngine) -> None:
     number = engine._shelf.add(CONTENT)
     shelf = DictionaryShelf(engine._env)
     engine.close()

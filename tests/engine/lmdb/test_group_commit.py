@@ -141,7 +141,7 @@ def queue_up(queue: CommitQueue[int, int], held: Held, works: range, threads: Th
 # --- the queue alone ------------------------------------------------------------------------
 
 
-def test_one_caller_alone_runs_its_own_work() -> None:
+def test_a_single_caller_runs_each_work_in_its_own_batch() -> None:
     seen: list[list[int]] = []
 
     def run(batch: IntBatch) -> None:
@@ -169,7 +169,7 @@ def test_writers_that_wait_together_share_a_batch_and_get_their_own_results() ->
     ]
 
 
-def test_a_batch_is_bounded() -> None:
+def test_a_batch_holds_at_most_max_batch_writes() -> None:
     held, threads = Held(), Threads()
     queue: CommitQueue[int, int] = CommitQueue(held)
     answers = queue_up(queue, held, range(2 * MAX_BATCH + 10), threads)
@@ -254,7 +254,7 @@ def test_a_leader_whose_run_raises_leaves_the_others_alive_and_served(
     assert waiting(queue) == 0
 
 
-def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs() -> None:
+def test_an_interrupted_leader_leaves_its_batch_queued_for_the_next_leader() -> None:
     """Its whole batch stays queued: the next leader runs it, once."""
     calls: list[list[int]] = []
     held = Held()
@@ -586,7 +586,7 @@ def test_an_object_collected_after_it_was_found_stored_is_stored_again(
     engine.close()
 
 
-def test_an_object_stored_by_another_after_it_was_found_missing_is_named_once(
+def test_an_object_that_another_process_stored_after_the_lookup_is_indexed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")

@@ -49,7 +49,7 @@ class LmdbContract(PersistentEngineContract):
             engine.close()
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_it_agrees_with_the_reference_engine(
+    def test_the_lmdb_engine_agrees_with_the_reference_engine(
         self, make_engine: EngineFactory, reopen: Reopen, seed: int
     ) -> None:
         compare_with_reference(make_engine(), seed, 150, reopen=reopen)

@@ -62,7 +62,9 @@ def told(error: type[lmdb.Error], text: str, code: int = 0) -> lmdb.Error:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )
-def test_every_error_has_a_type(said: lmdb.Error, means: type[CasstoreError]) -> None:
+def test_each_lmdb_error_is_translated_to_its_typed_error(
+    said: lmdb.Error, means: type[CasstoreError]
+) -> None:
     found = translate(said, "my-store")
     assert type(found) is means
     assert "my-store" in str(found)
@@ -77,7 +79,7 @@ def test_a_full_disk_raises_storage_full_error_whichever_layer_reports_it(code: 
     assert type(storage_error("cannot write", OSError(errno.EACCES, "no"))) is StorageError
 
 
-def test_a_write_cut_short_is_a_full_disk() -> None:
+def test_mdb_short_write_is_translated_to_storage_full_error() -> None:
     assert type(translate(told(lmdb.Error, "MDB_SHORT_WRITE"), "s")) is StorageFullError
 
 
@@ -105,7 +107,7 @@ def no_more_threads() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def test_a_commit_counts_though_no_thread_can_be_started_to_train_a_dictionary(
+def test_a_commit_succeeds_though_the_training_thread_cannot_be_started(
     tmp_path: Path,
 ) -> None:
     blobs = [new_blob(random.Random(n).randbytes(FIRST_TRIAL_BYTES)) for n in range(2)]
@@ -239,7 +241,7 @@ def test_where_no_descriptor_is_left_every_call_ends_with_a_typed_error(tmp_path
     assert ran.stdout == ""
 
 
-def test_a_part_that_cannot_be_created_is_a_typed_error(
+def test_a_part_directory_that_cannot_be_created_raises_storage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:

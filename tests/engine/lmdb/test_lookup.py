@@ -30,7 +30,7 @@ def engine_of(store: Store) -> LmdbEngine:
     return store.engine
 
 
-def test_the_two_begin_alike_and_are_different() -> None:
+def test_the_two_test_digests_differ_and_share_the_index_prefix() -> None:
     assert DIGEST != TWIN
     assert DIGEST[:PREFIX_BYTES] == TWIN[:PREFIX_BYTES]
 
@@ -59,7 +59,9 @@ def test_digests_with_a_common_prefix_are_different(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gone", "kept"), [(ONE, OTHER), (OTHER, ONE)])
-def test_one_goes_and_the_other_stays(tmp_path: Path, gone: bytes, kept: bytes) -> None:
+def test_deleting_one_of_two_digests_with_a_common_prefix_keeps_the_other(
+    tmp_path: Path, gone: bytes, kept: bytes
+) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         store.put_blob(ONE)
@@ -114,7 +116,9 @@ def test_a_damaged_directory_is_not_taken_for_another_object(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("own", [1, 2, 3, 7, slabs.MAX_ID])
-def test_a_row_that_leads_astray_is_damage_and_not_absence(tmp_path: Path, own: int) -> None:
+def test_an_index_row_that_leads_to_a_wrong_id_is_damage_and_not_absence(
+    tmp_path: Path, own: int
+) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         for content in (b"a", b"b", b"c"):
@@ -134,7 +138,7 @@ def test_a_row_that_leads_astray_is_damage_and_not_absence(tmp_path: Path, own: 
             engine_of(store).verify()
 
 
-def test_an_object_that_the_index_names_twice_is_found(tmp_path: Path) -> None:
+def test_check_and_verify_find_an_object_that_the_index_names_twice(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         store.put_blob(ONE)
@@ -153,14 +157,14 @@ def test_an_object_that_the_index_names_twice_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [1, 255, 256, 65_535, 65_536, 1 << 40, slabs.MAX_ID])
-def test_a_row_is_read_as_it_was_written(own: int) -> None:
+def test_an_index_key_round_trips(own: int) -> None:
     key = index_key(DIGEST, own)
     assert len(key) == PREFIX_BYTES + (own.bit_length() + 7) // 8
     assert read_key(key) == own
 
 
 @pytest.mark.parametrize("encoded", [b"", b"\0", b"\0\1", b"\1" * 9])
-def test_every_other_encoding_of_an_id_is_refused(encoded: bytes) -> None:
+def test_a_non_canonical_id_in_an_index_key_is_refused(encoded: bytes) -> None:
     with pytest.raises(CorruptionError):
         read_key(DIGEST[:PREFIX_BYTES] + encoded)
 
@@ -184,7 +188,7 @@ def test_a_node_that_is_stored_already_gets_no_second_id(tmp_path: Path) -> None
             assert sum(slabs.count_of(value) for _, value in txn.cursor(env.slabs)) == 3
 
 
-def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) -> None:
+def test_a_verified_digest_is_not_trusted_after_its_object_was_deleted(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         store.put_blob(ONE)
@@ -226,7 +230,7 @@ def test_a_slab_that_still_lists_an_object_does_not_make_it_stored(tmp_path: Pat
             ]
 
 
-def test_a_digest_is_not_found_across_two_others(tmp_path: Path) -> None:
+def test_a_lookup_ignores_matches_that_span_two_adjacent_digests(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         contents = [bytes((at,)) for at in range(3)]
         names = [Digest.of_blob(content) for content in contents]

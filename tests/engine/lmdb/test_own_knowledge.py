@@ -164,7 +164,7 @@ def test_a_digest_found_earlier_is_looked_up_again_after_another_process_has_wri
     assert_reads_back(engine, GONE)
 
 
-def test_a_refused_write_leaves_what_is_known_true(engine: LmdbEngine) -> None:
+def test_a_refused_write_leaves_the_cached_digests_correct(engine: LmdbEngine) -> None:
     learn(engine)
     missing = new_blob(b"never stored")
     with pytest.raises(ObjectNotFoundError):
@@ -300,7 +300,7 @@ print(rounds)
 
 
 @pytest.mark.parametrize("kind", ["collect", "pack", "rebuild"])
-def test_the_knowledge_of_two_writers_stays_right_during_maintenance(
+def test_the_caches_of_two_writers_stay_correct_during_maintenance(
     tmp_path: Path, kind: str
 ) -> None:
     path, end = tmp_path / "s", tmp_path / "end"
@@ -328,7 +328,7 @@ def test_the_knowledge_of_two_writers_stays_right_during_maintenance(
         assert store.engine.verify() == len(all_objects(store.engine))
 
 
-def test_a_write_for_which_the_map_is_too_small_changes_nothing(tmp_path: Path) -> None:
+def test_a_write_that_exceeds_the_map_changes_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "small")
     with Store(LmdbEngine(path, durability="relaxed", map_bytes=1 << 20)) as store:
         engine = store.engine
@@ -387,7 +387,9 @@ def test_a_reader_delayed_at_its_start_reads_the_newest_state(engine: LmdbEngine
         assert engine.get_rows([RowKey("leases", b"key")]) == [b"two"]
 
 
-def test_ids_continue_after_those_of_another_process_that_were_only_read(tmp_path: Path) -> None:
+def test_a_writer_continues_after_ids_of_another_process_that_it_has_only_read(
+    tmp_path: Path,
+) -> None:
     """Readers learn of a commit without learning which ids it has taken; writers must."""
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     first, theirs, ours = new_blob(b"first"), new_blob(b"theirs"), new_blob(b"ours")

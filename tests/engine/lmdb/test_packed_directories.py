@@ -54,7 +54,7 @@ def framed(columns: bytes) -> bytes:
     return len(frame).to_bytes(4, "little") + frame
 
 
-def test_both_say_the_same_and_one_is_shorter() -> None:
+def test_a_packed_directory_equals_the_plain_one_and_is_shorter() -> None:
     key, one, two = both_layouts()
     assert (one[0], two[0]) == (slabs.LAYOUT, slabs.PACKED_LAYOUT)
     assert len(two) < len(one)
@@ -69,7 +69,7 @@ def test_both_say_the_same_and_one_is_shorter() -> None:
     ]
 
 
-def test_a_few_columns_stay_as_they_are() -> None:
+def test_a_directory_that_packing_does_not_shorten_stays_plain() -> None:
     blob = NewObject(Digest.of_blob(b"x"), 0, b"x", ())
     columns = slabs.Columns()
     columns.add_new(1, blob, [])
@@ -77,7 +77,7 @@ def test_a_few_columns_stay_as_they_are() -> None:
     assert columns.encode(1, 5, slabs.uncompressed, packed=True) == plain
 
 
-def test_every_damage_is_refused() -> None:
+def test_a_damaged_packed_directory_is_refused() -> None:
     key, one, two = both_layouts()
     at = slabs.read_directory(key, two).payload_at
     payload = two[at:]
@@ -108,7 +108,7 @@ def test_every_damage_is_refused() -> None:
             slabs.read_directory(key, two[:place])
 
 
-def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
+def test_pack_writes_packed_directories_that_read_back(tmp_path: Path) -> None:
     contents = [b"%d" % at * 50 for at in range(200)]
     with casstore.open(tmp_path / "s", "relaxed") as store:
         digests = [store.put_blob(each) for each in contents]
@@ -122,7 +122,7 @@ def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
         assert engine.verify() == 200
 
 
-def test_a_slab_in_which_most_is_dead_is_sound(tmp_path: Path) -> None:
+def test_a_packed_slab_with_mostly_dead_objects_is_sound(tmp_path: Path) -> None:
     # Its columns take less than a byte for each entry, and there is next to no payload.
     with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         digests = store.put_many([b"%d" % at for at in range(500)])

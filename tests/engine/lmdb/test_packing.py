@@ -62,7 +62,7 @@ def contents(store: Store) -> dict[bytes, tuple[int, bytes]]:
     }
 
 
-def test_everything_reads_back_from_fewer_and_smaller_slabs(tmp_path: Path) -> None:
+def test_all_objects_read_back_after_packing_from_fewer_and_smaller_slabs(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         texts = grow(store, 300)
         before, infos = contents(store), engine_of(store).scan_objects(limit=1_000_000)
@@ -89,7 +89,7 @@ def test_everything_reads_back_from_fewer_and_smaller_slabs(tmp_path: Path) -> N
         assert contents(store) == before
 
 
-def test_a_cached_slab_that_was_joined_since_still_serves(tmp_path: Path) -> None:
+def test_reads_stay_correct_after_a_cached_slab_was_joined(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 50)
         before = contents(store)
@@ -126,7 +126,7 @@ def test_an_empty_store_and_a_single_slab_are_left_alone(tmp_path: Path) -> None
         assert store.pack(min_age_ms=0) == packing.NOTHING
 
 
-def test_no_slab_grows_beyond_what_one_may_hold(tmp_path: Path) -> None:
+def test_no_packed_slab_exceeds_the_size_limits(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         source = random.Random(1)
         for size in (10, 240_000, 20, 120_000, 30, 280_000, 40, 131_072, 131_072, 1, 800_000, 5):
@@ -144,7 +144,7 @@ def test_no_slab_grows_beyond_what_one_may_hold(tmp_path: Path) -> None:
                 assert sum(directory.lengths) <= slabs.PACKED_RAW_BYTES
 
 
-def test_objects_that_were_deleted_lose_their_bytes_and_keep_their_place(tmp_path: Path) -> None:
+def test_packing_drops_the_bytes_of_deleted_objects_and_keeps_all_other_ids(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         kept = [store.put_blob(b"kept %d" % n * 50) for n in range(20)]
         gone = [store.put_blob(b"CANARY %d" % n * 50) for n in range(20)]
@@ -220,7 +220,7 @@ def test_slabs_with_a_long_gap_between_them_are_not_joined(tmp_path: Path) -> No
         assert sum(directory.objects for directory in directories) < 100
 
 
-def test_slabs_are_joined_over_a_few_ids_that_are_gone(tmp_path: Path) -> None:
+def test_slabs_are_joined_across_a_few_missing_ids(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
         kept, gone = [], []
         for n in range(100):
@@ -246,7 +246,7 @@ def test_slabs_are_joined_over_a_few_ids_that_are_gone(tmp_path: Path) -> None:
         assert max(info.id for info in engine_of(store).scan_objects()) == 201
 
 
-def test_a_slab_that_came_out_wrong_is_not_stored(
+def test_a_packed_slab_that_fails_verification_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
@@ -340,7 +340,7 @@ def test_half_empty_tables_are_rewritten(tmp_path: Path) -> None:
         assert engine_of(store).verify() > 0
 
 
-def test_a_table_that_would_take_long_is_left_alone(
+def test_a_table_above_the_size_limit_is_not_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidying, "MAX_TABLE_BYTES", 4096)
@@ -350,7 +350,7 @@ def test_a_table_that_would_take_long_is_left_alone(
         assert store.pack(min_age_ms=0).pages_saved == 0
 
 
-def test_a_fresh_dictionary_is_trained_if_it_pays(
+def test_packing_trains_a_dictionary_if_it_saves_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(5)
@@ -381,7 +381,7 @@ def test_a_fresh_dictionary_is_trained_if_it_pays(
 
 
 @pytest.mark.parametrize(("texts", "min_gain"), [(900, 0.03), (1_800, 0.9)])
-def test_no_dictionary_is_kept_that_does_not_pay(
+def test_packing_discards_a_dictionary_that_saves_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: int, min_gain: float
 ) -> None:
     monkeypatch.setattr(cold_dictionary, "MIN_RAW_BYTES", 1 << 20)
@@ -397,7 +397,7 @@ def test_no_dictionary_is_kept_that_does_not_pay(
         assert engine_of(store)._shelf.newest() == 0
 
 
-def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:
+def test_a_joined_slab_has_the_newest_storage_time_of_its_objects(tmp_path: Path) -> None:
     now = [1000]
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=lambda: now[0])
     with Store(engine) as store:
@@ -409,7 +409,7 @@ def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:
         assert times == {young: 5000, Digest.of_blob(b"old"): 5000}
 
 
-def test_a_run_that_changed_meanwhile_is_left_alone(
+def test_packing_skips_a_run_of_slabs_that_another_packer_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with casstore.open(tmp_path / "s", "relaxed") as store:
@@ -534,7 +534,7 @@ def test_a_damaged_slab_is_reported_and_left_and_the_rest_is_packed(
         assert dict(stored_slabs(store)) == after
 
 
-def test_values_that_cannot_be_packed_raise_an_error(tmp_path: Path) -> None:
+def test_pack_refuses_a_memory_engine_and_a_read_only_store(tmp_path: Path) -> None:
     with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
         store.pack(min_age_ms=0)
     with casstore.open(tmp_path / "s", "relaxed") as store:

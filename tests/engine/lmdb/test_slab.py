@@ -78,7 +78,7 @@ def assert_comes_back(
 
 # The last number of each width, and the first of the next.
 @pytest.mark.parametrize("edge", [0, 1, 0xFF, 0x100, 0xFFFF, 0x1_0000])
-def test_every_number_finds_room_in_its_column(encode: Encode, edge: int) -> None:
+def test_a_slab_column_holds_numbers_at_every_width_boundary(encode: Encode, edge: int) -> None:
     far = FIRST_ID - max(edge, 1)
     name = name_of(far)
     objects = [
@@ -92,14 +92,14 @@ def test_every_number_finds_room_in_its_column(encode: Encode, edge: int) -> Non
 
 
 @pytest.mark.parametrize("edge", [0xFF, 0x100, 0xFFFF, 0x1_0000])
-def test_every_number_of_links_finds_room_in_its_column(encode: Encode, edge: int) -> None:
+def test_a_slab_column_holds_link_counts_at_every_width_boundary(encode: Encode, edge: int) -> None:
     name = name_of(5)
     many = new(b"-" + name * edge, [name] * edge)
     assert_comes_back(encode, [many], {FIRST_ID: [5] * edge})
 
 
 @pytest.mark.parametrize("distance", [0xFFFF_FFFF, 0x1_0000_0000])
-def test_a_child_may_be_as_far_away_as_ids_reach(encode: Encode, distance: int) -> None:
+def test_the_id_distance_to_a_child_may_exceed_32_bits(encode: Encode, distance: int) -> None:
     far = FIRST_ID - distance
     assert_comes_back(encode, [new(name_of(far), [name_of(far)])], {FIRST_ID: [far]})
 

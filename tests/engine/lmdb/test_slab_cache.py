@@ -30,7 +30,7 @@ def test_the_least_recently_used_slab_goes_first() -> None:
     assert [cache.find(last_id, last_id) is not None for last_id in (1, 3, 4)] == [True] * 3
 
 
-def test_the_limit_is_kept_whatever_comes() -> None:
+def test_the_cache_never_exceeds_its_limit() -> None:
     cache = SlabCache(10_000)
     for last_id in range(1, 200):
         cache.put(last_id, decoded(last_id, bytes(last_id * 37 % 4000)))
@@ -49,7 +49,7 @@ def test_a_slab_put_twice_counts_once() -> None:
     assert cache.used_bytes == once
 
 
-def test_a_slab_that_has_grown_downwards_since_is_not_taken_for_the_stored_one() -> None:
+def test_a_cached_slab_does_not_match_a_slab_with_a_lower_first_id() -> None:
     cache = SlabCache(100_000)
     cache.put(3, decoded(2, b"two", b"three"))
     assert cache.find(3, 2) is not None

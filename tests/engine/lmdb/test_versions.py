@@ -26,7 +26,7 @@ def put(engine: LmdbEngine, key: bytes, value: bytes = b"") -> None:
     engine.write(Write(rows=[PutRow("pins", key, value)]))
 
 
-def test_every_row_that_changes_changes_the_version(engine: LmdbEngine) -> None:
+def test_every_changed_row_changes_the_rows_version(engine: LmdbEngine) -> None:
     assert isinstance(engine, Versioning)
     seen = [engine.rows_version()]
     assert engine.rows_version() == seen[0]
@@ -37,7 +37,9 @@ def test_every_row_that_changes_changes_the_version(engine: LmdbEngine) -> None:
     assert len(set(seen)) == 3
 
 
-def test_changed_keys_are_those_of_the_table_since_then(engine: LmdbEngine) -> None:
+def test_changed_keys_returns_the_keys_changed_in_the_table_since_a_version(
+    engine: LmdbEngine,
+) -> None:
     since = engine.rows_version()
     assert engine.changed_keys("pins", since) == []
     put(engine, b"b", b"1")
@@ -47,7 +49,7 @@ def test_changed_keys_are_those_of_the_table_since_then(engine: LmdbEngine) -> N
     assert engine.changed_keys("pins", engine.rows_version()) == []
 
 
-def test_changes_that_the_log_has_no_more_are_unknown(engine: LmdbEngine) -> None:
+def test_changed_keys_returns_none_if_the_log_no_longer_has_the_changes(engine: LmdbEngine) -> None:
     since = engine.rows_version()
     put(engine, b"b", b"1")
     # Larger than what is logged: it goes straight into the tables.
@@ -59,7 +61,9 @@ def test_changes_that_the_log_has_no_more_are_unknown(engine: LmdbEngine) -> Non
 
 
 @pytest.mark.parametrize("since", [b"", b"something else", bytes(24)])
-def test_the_version_of_another_store_leads_to_nothing(engine: LmdbEngine, since: bytes) -> None:
+def test_changed_keys_returns_none_for_a_version_of_another_store(
+    engine: LmdbEngine, since: bytes
+) -> None:
     assert engine.changed_keys("pins", since) is None
 
 

@@ -95,9 +95,7 @@ class TestPolling(WatchContract):
             engine.close()
 
 
-def test_the_kernel_is_asked_first_and_done_without_if_it_refuses(
-    engine: LmdbEngine, means: str
-) -> None:
+def test_a_watch_uses_the_kernel_and_falls_back_to_polling(engine: LmdbEngine, means: str) -> None:
     with closing(engine.watch()) as watch:
         assert isinstance(watch, watching.PollingWatch) == (means == "polling")
 
@@ -230,7 +228,7 @@ def open_descriptors() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="nowhere to count descriptors")
 @pytest.mark.parametrize("kind", ["native", "polling", "memory"])
-def test_descriptors_and_threads_are_given_back(
+def test_closing_watches_releases_their_descriptors_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     if kind == "polling":
@@ -269,7 +267,7 @@ def await_threads(most: int) -> None:
         time.sleep(0.001)
 
 
-def test_no_descriptor_left_is_an_error_of_the_store(tmp_path: Path) -> None:
+def test_creating_a_watch_without_free_descriptors_raises_storage_error(tmp_path: Path) -> None:
     script = """
 import os, resource, sys
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -308,7 +306,7 @@ with casstore.open(sys.argv[1]) as store:
 # --- other ways to wait -----------------------------------------------------------------------
 
 
-def test_the_watch_is_on_the_store_that_was_opened_whatever_directory_is_current_now(
+def test_a_watch_works_after_the_current_directory_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -320,7 +318,9 @@ def test_the_watch_is_on_the_store_that_was_opened_whatever_directory_is_current
             assert watch.wait(TIMEOUT_S)
 
 
-def test_an_event_loop_can_wait(engine: LmdbEngine, means: str) -> None:
+def test_an_event_loop_can_wait_on_the_descriptor_of_a_watch(
+    engine: LmdbEngine, means: str
+) -> None:
     async def count_up() -> list[int]:
         loop = asyncio.get_running_loop()
         seen: list[int] = []
@@ -367,7 +367,7 @@ except KeyboardInterrupt:
         assert finish(waiter) == "interrupted"
 
 
-def test_a_process_that_waits_in_a_thread_can_end(tmp_path: Path) -> None:
+def test_a_process_can_exit_while_a_daemon_thread_waits(tmp_path: Path) -> None:
     script = """
 import sys, threading
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -382,7 +382,7 @@ threading.Thread(target=watch.wait, daemon=True).start()
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
-def test_a_watch_that_two_threads_close_at_once_gives_its_descriptors_back_once() -> None:
+def test_a_watch_closed_by_two_threads_at_once_closes_its_descriptors_once() -> None:
     # Closed a second time, the number may belong to another file by then: a socket, or LMDB's file.
     both = threading.Barrier(2)
 

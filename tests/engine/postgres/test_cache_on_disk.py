@@ -69,7 +69,7 @@ def test_a_cached_object_is_read_without_a_round_trip(
     assert trips == [1, 0]
 
 
-def test_a_store_recreated_under_the_same_url_has_nothing_of_the_old_one(
+def test_a_store_recreated_under_the_same_url_does_not_use_the_old_cache(
     postgres_server: Server, schema: str, tmp_path: Path
 ) -> None:
     where = url(postgres_server, schema, tmp_path)
@@ -165,7 +165,7 @@ def test_a_process_that_opens_the_cache_after_a_collection_uses_nothing_older(
         assert store.engine.get_many(digests) == [None] * len(digests)
 
 
-def test_without_a_place_to_write_everything_works(
+def test_a_store_works_with_a_warning_if_its_cache_directory_is_unusable(
     postgres_server: Server, schema: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "file"
@@ -177,7 +177,7 @@ def test_without_a_place_to_write_everything_works(
         assert read(store) == TEXTS
 
 
-def test_by_default_nothing_is_kept_on_the_disk(postgres_url: str) -> None:
+def test_there_is_no_disk_cache_by_default(postgres_url: str) -> None:
     assert parse(postgres_url).cache is None
     with casstore.open(postgres_url) as store:
         engine = store.engine

@@ -88,7 +88,7 @@ def test_changed_content_is_reported_with_the_object_that_needs_it(wounded: Woun
     assert [one.session for one in report.affected] == ["s"]
 
 
-def test_content_that_would_fill_the_memory_is_not_inflated(wounded: Wounded) -> None:
+def test_check_does_not_decompress_content_that_claims_an_excessive_size(wounded: Wounded) -> None:
     """Row and frame agree on more than any object has, and the frame is a few kilobytes long."""
     claimed = 4 * MAX_OBJECT_BYTES
     frame = zstandard.compress(bytes(claimed))
@@ -118,7 +118,7 @@ def test_a_missing_child_is_found(wounded: Wounded) -> None:
     assert report.affected_pins == ("long",)
 
 
-def test_links_that_are_not_the_objects_own_are_found(wounded: Wounded) -> None:
+def test_check_finds_stored_links_that_differ_from_the_object(wounded: Wounded) -> None:
     wounded.wound(
         "UPDATE {s}.objects SET children = children[2:] WHERE id = (SELECT id FROM {s}.objects "
         "WHERE cardinality(children) > 20 ORDER BY id DESC LIMIT 1)"
@@ -127,7 +127,7 @@ def test_links_that_are_not_the_objects_own_are_found(wounded: Wounded) -> None:
     assert codes(check.check(wounded.store, level="full")) == {"links_differ"}
 
 
-def test_an_object_below_what_it_links_to_is_found(wounded: Wounded) -> None:
+def test_check_finds_an_object_with_a_lower_id_than_its_child(wounded: Wounded) -> None:
     wounded.wound(
         "UPDATE {s}.objects o SET children = array_append(children, o.id + 1) WHERE id = " + HEAD
     )
@@ -146,7 +146,7 @@ def test_a_row_of_no_table_is_found(wounded: Wounded) -> None:
     assert codes(check.check(wounded.store, level="connectivity")) == {"row_damaged"}
 
 
-def test_a_row_that_makes_no_sense_is_found(wounded: Wounded) -> None:
+def test_check_finds_a_malformed_row(wounded: Wounded) -> None:
     wounded.wound("UPDATE {s}.rows SET value = '\\xdeadbeef' WHERE key = 's' || '\\x00'::bytea")
     report = check.check(wounded.store, level="connectivity")
     assert not report.sound
@@ -175,7 +175,7 @@ def test_a_malformed_object_is_reported_and_nothing_is_collected(
     assert row == (stored,)
 
 
-def test_a_store_that_does_not_say_how_far_it_was_collected_is_damaged(
+def test_a_store_without_its_collection_state_is_damaged(
     wounded: Wounded, postgres_url: str
 ) -> None:
     wounded.wound("DELETE FROM {s}.state")
@@ -188,7 +188,7 @@ def test_a_store_that_does_not_say_how_far_it_was_collected_is_damaged(
 
 
 @pytest.mark.parametrize("number", ["-1", str(1 << 63), "x"])
-def test_a_number_that_no_store_has_is_damage(
+def test_an_invalid_store_number_is_damage(
     wounded: Wounded, postgres_url: str, number: str
 ) -> None:
     wounded.wound(f"UPDATE {{s}}.meta SET value = '{number}' WHERE name = 'store'")

@@ -30,7 +30,7 @@ def team(postgres_url: str, laptop: str) -> str:
     return postgres_url
 
 
-def test_a_store_is_made_and_found(postgres_url: str) -> None:
+def test_init_creates_a_store_on_a_server_and_finds_an_existing_one(postgres_url: str) -> None:
     assert run("sessions", store=postgres_url, ends=4).err.startswith("error: ")
     made = run("init", "--json", store=postgres_url).json
     assert (made["created"], made["path"]) == (True, shown_place(postgres_url))
@@ -69,7 +69,7 @@ def test_stores_are_compared_across_engines(team: str, laptop: str) -> None:
     assert found["new"]["store"] == shown_place(team)
 
 
-def test_caring_for_it(team: str, tmp_path: Path) -> None:
+def test_maintenance_commands_work_on_a_store_on_a_server(team: str, tmp_path: Path) -> None:
     assert "sound" in run("check", "--level", "full", store=team).out
     run("fork", "agent", "mine", store=team)
     run("tag", "now", "agent", store=team)
@@ -99,13 +99,17 @@ def test_caring_for_it(team: str, tmp_path: Path) -> None:
         (("rebuild",), "nothing to be rebuilt"),
     ],
 )
-def test_what_is_about_files_says_so(team: str, words: tuple[str, ...], named: str) -> None:
+def test_commands_for_files_explain_why_a_store_on_a_server_is_refused(
+    team: str, words: tuple[str, ...], named: str
+) -> None:
     ended = run(*words, store=team, ends=3)
     assert named in ended.err
     assert run("check", store=team)
 
 
-def test_salvage_and_backup_take_directories(team: str, laptop: str, tmp_path: Path) -> None:
+def test_salvage_and_backup_refuse_a_url_and_suggest_copy(
+    team: str, laptop: str, tmp_path: Path
+) -> None:
     assert "casstore copy" in run("salvage", team, str(tmp_path / "x"), ends=3).err
     assert "casstore copy" in run("backup", team, store=laptop, ends=3).err
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +150,9 @@ def test_tools_gc_takes_urls(team: str, tmp_path: Path) -> None:
         ("postgresql://h", None, "postgresql://h"),
     ],
 )  # fmt: skip
-def test_a_name_in_a_store_on_a_server(text: str, place: str | None, rest: str) -> None:
+def test_split_store_separates_a_url_from_the_name_in_the_store(
+    text: str, place: str | None, rest: str
+) -> None:
     assert split_store(text) == (place, rest)
 
 
@@ -181,6 +187,6 @@ def test_a_password_in_the_url_is_in_no_answer_and_no_error(
     assert "hush" not in ended.out + ended.err
 
 
-def test_a_server_that_is_not_there_is_not_a_matter_of_the_disk() -> None:
+def test_an_unreachable_server_is_reported_as_such_and_not_as_a_disk_error() -> None:
     said = run("sessions", store="postgresql://127.0.0.1:1/nothing?patience=0", ends=10).err
     assert "check that the server can be reached" in said

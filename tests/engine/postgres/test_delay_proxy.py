@@ -103,7 +103,7 @@ def test_pipelined_requests_are_one_round_trip(echo: Echo) -> None:
         assert proxy.traffic().round_trips == 1
 
 
-def test_an_answer_that_is_still_under_way_does_not_begin_another_trip(echo: Echo) -> None:
+def test_a_request_sent_before_the_answer_arrives_begins_no_further_round_trip(echo: Echo) -> None:
     delay_s = 0.1
     while True:
         with DelayProxy(echo.address, delay_s=delay_s) as proxy, connected(proxy) as client:
@@ -133,7 +133,9 @@ def wait_for_a_line(echo: Echo) -> None:
         time.sleep(0.001)
 
 
-def test_an_answer_in_pieces_is_one_answer_and_connections_are_counted_apart(echo: Echo) -> None:
+def test_pieces_of_an_answer_are_one_round_trip_and_connections_count_separately(
+    echo: Echo,
+) -> None:
     with DelayProxy(echo.address) as proxy:
         before = proxy.traffic()
         with connected(proxy) as first, connected(proxy) as second:
@@ -144,7 +146,7 @@ def test_an_answer_in_pieces_is_one_answer_and_connections_are_counted_apart(ech
         assert proxy.traffic().since(before) == Traffic(2, 2, 16, 16)
 
 
-def test_a_lost_answer_means_that_the_server_did_it_and_the_client_does_not_know(
+def test_losing_an_answer_cuts_the_client_after_the_server_received_the_request(
     echo: Echo,
 ) -> None:
     with DelayProxy(echo.address) as proxy:
@@ -164,7 +166,7 @@ def test_a_lost_answer_means_that_the_server_did_it_and_the_client_does_not_know
             assert receive(again, 6) == b"after\n"
 
 
-def test_a_server_that_hangs_up_or_is_not_there_is_a_connection_that_ends(echo: Echo) -> None:
+def test_the_connection_ends_if_the_server_is_closed(echo: Echo) -> None:
     echo.close()
     with DelayProxy(echo.address) as proxy, connected(proxy) as client:
         assert client.recv(1) == b""
@@ -180,7 +182,7 @@ def test_closing_cuts_every_connection(echo: Echo) -> None:
             pass
 
 
-def test_it_counts_the_trips_of_a_real_client(postgres_server: Server) -> None:
+def test_the_proxy_counts_the_round_trips_of_psycopg(postgres_server: Server) -> None:
     psycopg = pytest.importorskip("psycopg")
     place = str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")
     with DelayProxy(place) as proxy:

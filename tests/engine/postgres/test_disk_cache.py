@@ -80,7 +80,7 @@ def test_an_object_that_does_not_match_its_digest_is_not_cached(cache: DiskCache
     assert cache.find([item.digest for item in odd]) == {}
 
 
-def test_content_under_a_wrong_name_is_not_believed(tmp_path: Path) -> None:
+def test_cached_content_that_does_not_match_its_digest_is_rejected(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     fill(cache)
     cache.close()
@@ -101,7 +101,7 @@ def test_content_under_a_wrong_name_is_not_believed(tmp_path: Path) -> None:
 # --- bounds --------------------------------------------------------------------------------------
 
 
-def test_it_stays_within_its_limit_and_keeps_objects_that_are_read(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_limit_and_keeps_recently_read_objects(tmp_path: Path) -> None:
     cache = opened(tmp_path, limit_bytes=MIN_LIMIT_BYTES)
     source = random.Random(1)
     favourite = new_blob(source.randbytes(5000))
@@ -128,7 +128,7 @@ def test_more_objects_than_one_batch_are_all_cached(cache: DiskCache) -> None:
     assert cache.find(list(stored)) == stored
 
 
-def test_files_that_fail_again_and_again_are_left_alone(
+def test_the_cache_stops_using_its_files_after_repeated_failures(
     cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files are recreated twice; a third failure would repeat for every object."""
@@ -154,7 +154,7 @@ def test_files_that_fail_again_and_again_are_left_alone(
 # --- what is gone --------------------------------------------------------------------------------
 
 
-def test_removed_objects_leave_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_clearing_the_cache_leaves_no_file_on_the_disk(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     fill(one)
     before = other.generation
@@ -179,7 +179,7 @@ def blob(number: int) -> tuple[bytes, StoredObject]:
 
 
 @pytest.mark.parametrize("went", [DiskCache.clear, lambda cache: cache.pass_on_to(EPOCH + 1)])
-def test_an_object_removed_by_another_process_leaves_the_cache_of_its_readers(
+def test_an_object_read_before_another_process_cleared_the_cache_is_not_cached(
     tmp_path: Path, went: Callable[[DiskCache], None]
 ) -> None:
     """Erased bytes would come back into a file, though there was none to be seen going."""
@@ -332,7 +332,9 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_flipped_bit_or_a_lost_end_is_never_an_error_and_never_a_death(tmp_path: Path) -> None:
+def test_a_bit_flip_or_truncation_of_the_cache_neither_raises_nor_kills_the_process(
+    tmp_path: Path,
+) -> None:
     ended = run(FLIPS, tmp_path, 40)
     assert ended.returncode == 0, ended.stdout[-200:] + ended.stderr[-2000:]
     assert ended.stdout.splitlines()[-1].startswith("kept ")
@@ -352,7 +354,7 @@ def test_an_unwritable_directory_is_reported_once_and_left_alone(tmp_path: Path)
     assert place.read_text() == "no directory"
 
 
-def test_a_shelf_of_a_later_format_is_recreated(tmp_path: Path) -> None:
+def test_a_cache_shelf_with_an_unreadable_file_is_recreated(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     fill(cache)
     cache.close()
@@ -399,7 +401,7 @@ def started(place: Path, seed: int, rounds: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_processes_share_it_and_throw_it_away_under_each_other(tmp_path: Path) -> None:
+def test_several_processes_share_the_cache_while_they_clear_it(tmp_path: Path) -> None:
     workers = [started(tmp_path, seed, 120) for seed in range(3)]
     for worker in workers:
         said, complaints = worker.communicate(timeout=60)
@@ -409,7 +411,7 @@ def test_processes_share_it_and_throw_it_away_under_each_other(tmp_path: Path) -
     assert size_bytes(tmp_path) <= MIN_LIMIT_BYTES + (2 << 20)
 
 
-def test_a_writer_that_is_killed_leaves_it_sound(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_cache_sound(tmp_path: Path) -> None:
     for seed in range(4):
         worker = started(tmp_path, 0, 100_000)
         assert worker.stdout is not None

@@ -15,7 +15,7 @@ from tests.engine.postgres.engines import PostgresEngines
 
 class TestPostgres(PostgresEngines, PersistentEngineContract):
     @pytest.mark.parametrize("seed", range(3))
-    def test_it_agrees_with_the_reference_engine(
+    def test_the_postgres_engine_agrees_with_the_reference_engine(
         self, make_engine: EngineFactory, reopen: Reopen, seed: int
     ) -> None:
         compare_with_reference(make_engine(), seed, 150, reopen=reopen)
@@ -31,7 +31,7 @@ class TestPlainPostgres(PostgresEngines):
     options: ClassVar[dict[str, Any]] = {"cache_bytes": 0, "parameters": {"prepare": "off"}}
 
     @pytest.mark.parametrize("seed", range(3, 6))
-    def test_it_agrees_with_the_reference_engine(
+    def test_the_postgres_engine_agrees_with_the_reference_engine(
         self, make_engine: EngineFactory, reopen: Reopen, seed: int
     ) -> None:
         compare_with_reference(make_engine(), seed, 150, reopen=reopen)

@@ -14,7 +14,7 @@ from servers.postgres import Server
 from servers.replication import Cluster
 
 
-def test_nothing_acknowledged_is_lost_with_the_primary(postgres_server: Server) -> None:
+def test_a_failover_loses_no_acknowledged_call(postgres_server: Server) -> None:
     with tempfile.TemporaryDirectory(prefix="casstore-failover-") as scratch:
         report = failover.run(Path(scratch), count=1, seed=3)
     assert report.findings == ()

@@ -92,7 +92,7 @@ def sweep_first(engine: PostgresEngine) -> bool:
 
 
 @pytest.mark.parametrize("story", [writer_first, sweep_first])
-def test_a_hit_and_a_sweep_at_the_same_time_lose_nothing(
+def test_an_object_that_is_put_again_during_a_sweep_is_not_lost(
     engine: PostgresEngine, story: Callable[[PostgresEngine], bool]
 ) -> None:
     assert story(engine)
@@ -100,7 +100,7 @@ def test_a_hit_and_a_sweep_at_the_same_time_lose_nothing(
 
 
 @pytest.mark.parametrize("story", [writer_first, sweep_first])
-def test_a_hit_that_does_not_touch_the_row_loses_it_to_the_sweep(
+def test_without_touching_the_row_a_put_of_a_stored_object_loses_it_to_the_sweep(
     own_engine: PostgresEngine, story: Callable[[PostgresEngine], bool]
 ) -> None:
     """What ON CONFLICT DO NOTHING alone would do."""
@@ -117,7 +117,9 @@ def test_a_hit_that_does_not_touch_the_row_loses_it_to_the_sweep(
     ],
     ids=["child", "condition"],
 )
-def test_whatever_a_write_relies_on_is_touched(engine: PostgresEngine, write: Write) -> None:
+def test_a_write_touches_the_children_and_conditions_that_it_relies_on(
+    engine: PostgresEngine, write: Write
+) -> None:
     put_objects(engine, A)
     with opened(engine) as begin, collection(engine) as collected:
         collected.mark()
@@ -165,7 +167,7 @@ def test_a_collection_begins_when_no_write_is_running(engine: PostgresEngine) ->
     assert begun_beside_a_writer(engine)
 
 
-def test_a_collection_that_begins_during_a_write_loses_what_it_relies_on(
+def test_without_the_store_lock_a_collection_that_begins_during_a_write_loses_objects(
     own_engine: PostgresEngine,
 ) -> None:
     replace_function(
@@ -293,23 +295,27 @@ def lost(engine: PostgresEngine, limit: int | None = None) -> int:
     return count
 
 
-def test_no_schedule_loses_anything(engine: PostgresEngine) -> None:
+def test_no_schedule_of_writers_and_collector_loses_an_object(engine: PostgresEngine) -> None:
     assert lost(engine) == 0
 
 
-def test_without_the_first_rule_something_is_lost(own_engine: PostgresEngine) -> None:
+def test_without_touching_stored_objects_a_schedule_loses_an_object(
+    own_engine: PostgresEngine,
+) -> None:
     replace_function(own_engine, tables.WRITE_SQL, without_touches())
     assert lost(own_engine, limit=1) == 1
 
 
-def test_without_the_second_rule_something_is_lost(own_engine: PostgresEngine) -> None:
+def test_without_sparing_touched_objects_in_the_sweep_a_schedule_loses_an_object(
+    own_engine: PostgresEngine,
+) -> None:
     replace_function(
         own_engine, tables.SWEEP_SQL, ("l.epoch >= the_epoch OR l.id = ANY (spared)", "false")
     )
     assert lost(own_engine, limit=1) == 1
 
 
-def test_without_the_third_rule_something_is_lost(
+def test_without_sweeping_the_newest_objects_first_a_schedule_loses_an_object(
     own_engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = PostgresCollection.mark
@@ -328,7 +334,7 @@ def test_without_the_third_rule_something_is_lost(
 LONG = "long " * 800
 
 
-def test_writers_that_store_the_same_again_and_again_never_lose_it(
+def test_writers_that_repeatedly_store_the_same_objects_never_lose_one(
     postgres_schemas: Schemas,
 ) -> None:
     """Each on its own connections, concurrently with a collector that never pauses."""
@@ -388,7 +394,7 @@ def timed(postgres_schemas: Schemas, clock: ManualClock) -> Iterator[PostgresEng
         yield engine
 
 
-def test_a_second_collector_is_refused_until_the_first_is_not_heard_of(
+def test_a_second_collector_is_refused_until_the_lease_of_the_first_expires(
     timed: PostgresEngine, clock: ManualClock
 ) -> None:
     put_objects(timed, A, B)
@@ -407,7 +413,7 @@ def test_a_second_collector_is_refused_until_the_first_is_not_heard_of(
     assert timed.scan_objects() == []
 
 
-def test_a_collector_that_dies_leaves_a_store_for_the_next(
+def test_the_next_collector_completes_the_work_of_one_that_died(
     timed: PostgresEngine, clock: ManualClock
 ) -> None:
     put_objects(timed, A, B, C)
@@ -438,7 +444,7 @@ def test_commits_since_the_last_collection_are_counted(engine: PostgresEngine) -
     assert engine.commits_since_collection() == 0
 
 
-def test_a_collection_elsewhere_empties_the_cache_when_it_is_heard_of(
+def test_the_cache_of_a_client_is_cleared_when_it_learns_of_a_collection_by_another(
     engine: PostgresEngine,
 ) -> None:
     put_objects(engine, A)
@@ -457,7 +463,7 @@ def test_a_collection_elsewhere_empties_the_cache_when_it_is_heard_of(
         other.close()
 
 
-def test_clients_that_are_gone_for_long_are_forgotten(
+def test_rows_of_clients_that_left_long_ago_are_deleted(
     postgres_schemas: Schemas, clock: ManualClock
 ) -> None:
     with engines(postgres_schemas) as make:
@@ -479,7 +485,9 @@ def test_clients_that_are_gone_for_long_are_forgotten(
         assert put_objects(engine, A) == 0
 
 
-def test_a_collection_whose_beginning_was_not_answered_has_begun(engine: PostgresEngine) -> None:
+def test_beginning_a_collection_again_after_a_lost_answer_returns_the_same_collection(
+    engine: PostgresEngine,
+) -> None:
     collected = collection(engine)
     assert collected._begun() == collected._begun()
     collected.__exit__(None, None, None)
@@ -487,7 +495,7 @@ def test_a_collection_whose_beginning_was_not_answered_has_begun(engine: Postgre
         pass
 
 
-def test_a_retried_begin_recognises_its_own_collection_even_if_the_first_call_was_still_running(
+def test_a_retried_begin_waits_for_its_first_call_and_returns_the_same_collection(
     engine: PostgresEngine,
 ) -> None:
     collected = collection(engine)

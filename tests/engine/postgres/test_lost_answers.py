@@ -63,7 +63,7 @@ def with_each_answer_lost(far: Far, work: Callable[[str], object]) -> int:
     raise AssertionError(f"a call that needs more than {MOST_ANSWERS} answers")
 
 
-def test_a_commit_happens_once_without_a_turn_to_recognise_it_by(far: Far) -> None:
+def test_a_commit_without_a_turn_happens_once_though_its_answer_is_lost(far: Far) -> None:
     session = far.store.session("s")
     revisions: list[int] = []
 
@@ -78,7 +78,7 @@ def test_a_commit_happens_once_without_a_turn_to_recognise_it_by(far: Far) -> No
     assert [entry.revision for entry in session.history()] == revisions[::-1]
 
 
-def test_a_fork_a_lease_and_queued_work_happen_once(far: Far) -> None:
+def test_a_fork_a_lease_and_an_enqueue_happen_once_though_their_answers_are_lost(far: Far) -> None:
     store = far.store
     store.session("s").commit(Commit(append=[NodeDraft("a", "a")]))
     assert with_each_answer_lost(far, lambda name: store.fork("s", name)) >= 1
@@ -99,7 +99,7 @@ def test_a_fork_a_lease_and_queued_work_happen_once(far: Far) -> None:
     assert [list(batch.items) for batch in queue.batches()] == [[f"x{at}"] for at in range(queued)]
 
 
-def test_a_rewind_happens_once(far: Far) -> None:
+def test_a_rewind_happens_once_though_its_answer_is_lost(far: Far) -> None:
     session = far.store.session("s")
     for at in range(3):
         session.commit(Commit(append=[NodeDraft(f"n{at}", at)]))
@@ -113,7 +113,7 @@ def test_a_rewind_happens_once(far: Far) -> None:
     assert with_each_answer_lost(far, rewind) >= 1
 
 
-def test_a_bare_write_whose_condition_it_breaks_itself_is_not_refused(far: Far) -> None:
+def test_a_retried_write_is_not_refused_because_its_first_attempt_changed_the_row(far: Far) -> None:
     engine = far.store.engine
 
     def write(name: str) -> None:
@@ -128,7 +128,7 @@ def test_a_bare_write_whose_condition_it_breaks_itself_is_not_refused(far: Far) 
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "nodes", "sessions", "scan"])
-def test_reading_is_done_again(far: Far, what: str) -> None:
+def test_a_read_whose_answer_is_lost_is_retried(far: Far, what: str) -> None:
     store = far.store
     for at in range(3):
         store.session("s").commit(Commit(append=[NodeDraft(f"n{at}", at)]))
@@ -147,7 +147,7 @@ def test_reading_is_done_again(far: Far, what: str) -> None:
     assert with_each_answer_lost(far, same) >= 1
 
 
-def test_a_write_that_lost_its_connection_waiting_for_a_standby_is_waited_for_again(
+def test_a_retried_write_waits_for_the_standby_again_after_its_connection_was_lost(
     postgres_server: Server,
 ) -> None:
     """Whoever asks again finds it made, and it would be lost with this machine all the same."""
@@ -183,7 +183,7 @@ def test_a_write_that_lost_its_connection_waiting_for_a_standby_is_waited_for_ag
         assert store.get_blob(doing.result(TIMEOUT_S)) == b"%d" % number
 
 
-def test_a_deletion_whose_answer_was_lost_leaves_nothing_to_read(
+def test_an_object_is_not_read_from_the_cache_after_the_answer_of_its_deletion_was_lost(
     postgres_server: Server, schema: str
 ) -> None:
     place = str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")

@@ -85,7 +85,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_a_server_that_is_restarting_is_waited_for(server: Server) -> None:
+def test_open_waits_for_a_server_that_is_restarting(server: Server) -> None:
     casstore.open(server.url(schema="kept")).close()
     server.stop()
     with pytest.raises(StorageUnavailableError):
@@ -95,7 +95,7 @@ def test_a_server_that_is_restarting_is_waited_for(server: Server) -> None:
     opening.result(TIMEOUT_S)
 
 
-def test_a_connection_that_is_lost_while_it_is_opened_is_made_again(
+def test_open_reconnects_if_the_connection_is_lost_while_opening(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[connections.Client] = []
@@ -132,7 +132,7 @@ def test_a_server_that_rejects_a_connection_is_not_retried(code: str) -> None:
         assert refusing.turned_away == 4
 
 
-def test_wrong_names_are_reported_at_once(server: Server) -> None:
+def test_open_reports_a_wrong_user_database_host_or_option_at_once(server: Server) -> None:
     url = server.url(tcp=True)
     for wrong in (
         url.replace("postgres@", "nobody_of_that_name@"),
@@ -149,7 +149,7 @@ def test_wrong_names_are_reported_at_once(server: Server) -> None:
             casstore.open(f"{url}?sslmode=require&{FOR_EVER}")
 
 
-def test_a_server_without_a_connection_to_spare_is_waited_for() -> None:
+def test_open_waits_for_a_server_without_a_free_connection() -> None:
     with Server(chosen_installation(), tcp=True) as server:
         server.stop()
         server.settings = {
@@ -167,7 +167,7 @@ def test_a_server_without_a_connection_to_spare_is_waited_for() -> None:
         opening.result(TIMEOUT_S)
 
 
-def test_a_standby_is_waited_for_until_it_is_the_primary(server: Server) -> None:
+def test_open_waits_until_a_standby_becomes_the_primary(server: Server) -> None:
     """As it is found after a failover: it answers, and takes no writes yet."""
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE waiting")
@@ -182,7 +182,7 @@ def test_a_standby_is_waited_for_until_it_is_the_primary(server: Server) -> None
     opening.result(TIMEOUT_S)
 
 
-def test_a_silent_machine_is_not_waited_for_beyond_the_patience(
+def test_open_does_not_wait_for_a_silent_host_longer_than_the_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever takes the connection never answers; by itself psycopg would wait for 130 seconds."""
@@ -195,7 +195,7 @@ def test_a_silent_machine_is_not_waited_for_beyond_the_patience(
             opening.result(TIMEOUT_S / 2)
 
 
-def test_ctrl_c_ends_the_waiting() -> None:
+def test_ctrl_c_ends_the_wait_of_open() -> None:
     code = "import casstore, sys; casstore.open(sys.argv[1])"
     with (
         gatekeeper("57P03") as starting,

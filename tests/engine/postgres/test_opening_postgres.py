@@ -53,7 +53,7 @@ def sql(postgres_server: Server) -> Iterator[psycopg.Connection[Any]]:
 # --- addresses -----------------------------------------------------------------------------------
 
 
-def test_an_address_has_words_of_ours_and_leaves_the_others_to_libpq() -> None:
+def test_a_url_is_split_into_casstore_parameters_and_those_for_libpq() -> None:
     url = "postgresql://me:pass%20word@a,b:5433/db?schema=team&sslmode=verify-full&pool=3"
     own = "prepare=off&patience=2.5&cache=%2Fvar%2Fc&cache_mib=64"
     address = parse(f"{url}&{own}&target_session_attrs=read-write")
@@ -90,7 +90,7 @@ def test_libpq_reads_the_remaining_url_like_the_whole_url(url: str, place: str) 
     assert address.place == f"postgresql://{place}?schema=team"
 
 
-def test_a_directory_is_named_as_it_is() -> None:
+def test_the_cache_directory_in_a_url_may_contain_any_bytes() -> None:
     assert parse("postgresql://h/d?cache=/var/c++/a%20b%ff").cache == "/var/c++/a b\udcff"
 
 
@@ -111,7 +111,7 @@ def test_a_directory_is_named_as_it_is() -> None:
         "postgresql:///d?port=5432,0",
     ],
 )
-def test_a_url_that_cannot_be_meant_is_bad_input(url: str) -> None:
+def test_an_invalid_url_raises_invalid_input_error(url: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         casstore.open(url)
     assert "100%" not in str(caught.value)
@@ -140,12 +140,14 @@ def test_the_address_may_come_from_a_service_file(
         "postgresql:///d?port=5432,5433",
     ],
 )
-def test_ports_are_left_as_they_are(url: str) -> None:
+def test_valid_ports_are_passed_to_libpq_unchanged(url: str) -> None:
     assert parse(url).conninfo == url
 
 
 @pytest.mark.parametrize(("host", "port"), [(b"127.0.0.1", b"1:x"), (b"\xff", b"1")])
-def test_a_place_that_cannot_be_is_not_waited_for(host: bytes, port: bytes) -> None:
+def test_a_connection_error_with_an_invalid_host_or_port_is_not_retried(
+    host: bytes, port: bytes
+) -> None:
     """The environment may name a port, too."""
 
     class Tried:
@@ -163,7 +165,7 @@ def test_a_place_that_cannot_be_is_not_waited_for(host: bytes, port: bytes) -> N
      'schema=a"b', "pool=0", "pool=many", "pool=100000", "prepare=perhaps", "patience=-1",
      "patience=nan", "cache=", "cache=a%00b", "cache_mib=0", "cache_mib=much"],
 )  # fmt: skip
-def test_words_that_make_no_sense_are_refused(words: str) -> None:
+def test_an_invalid_casstore_parameter_in_a_url_is_refused_by_name(words: str) -> None:
     with pytest.raises(InvalidInputError, match=words.partition("=")[0]):
         parse(f"postgresql://h/d?{words}")
 
@@ -209,7 +211,7 @@ def test_a_database_of_any_name_and_encoding_holds_a_store(
             assert store.get_blob(store.put_blob(b"x")) == b"x"
 
 
-def test_what_is_said_of_a_file_is_refused(postgres_url: str) -> None:
+def test_options_that_only_apply_to_files_are_refused(postgres_url: str) -> None:
     for options in ({"verify": True}, {"map_bytes": 1 << 30}, {"auto_pack": True}):
         with pytest.raises(InvalidInputError):
             casstore.open(postgres_url, **options)
@@ -220,7 +222,7 @@ def test_what_is_said_of_a_file_is_refused(postgres_url: str) -> None:
 # --- making --------------------------------------------------------------------------------------
 
 
-def test_any_number_may_open_it_for_the_first_time_at_once(postgres_url: str) -> None:
+def test_concurrent_first_opens_create_one_store(postgres_url: str) -> None:
     def open_and_write(number: int) -> int:
         with casstore.open(postgres_url) as store:
             put_row(store.engine, "records", b"%d" % number, b"")
@@ -247,7 +249,7 @@ def test_stores_of_one_database_do_not_see_each_other(postgres_server: Server, s
         assert find_row(other.engine, *HERE) is None
 
 
-def test_a_store_that_is_not_there_is_not_made_unless_that_is_wanted(
+def test_a_missing_store_is_not_created_with_create_false_or_readonly(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any]
 ) -> None:
     for options in ({"create": False}, {"readonly": True}):
@@ -276,7 +278,7 @@ def test_an_existing_empty_schema_is_used(
         "CREATE TYPE {}.colour AS ENUM ('red')",
     ],
 )
-def test_a_schema_with_anything_else_in_it_is_left_alone(
+def test_a_schema_that_contains_foreign_objects_is_refused_and_unchanged(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any], other: str
 ) -> None:
     sql.execute(f"CREATE SCHEMA {schema}".encode())
@@ -287,7 +289,7 @@ def test_a_schema_with_anything_else_in_it_is_left_alone(
     assert row == (None,)
 
 
-def test_a_schema_that_was_renamed_is_still_the_same_store_and_touches_no_other(
+def test_a_renamed_schema_is_the_same_store_and_changes_no_other(
     postgres_server: Server, schema: str, sql: psycopg.Connection[Any]
 ) -> None:
     def append(url: str, node: str) -> list[str]:
@@ -356,7 +358,7 @@ def set_version(sql: psycopg.Connection[Any], schema: str, version: str) -> None
     sql.execute(query.encode(), (version,))
 
 
-def test_a_newer_store_is_refused_with_what_to_do(
+def test_a_store_of_a_newer_version_is_refused_with_the_remedy(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any]
 ) -> None:
     casstore.open(postgres_url).close()
@@ -396,7 +398,7 @@ KEPT = new_blob(b"kept")
 
 
 @pytest.mark.parametrize("version", ["1", "2", "3"])
-def test_a_store_that_lists_nodes_in_rows_is_refused_and_left_as_it_is(
+def test_a_store_of_version_1_to_3_is_refused_and_unchanged(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any], version: str
 ) -> None:
     with casstore.open(postgres_url) as store:
@@ -428,7 +430,7 @@ def test_an_upgrade_that_fails_changes_nothing(
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_store_that_was_opened_for_reading_writes_nothing(postgres_url: str) -> None:
+def test_a_store_opened_read_only_refuses_writes_and_collections(postgres_url: str) -> None:
     casstore.open(postgres_url).close()
     with casstore.open(postgres_url, readonly=True) as store:
         with pytest.raises(ReadOnlyError):
@@ -453,12 +455,12 @@ def test_a_standby_or_a_reader_is_read_only(postgres_url: str) -> None:
         watch.close()
 
 
-def test_a_server_that_does_not_exist_raises_its_own_error() -> None:
+def test_an_unreachable_server_raises_storage_unavailable_error() -> None:
     with pytest.raises(StorageUnavailableError):
         casstore.open("postgresql://127.0.0.1:1/nowhere?patience=0")
 
 
-def test_a_store_that_was_dropped_under_us_is_an_error_of_storage(
+def test_calls_on_a_store_whose_schema_was_dropped_raise_storage_error(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any]
 ) -> None:
     with casstore.open(postgres_url) as store:
@@ -469,7 +471,7 @@ def test_a_store_that_was_dropped_under_us_is_an_error_of_storage(
             store.engine.get_rows([HERE])
 
 
-def test_what_this_engine_has_no_use_for_says_so(postgres_url: str, tmp_path: Any) -> None:
+def test_operations_that_only_lmdb_supports_are_refused(postgres_url: str, tmp_path: Any) -> None:
     with casstore.open(postgres_url) as store:
         for call in (
             partial(pack.pack, store),
@@ -494,14 +496,14 @@ def test_a_backup_of_it_is_a_store_in_a_directory(postgres_url: str, tmp_path: A
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-def test_every_durability_writes_and_flushes(postgres_url: str, durability: str) -> None:
+def test_writes_and_flush_work_with_every_durability(postgres_url: str, durability: str) -> None:
     with casstore.open(postgres_url, durability) as store:
         digest = store.put_blob(b"x")
         store.flush()
         assert store.get_blob(digest) == b"x"
 
 
-def test_a_full_write_lasts_even_where_the_server_would_not_wait(
+def test_a_full_write_is_synchronous_though_the_server_disables_synchronous_commit(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any]
 ) -> None:
     # The test's server has synchronous_commit off; a trigger records the setting that a write uses.
@@ -544,7 +546,7 @@ def unflushed_after(
     return found
 
 
-def test_flushing_waits_until_all_that_was_written_lasts(
+def test_flush_waits_until_all_earlier_writes_are_durable(
     postgres_url: str, sql: psycopg.Connection[Any]
 ) -> None:
     with casstore.open(postgres_url, "relaxed") as store:
@@ -570,7 +572,9 @@ def test_a_durable_put_of_a_stored_object_waits_for_the_flush_of_the_first_put(
         assert unflushed_after(sql, put, lambda: store.put_blob(latest)) == 0
 
 
-def test_calls_under_way_when_it_is_closed_end_with_an_error_of_ours(postgres_url: str) -> None:
+def test_a_call_in_progress_when_the_engine_is_closed_raises_closed_error(
+    postgres_url: str,
+) -> None:
     engine = PostgresEngine(parse(postgres_url))
 
     def work() -> None:

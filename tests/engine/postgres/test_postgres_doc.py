@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTAL
 NAMED = "postgresql://db.example/agents"
 
 
-def test_there_are_examples() -> None:
+def test_the_document_has_at_least_three_examples() -> None:
     assert len(BLOCKS) >= 3
     assert all(NAMED in block for block in BLOCKS)
 
@@ -51,7 +51,7 @@ def test_every_command_line_runs(
     assert len(lines) >= 6
 
 
-def test_the_question_for_the_size_has_an_answer(
+def test_the_size_and_snapshot_queries_in_the_document_run(
     postgres_server: Server, postgres_url: str, schema: str
 ) -> None:
     import casstore

@@ -21,7 +21,7 @@ from casstore.testing.engine_fixtures import new_blob
 from servers.postgres import Server
 
 
-def test_functions_that_forbid_scans_forbid_compiling(
+def test_functions_that_disable_sequential_scans_also_disable_jit(
     postgres_server: Server, postgres_url: str, schema: str
 ) -> None:
     casstore.open(postgres_url).close()
@@ -37,7 +37,7 @@ def test_functions_that_forbid_scans_forbid_compiling(
     assert all("jit=off" in config for config in forbidding.values())
 
 
-def test_no_function_reaches_into_an_array_that_a_record_holds(engine: PostgresEngine) -> None:
+def test_no_sql_function_subscripts_an_array_inside_a_record(engine: PostgresEngine) -> None:
     """The server goes through it from its beginning each time: many conditions took the square
     of their time. An array that is a variable is taken apart once.
     """
@@ -55,7 +55,7 @@ def test_no_function_reaches_into_an_array_that_a_record_holds(engine: PostgresE
 
 
 @pytest.mark.parametrize("number", [10, 1000])
-def test_a_write_reads_each_row_that_it_asks_for_once(engine: PostgresEngine, number: int) -> None:
+def test_a_write_reads_each_condition_row_once(engine: PostgresEngine, number: int) -> None:
     blobs = [new_blob(b"%d" % at) for at in range(number)]
     rows = [PutRow("records", b"%d" % at, b"value %d" % at) for at in range(2 * number)]
     engine.write(Write(objects=blobs, rows=rows))
@@ -82,7 +82,7 @@ def test_a_write_reads_each_row_that_it_asks_for_once(engine: PostgresEngine, nu
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_reads_no_row_beyond_its_end_whatever_its_plan_was_made_for(
+def test_a_scan_with_a_generic_plan_reads_no_row_beyond_its_stop_key(
     engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch, reverse: bool
 ) -> None:
     """A server makes one plan for all parameters once it has seen a few, or if it is told to."""

@@ -79,7 +79,7 @@ def refused(postgres_server: Server, schema: str, role: str, statement: str) -> 
         connection.execute(statement.format(s=schema))
 
 
-def test_a_reader_reads_compares_checks_and_waits(open_as: OpenAs) -> None:
+def test_a_reader_role_can_read_check_plan_and_wait(open_as: OpenAs) -> None:
     reader, writer = open_as("reader", readonly=True), open_as("writer")
     session = reader.session("s")
     assert [node.id for node in session.nodes()] == ["a"]
@@ -93,7 +93,7 @@ def test_a_reader_reads_compares_checks_and_waits(open_as: OpenAs) -> None:
 
 
 @pytest.mark.parametrize("readonly", [True, False])
-def test_a_reader_changes_nothing(
+def test_a_reader_role_cannot_change_anything(
     open_as: OpenAs, postgres_server: Server, schema: str, readonly: bool
 ) -> None:
     reader = open_as("reader", readonly=readonly)
@@ -117,7 +117,7 @@ def test_a_reader_changes_nothing(
         refused(postgres_server, schema, "reader", statement)
 
 
-def test_a_writer_does_what_agents_do(
+def test_a_writer_role_can_do_everything_that_an_agent_does(
     open_as: OpenAs, postgres_server: Server, schema: str
 ) -> None:
     writer = open_as("writer")
@@ -203,7 +203,9 @@ def test_a_collector_collects_and_changes_no_session(
     assert [node.id for node in collector.session("s").nodes()] == ["a"]
 
 
-def test_a_collector_leaves_an_expired_pin_and_what_it_names_to_a_writer(open_as: OpenAs) -> None:
+def test_a_collector_role_leaves_expired_pins_and_their_objects_to_a_writer(
+    open_as: OpenAs,
+) -> None:
     writer, collector = open_as("writer"), open_as("collector")
     pinned = writer.put_blob(b"pinned for a moment")
     writer.pin("moment", pinned, ttl_ms=1)
@@ -226,7 +228,7 @@ def test_a_role_with_both_rights_can_run_maintenance(open_as: OpenAs) -> None:
     assert report.objects_swept > 0
 
 
-def test_a_vacuum_takes_both_roles_and_a_writers_leaves_the_collecting(open_as: OpenAs) -> None:
+def test_a_vacuum_needs_the_writer_and_the_collector_role(open_as: OpenAs) -> None:
     writer, keeper = open_as("writer"), open_as("keeper")
     for node in ("b", "c"):
         commit(writer, node)
@@ -240,6 +242,6 @@ def test_a_vacuum_takes_both_roles_and_a_writers_leaves_the_collecting(open_as: 
     assert check.check(keeper, level="full").sound
 
 
-def test_a_role_without_rights_sees_nothing(open_as: OpenAs) -> None:
+def test_a_role_without_rights_cannot_open_the_store(open_as: OpenAs) -> None:
     with pytest.raises(CasstoreError):
         open_as("stranger", readonly=True)

@@ -46,7 +46,9 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server.remove()
 
 
-def test_it_answers_keeps_its_rows_when_stopped_and_leaves_nothing(own_server: Server) -> None:
+def test_the_test_server_keeps_rows_over_a_restart_and_remove_leaves_nothing(
+    own_server: Server,
+) -> None:
     with psycopg.connect(own_server.url()) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
     own_server.stop()
@@ -61,7 +63,9 @@ def test_it_answers_keeps_its_rows_when_stopped_and_leaves_nothing(own_server: S
     assert not own_server.place.exists()
 
 
-def test_a_killed_server_takes_its_connections_with_it(postgres_server: Server) -> None:
+def test_killing_the_test_server_ends_its_connections_and_it_can_restart(
+    postgres_server: Server,
+) -> None:
     with Server(postgres_server.installation) as server:
         connection = psycopg.connect(server.url())
         backend = connection.info.backend_pid

@@ -72,7 +72,9 @@ def test_a_store_over_tls_with_a_proven_server(secure: Secure) -> None:
     assert set(rows) == {(True,)}
 
 
-def test_a_server_under_another_name_or_of_another_authority_is_refused(secure: Secure) -> None:
+def test_a_server_certificate_with_another_host_name_or_authority_is_refused(
+    secure: Secure,
+) -> None:
     with pytest.raises(StorageError, match="does not match host name"):
         casstore.open(secure.url("127.0.0.1"))
     with pytest.raises(StorageError, match="certificate verify failed"):
@@ -82,7 +84,7 @@ def test_a_server_under_another_name_or_of_another_authority_is_refused(secure: 
         assert list(store.sessions()) is not None
 
 
-def test_a_server_without_tls_is_refused_where_it_is_asked_for(postgres_server: Server) -> None:
+def test_a_server_without_tls_is_refused_if_sslmode_is_require(postgres_server: Server) -> None:
     with Server(postgres_server.installation, tcp=True) as plain:
         url = plain.url(tcp=True, sslmode="require", patience="3600")
         with pytest.raises(StorageError, match="SSL"):

@@ -88,7 +88,7 @@ def restore(server: Server, dumped: str, database: str = "postgres") -> None:
     )  # fmt: skip
 
 
-def test_a_dump_restored_in_another_database_is_the_store(
+def test_a_dump_restored_into_another_database_is_a_working_store(
     postgres_server: Server, schema: str, dumped: str, sql: psycopg.Connection[Any]
 ) -> None:
     sql.execute(f"CREATE DATABASE {schema}".encode())
@@ -136,7 +136,7 @@ def test_a_client_that_has_the_store_open_during_a_restore_continues_with_the_re
 
 
 @pytest.mark.parametrize("is_owner", [True, False], ids=["owner", "another role"])
-def test_tables_that_came_without_their_sequences_are_numbered_on(
+def test_open_advances_sequences_that_were_restored_behind_their_tables(
     postgres_server: Server, postgres_url: str, schema: str, sql: psycopg.Connection[Any],
     *, is_owner: bool,
 ) -> None:  # fmt: skip

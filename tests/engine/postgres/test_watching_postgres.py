@@ -82,7 +82,7 @@ def test_every_write_is_noticed_on_a_standby(postgres_server: Server) -> None:
 # --- where much is written -----------------------------------------------------------------------
 
 
-def test_a_listener_leaves_though_writers_never_rest(
+def test_a_closed_listener_unregisters_while_writers_never_pause(
     engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_LOOK_S", 0.2)
@@ -139,7 +139,7 @@ def own_server(postgres_server: Server) -> Iterator[Server]:
         yield server
 
 
-def test_watching_and_collecting_wait_for_a_server_that_is_away(own_server: Server) -> None:
+def test_watch_and_gc_plan_wait_for_a_stopped_server(own_server: Server) -> None:
     impatient = PostgresEngine(parse(own_server.url(patience="0")))
     engine = PostgresEngine(parse(own_server.url(patience="600")))
     put_row(engine, *HERE, b"1")
@@ -197,7 +197,7 @@ def test_closing_does_not_wait_for_a_silent_machine(
             start(engine.close).result(TIMEOUT_S / 2)
 
 
-def test_without_descriptors_watching_raises_an_error_and_works_once_there_are_some(
+def test_watch_raises_without_free_descriptors_and_works_once_there_are_some(
     engine: PostgresEngine,
 ) -> None:
     def watched() -> str:

@@ -77,11 +77,15 @@ def both_look_at_what_the_other_writes(engine: PostgresEngine) -> list[bool]:
     return [row is not None for row in engine.get_rows([HERE, THERE])]
 
 
-def test_a_condition_holds_until_its_write_is_through(engine: PostgresEngine) -> None:
+def test_the_rows_of_a_condition_are_locked_until_its_write_is_committed(
+    engine: PostgresEngine,
+) -> None:
     assert both_look_at_what_the_other_writes(engine) == [True, False]
 
 
-def test_without_locks_on_keys_both_would_write(own_engine: PostgresEngine) -> None:
+def test_without_locks_on_keys_two_conflicting_writes_both_succeed(
+    own_engine: PostgresEngine,
+) -> None:
     replace_function(
         own_engine,
         tables.WRITE_SQL,
@@ -105,7 +109,7 @@ def test_writes_that_only_check_a_row_do_not_wait_for_each_other(engine: Postgre
     assert find_row(engine, *HERE) == b"changed"
 
 
-def test_a_write_of_many_rows_has_the_store_to_itself(engine: PostgresEngine) -> None:
+def test_a_write_of_more_than_max_locks_rows_locks_the_whole_store(engine: PostgresEngine) -> None:
     many = [PutRow("records", b"%d" % n, b"") for n in range(request.MAX_LOCKS + 1)]
     with opened(engine) as begin:
         first, second = begin(), begin()
@@ -238,7 +242,7 @@ def test_a_write_whose_answer_is_lost_happens_once_and_is_answered(
     engine.close()
 
 
-def test_without_a_number_the_lost_write_would_fail_though_it_happened(
+def test_without_write_numbers_a_retried_write_fails_though_it_happened(
     proxy: DelayProxy, postgres_server: Server, schema: str
 ) -> None:
     engine = PostgresEngine(parse(through(proxy, postgres_server, schema)))
@@ -253,7 +257,7 @@ def test_without_a_number_the_lost_write_would_fail_though_it_happened(
     engine.close()
 
 
-def test_a_write_that_met_another_is_made_though_its_connection_has_gone_on(
+def test_a_write_that_conflicts_is_retried_though_its_connection_made_another_write(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Everybody uses the same connection, and so the same count of writes.
@@ -283,7 +287,7 @@ def test_a_write_that_met_another_is_made_though_its_connection_has_gone_on(
     engine.close()
 
 
-def test_a_write_that_is_still_under_way_is_waited_for_not_made_again(
+def test_a_retry_waits_for_the_first_attempt_that_is_still_running(
     engine: PostgresEngine,
 ) -> None:
     """The client has lost its connection; the server does not know yet."""
@@ -313,7 +317,7 @@ def test_reads_and_commits_survive_cut_connections(
         assert [node.id for node in session.nodes()] == [f"n{n}" for n in range(5)]
 
 
-def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
+def test_calls_raise_storage_unavailable_error_until_the_server_returns(
     postgres_server: Server,
 ) -> None:
     with Server(postgres_server.installation) as server:
@@ -333,7 +337,7 @@ def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
         engine.close()
 
 
-def test_a_machine_that_is_gone_without_a_word_is_noticed(
+def test_connections_set_the_tcp_keepalive_and_user_timeout_options(
     proxy: DelayProxy, postgres_server: Server, schema: str
 ) -> None:
     """Checks the socket options; a local link cannot be made to lose every packet."""
@@ -356,7 +360,7 @@ def test_a_machine_that_is_gone_without_a_word_is_noticed(
     assert told(f"{url}&keepalives_idle=77&tcp_user_timeout=0") == [77, 2, 0]
 
 
-def test_a_host_that_does_not_answer_does_not_keep_from_the_next(
+def test_the_next_host_of_a_url_is_used_if_the_first_does_not_answer(
     proxy: DelayProxy, postgres_server: Server, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_CONNECT_S", 2)
@@ -384,7 +388,7 @@ def test_a_write_larger_than_the_server_takes_is_refused(
     assert find_row(engine, *HERE) is None
 
 
-def test_a_role_that_is_not_read_committed_gets_an_error(postgres_url: str) -> None:
+def test_a_transaction_isolation_other_than_read_committed_is_refused(postgres_url: str) -> None:
     url = postgres_url + "&options=-c%20default_transaction_isolation%3Dserializable"
     engine = PostgresEngine(parse(url))
     with pytest.raises(casstore.errors.StorageError, match="READ COMMITTED"):
@@ -483,7 +487,7 @@ def test_a_watch_wakes_in_a_process_that_has_many_descriptors(engine: PostgresEn
     assert in_child(woken) == "woken beside 1100"
 
 
-def test_content_that_claims_too_much_is_damage(engine: PostgresEngine) -> None:
+def test_content_that_does_not_match_its_declared_size_is_damage(engine: PostgresEngine) -> None:
     blob = new_blob(b"a" * 1000)
     put_objects(engine, blob)
     engine.cache.clear()
@@ -504,7 +508,7 @@ def test_every_table_has_a_distinct_number() -> None:
 # --- connections -----------------------------------------------------------------------------
 
 
-def test_no_call_waits_for_an_idle_connection(
+def test_an_idle_connection_is_given_to_a_waiting_thread_at_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All share one connection; a thread that holds it back must give it to waiting threads.
@@ -534,7 +538,9 @@ def test_no_call_waits_for_an_idle_connection(
     engine.close()
 
 
-def test_a_connection_at_hand_is_used_without_asking_the_pool(engine: PostgresEngine) -> None:
+def test_a_thread_reuses_its_recent_connection_without_asking_the_pool(
+    engine: PostgresEngine,
+) -> None:
     put_row(engine, *HERE, b"1")
     [at_hand] = engine.connections._at_hand
     for _ in range(3):
@@ -562,7 +568,7 @@ def test_unexpected_notifications_are_discarded(engine: PostgresEngine) -> None:
     assert list(at_hand.notifies(timeout=0)) == []
 
 
-def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
+def test_an_interrupted_write_leaves_no_connection_in_a_transaction(
     engine: PostgresEngine,
 ) -> None:
     with opened(engine) as begin:
@@ -623,7 +629,9 @@ def test_an_interrupted_wait_for_a_connection_loses_no_connection(
 
 
 @pytest.mark.parametrize("goes_back", [False, True])
-def test_ctrl_c_at_no_point_takes_a_connection_away(postgres_url: str, goes_back: bool) -> None:
+def test_ctrl_c_at_any_point_loses_no_connection_of_the_pool(
+    postgres_url: str, goes_back: bool
+) -> None:
     engine = PostgresEngine(parse(f"{postgres_url}&pool=1&patience=1"))
     for point in range(1000):
         put_row(engine, *HERE, b"%d" % point)
@@ -654,7 +662,7 @@ def test_ctrl_c_at_no_point_takes_a_connection_away(postgres_url: str, goes_back
     engine.close()
 
 
-def test_an_interrupt_while_a_statement_is_prepared_leaves_no_connection_that_cannot_write(
+def test_a_connection_can_write_after_an_interrupt_while_a_statement_is_prepared(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
@@ -674,7 +682,7 @@ def test_an_interrupt_while_a_statement_is_prepared_leaves_no_connection_that_ca
     engine.close()
 
 
-def test_the_time_of_a_write_that_was_made_before_is_not_the_time_now(
+def test_the_time_of_a_replayed_write_is_not_used_as_the_current_time(
     engine: PostgresEngine,
 ) -> None:
     put_row(engine, *HERE, b"1")

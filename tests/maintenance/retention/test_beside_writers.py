@@ -89,7 +89,9 @@ class Writer:
         assert result.revision > at
 
 
-def test_what_was_promised_holds_while_everything_else_goes(tmp_path: Path) -> None:
+def test_retention_and_gc_concurrent_with_writers_remove_nothing_that_is_protected(
+    tmp_path: Path,
+) -> None:
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         writers = [Writer(store, number) for number in range(WRITERS)]

@@ -29,9 +29,7 @@ def require_sound(store: Store) -> None:
     assert vacuum.vacuum(store, grace_ms=0).outcome is not vacuum.VacuumOutcome.FAILED
 
 
-def test_a_pin_goes_before_its_object_so_that_it_does_not_come_back(
-    store: Store, clock: ManualClock
-) -> None:
+def test_gc_deletes_an_expired_pin_before_its_object(store: Store, clock: ManualClock) -> None:
     pinned = store.put_blob(b"kept for an hour")
     store.pin("hour", pinned, ttl_ms=HOUR_MS)
     clock.now_ms += 2 * HOUR_MS
@@ -43,7 +41,7 @@ def test_a_pin_goes_before_its_object_so_that_it_does_not_come_back(
     require_sound(store)
 
 
-def test_a_pin_whose_time_is_up_goes_also_if_its_object_stays(
+def test_gc_deletes_an_expired_pin_though_its_object_stays(
     store: Store, clock: ManualClock
 ) -> None:
     store.pin("second", store.put_blob(b"put just now"), ttl_ms=1000)
@@ -54,7 +52,7 @@ def test_a_pin_whose_time_is_up_goes_also_if_its_object_stays(
     assert gc.collect(store, grace_ms=HOUR_MS).outcome is gc.Outcome.NOTHING
 
 
-def test_a_plan_counts_what_expired_pins_kept_and_removes_none(
+def test_a_gc_plan_counts_expired_pins_and_their_objects_and_deletes_neither(
     store: Store, clock: ManualClock
 ) -> None:
     store.pin("hour", store.put_blob(b"kept for an hour"), ttl_ms=HOUR_MS)
@@ -66,9 +64,7 @@ def test_a_plan_counts_what_expired_pins_kept_and_removes_none(
     assert (report.pins_expired, report.objects_swept) == (1, 1)
 
 
-def test_a_pin_that_is_given_more_time_while_it_is_collected_keeps_its_object(
-    store: Store, clock: ManualClock
-) -> None:
+def test_a_pin_renewed_during_gc_keeps_its_object(store: Store, clock: ManualClock) -> None:
     pinned = store.put_blob(b"wanted after all")
     store.pin("wanted", pinned, ttl_ms=HOUR_MS)
     clock.now_ms += HOUR_MS
@@ -102,7 +98,7 @@ def test_a_copy_has_the_objects_of_expired_pins_that_it_takes_along(clock: Manua
     require_sound(target)
 
 
-def test_a_protection_goes_with_the_revision_that_it_lets_go(
+def test_retention_deletes_an_expired_protection_with_its_revision(
     store: Store, clock: ManualClock
 ) -> None:
     grow(store, "s", 3)
@@ -117,7 +113,7 @@ def test_a_protection_goes_with_the_revision_that_it_lets_go(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_plan_made_with_the_clock_ahead_spares_what_is_protected_once_it_is_corrected(
+def test_a_plan_made_with_the_clock_ahead_spares_what_the_corrected_clock_protects(
     store: Store, clock: ManualClock, *, whole: bool
 ) -> None:
     grow(store, "s", 3)
@@ -135,7 +131,7 @@ def test_a_plan_made_with_the_clock_ahead_spares_what_is_protected_once_it_is_co
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_label_keeps_a_revision_of_an_old_plan_when_its_mark_was_removed_too_early(
+def test_a_label_keeps_its_revision_from_an_old_plan_though_its_mark_expired_early(
     store: Store, clock: ManualClock, *, whole: bool
 ) -> None:
     """Marks go by their age, and a clock that runs ahead makes them old."""

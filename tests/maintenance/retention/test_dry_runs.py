@@ -24,7 +24,7 @@ def prune_and_collect(store: Store, *, dry_run: bool) -> tuple[object, ...]:
     return pruned, expired, removed, swept, sizes
 
 
-def test_steps_in_memory_count_what_the_steps_in_the_store_remove(
+def test_a_dry_run_on_an_overlay_reports_what_the_real_run_removes(
     store: Store, clock: ManualClock
 ) -> None:
     for name in ("a", "b", "gone"):

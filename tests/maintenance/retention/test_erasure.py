@@ -71,7 +71,7 @@ def everywhere(store: Store) -> bytes:
     return b"\n".join(found)
 
 
-def test_everything_about_a_subject_goes(lmdb_store: Store) -> None:
+def test_erasure_removes_everything_about_a_subject(lmdb_store: Store) -> None:
     store = lmdb_store
     grow(store, "other", 3)
     before = everywhere(store)
@@ -104,7 +104,7 @@ def test_everything_about_a_subject_goes(lmdb_store: Store) -> None:
         assert erasure.execute(store, again).sessions_deleted == 0
 
 
-def test_sessions_that_share_content_keep_it_and_are_named(lmdb_store: Store) -> None:
+def test_the_plan_names_the_sessions_and_pins_that_share_erased_content(lmdb_store: Store) -> None:
     store = lmdb_store
     shared, own = "SHARED " + LONG, "OWN " + LONG
     step(store, "hers", "a", text=shared)
@@ -135,7 +135,9 @@ def test_sessions_that_share_content_keep_it_and_are_named(lmdb_store: Store) ->
     assert store.missing([one.digest for one in plan.sharing.largest]) == []
 
 
-def test_others_may_share_through_their_queue_and_attachments(store: Store) -> None:
+def test_the_plan_names_sessions_that_share_content_in_their_queue_or_attachments(
+    store: Store,
+) -> None:
     store.create_session("hers", subjects=["anna"])
     queued, attached = "queued " + LONG, "attached " + LONG
     store.session("hers").commit(Commit([NodeDraft("a", queued), NodeDraft("b", attached)]))
@@ -147,7 +149,7 @@ def test_others_may_share_through_their_queue_and_attachments(store: Store) -> N
     }  # fmt: skip
 
 
-def test_the_survey_agrees_with_what_gc_leaves(lmdb_store: Store) -> None:
+def test_the_shared_content_in_the_plan_is_what_gc_leaves(lmdb_store: Store) -> None:
     store = lmdb_store
     for n in range(12):
         step(store, f"s{n}", "a", text=f"{n % 5} " + LONG)
@@ -187,7 +189,9 @@ def test_lists_are_bounded_and_counts_are_not(
     assert erasure.plan(store, "anna", survey=False).sharing == sharing.NOTHING
 
 
-def test_several_passes_share_as_much_as_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_content_is_the_same_in_one_or_several_passes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever was met in each of them was counted as often."""
     step(store, "hers", "a", text=LONG)
     store.session("hers").add_subjects(["anna"])
@@ -200,7 +204,7 @@ def test_several_passes_share_as_much_as_one(store: Store, monkeypatch: pytest.M
     assert erasure.plan(store, "anna").sharing == whole
 
 
-def test_only_the_subject_asked_for_goes(store: Store) -> None:
+def test_erasure_removes_nothing_about_other_subjects(store: Store) -> None:
     for name, subjects in {"a": ["anna"], "b": ["ann"], "c": ["anna "], "d": []}.items():
         store.create_session(name, subjects=subjects)
     assert erase(store, "anna").sessions_deleted == 1
@@ -210,7 +214,7 @@ def test_only_the_subject_asked_for_goes(store: Store) -> None:
         erasure.plan(store, "")
 
 
-def test_finding_a_subject_does_not_look_at_others(store: Store) -> None:
+def test_finding_the_sessions_of_a_subject_reads_no_rows_of_other_subjects(store: Store) -> None:
     for n in range(30):
         store.create_session(f"s{n}", subjects=[f"subject {n}"])
 
@@ -269,7 +273,7 @@ def test_a_tag_of_a_revision_no_longer_about_the_subject_stays(store: Store, whe
     assert [pin.name for pin in store.pins()] == ["tag of a"]
 
 
-def test_a_tag_that_an_erased_session_shares_with_one_that_stays_goes(store: Store) -> None:
+def test_a_tag_on_content_shared_with_a_remaining_session_is_removed(store: Store) -> None:
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")
     store.fork("a", "b")
@@ -281,7 +285,7 @@ def test_a_tag_that_an_erased_session_shares_with_one_that_stays_goes(store: Sto
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_tag_that_came_after_the_plan_goes_with_its_session(store: Store, gone: bool) -> None:
+def test_a_tag_set_after_the_plan_is_removed_with_its_session(store: Store, gone: bool) -> None:
     """It kept everything, nothing told of it, and no later plan could find it."""
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")
@@ -298,7 +302,7 @@ def test_a_tag_that_came_after_the_plan_goes_with_its_session(store: Store, gone
     assert list(store.pins()) == []
 
 
-def test_a_tag_goes_whose_session_is_deleted_meanwhile(store: Store) -> None:
+def test_a_tag_is_removed_though_its_session_is_deleted_meanwhile(store: Store) -> None:
     """With the session goes whom it was about: that must not count as being about others."""
     fill(store)
     plan = saved(erasure.plan(store, "anna"))
@@ -311,7 +315,7 @@ def test_a_tag_goes_whose_session_is_deleted_meanwhile(store: Store) -> None:
     assert (report.already_gone, report.pins_removed, list(store.pins())) == (2, 1, [])
 
 
-def test_what_came_after_the_plan_is_reported(store: Store) -> None:
+def test_a_fork_made_after_the_plan_is_reported_as_remaining(store: Store) -> None:
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")
     plan = saved(erasure.plan(store, "anna"))
@@ -321,7 +325,7 @@ def test_what_came_after_the_plan_is_reported(store: Store) -> None:
     assert erase(store, "anna").remaining == ()
 
 
-def test_a_session_goes_with_what_was_committed_since(store: Store) -> None:
+def test_an_erased_session_includes_commits_made_after_the_plan(store: Store) -> None:
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")
     plan = saved(erasure.plan(store, "anna"))
@@ -330,7 +334,7 @@ def test_a_session_goes_with_what_was_committed_since(store: Store) -> None:
     assert sessions(store) == []
 
 
-def test_a_pin_whose_time_is_up_goes_too(store: Store, clock: ManualClock) -> None:
+def test_erasure_removes_an_expired_pin(store: Store, clock: ManualClock) -> None:
     """It keeps nothing, but it names what is to be forgotten."""
     step(store, "hers", "a")
     store.session("hers").add_subjects(["anna"])
@@ -340,7 +344,7 @@ def test_a_pin_whose_time_is_up_goes_too(store: Store, clock: ManualClock) -> No
     assert store.engine.scan_rows("pins") == []
 
 
-def test_a_pin_that_was_moved_stays(store: Store) -> None:
+def test_a_tag_moved_to_another_object_after_the_plan_stays(store: Store) -> None:
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")
     store.tag("tag", store.session("a").entry().manifest)
@@ -354,7 +358,9 @@ def test_a_pin_that_was_moved_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize("table", ["heads", "history", "retention"])
-def test_a_row_that_cannot_be_read_stops_it(store: Store, table: str) -> None:
+def test_a_plan_raises_corruption_error_if_a_row_cannot_be_decoded(
+    store: Store, table: str
+) -> None:
     store.create_session("a", subjects=["anna"])
     grow(store, "a", 3)
     key = keys.session_key("a")
@@ -368,7 +374,7 @@ def test_a_row_that_cannot_be_read_stops_it(store: Store, table: str) -> None:
         erasure.plan(store, "anna")
 
 
-def test_wherever_it_dies_twice_repeating_finishes(
+def test_repeating_an_erasure_that_crashed_twice_at_any_write_finishes_it(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_DELETE_BATCH", 2)
@@ -474,7 +480,7 @@ class ExplainingNotes(Notes):
 
 
 @pytest.mark.parametrize("provider", [Notes(), ExplainingNotes()], ids=["plain", "explaining"])
-def test_providers_of_other_layers_take_part(store: Store, provider: Notes) -> None:
+def test_erasure_includes_the_records_of_providers(store: Store, provider: Notes) -> None:
     table, draft = Table(store, "notes", 2), Draft(store)
     for key in (("anna", "1"), ("anna", "2"), ("berta", "1")):
         draft.put(table, key, {"text": LONG})
@@ -538,7 +544,7 @@ def test_progress_is_reported_and_may_stop_the_work(store: Store) -> None:
     assert (report.already_gone, report.sessions_deleted) == (2, 2)
 
 
-def test_hidden_nodes_queued_work_and_attachments_count_among_what_others_share(
+def test_hidden_nodes_queued_work_and_attachments_count_as_shared_content(
     store: Store,
 ) -> None:
     content, items = b"an image" * 200, ["work " * 400]
@@ -562,7 +568,9 @@ def test_hidden_nodes_queued_work_and_attachments_count_among_what_others_share(
 
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
 @pytest.mark.parametrize("since", ["moved", "gone"])
-def test_a_tag_that_names_something_else_since_stays(store: Store, when: str, since: str) -> None:
+def test_a_tag_moved_or_removed_after_the_plan_is_left_alone(
+    store: Store, when: str, since: str
+) -> None:
     fill(store)
     plan = saved(erasure.plan(store, "anna"))
     other = store.put_blob(b"nothing about her")

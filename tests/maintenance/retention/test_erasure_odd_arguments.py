@@ -68,7 +68,9 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, store: Store, call: str) -> None:
+def test_erasure_calls_refuse_invalid_arguments_and_remove_nothing(
+    engine: CountingEngine, store: Store, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](store))
     assert store.session("s").head() is not None
     assert [pin.name for pin in store.pins()] == ["kept"]

@@ -42,7 +42,7 @@ def damage(store: Store, place: RowKey) -> None:
     store.engine.write(Write(rows=[PutRow(*place, b"\xc1")]))
 
 
-def test_nothing_of_a_store_in_use_is_over(store: Store) -> None:
+def test_expire_rows_removes_nothing_that_is_still_in_use(store: Store) -> None:
     grow(store, "s", 5, turn=None)
     session = store.session("s")
     step(store, "s", "x", turn="turn", label="mark")
@@ -58,7 +58,7 @@ def test_nothing_of_a_store_in_use_is_over(store: Store) -> None:
         assert expire_rows(store, receipts_older_than_ms=1) == NOTHING
 
 
-def test_pins_and_protections_go_when_their_time_is_up(store: Store, clock: ManualClock) -> None:
+def test_expire_rows_removes_expired_pins_and_protections(store: Store, clock: ManualClock) -> None:
     grow(store, "s", 3)
     session = store.session("s")
     manifest = session.entry(1).manifest
@@ -75,7 +75,7 @@ def test_pins_and_protections_go_when_their_time_is_up(store: Store, clock: Manu
 
 
 @pytest.mark.parametrize("what", ["pin", "protection"])
-def test_what_is_given_more_time_meanwhile_stays(
+def test_a_pin_or_protection_renewed_meanwhile_stays(
     store: Store, clock: ManualClock, what: str
 ) -> None:
     grow(store, "s", 2)
@@ -93,7 +93,7 @@ def test_what_is_given_more_time_meanwhile_stays(
     assert len(list(store.pins())) + len(session.protections()) == 1
 
 
-def test_what_is_over_goes_though_its_neighbour_was_given_more_time(
+def test_expired_pins_are_removed_though_one_of_the_batch_was_renewed_meanwhile(
     store: Store, clock: ManualClock
 ) -> None:
     blob = store.put_blob(b"kept")
@@ -105,7 +105,7 @@ def test_what_is_over_goes_though_its_neighbour_was_given_more_time(
     assert [pin.name for pin in store.pins(expired=True)] == ["b"]
 
 
-def test_more_than_goes_in_one_write_goes_in_several(
+def test_more_rows_than_one_batch_are_removed_in_several_writes(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_BATCH", 2)
@@ -128,7 +128,9 @@ def test_a_receipt_of_unknown_time_stays(store: Store, clock: ManualClock) -> No
     assert left.key == keys.session_key("s") + b"a"
 
 
-def test_marks_outlive_every_plan_that_may_ask_for_them(store: Store, clock: ManualClock) -> None:
+def test_marks_of_use_are_kept_as_long_as_a_plan_can_be_executed(
+    store: Store, clock: ManualClock
+) -> None:
     grow(store, "s", 4)
     plan = list(retention.plan(store, policy=Policy(last=1)).to_json())
     session = store.session("s")
@@ -148,7 +150,9 @@ def test_marks_outlive_every_plan_that_may_ask_for_them(store: Store, clock: Man
     assert store.engine.scan_rows("retention") == []
 
 
-def test_receipts_go_when_they_are_as_old_as_was_said(store: Store, clock: ManualClock) -> None:
+def test_expire_rows_removes_receipts_older_than_the_given_age(
+    store: Store, clock: ManualClock
+) -> None:
     session = store.session("s")
     for turn in ("a", "b", "c", "d"):
         step(store, "s", turn, turn=turn)
@@ -167,7 +171,7 @@ def test_receipts_go_when_they_are_as_old_as_was_said(store: Store, clock: Manua
             expire_rows(store, receipts_older_than_ms=bad)  # type: ignore[arg-type]
 
 
-def test_the_count_of_leases_never_goes_back(store: Store, clock: ManualClock) -> None:
+def test_the_fencing_number_never_decreases(store: Store, clock: ManualClock) -> None:
     step(store, "s", "a")
     session = store.session("s")
     lease = session.claim_lease("worker", 1)
@@ -254,7 +258,7 @@ class Between:
         return getattr(self._engine, name)
 
 
-def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store) -> None:
+def test_forking_a_session_whose_deletion_is_unfinished_raises(store: Store) -> None:
     grow(store, "s", 4)
 
     def die() -> None:
@@ -268,7 +272,7 @@ def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sessions_agree_with_their_model_whatever_goes_in_between(
+def test_sessions_agree_with_the_model_under_interleaved_retention_expiry_and_gc(
     lmdb_store: Store, seed: int
 ) -> None:
     """Forks of forks, rewinds and deletions, with retention, expiry and collection among them."""
@@ -297,7 +301,7 @@ def test_sessions_agree_with_their_model_whatever_goes_in_between(
 # --- condemned ------------------------------------------------------------------------------
 
 
-def test_bytes_elsewhere_are_listed_until_they_are_said_to_be_deleted(store: Store) -> None:
+def test_condemned_external_attachments_are_listed_until_they_are_forgotten(store: Store) -> None:
     for name in ("s", "t", "long " * 100):
         step(store, name, "a")
         store.session(name).attachments.intend("video", uri=f"s3://{name}", owner="me")

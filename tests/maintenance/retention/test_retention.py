@@ -143,7 +143,7 @@ def test_a_policy_of_a_session_that_is_not_there_is_refused(store: Store) -> Non
         (b"\x01\x90", CorruptionError),
     ],
 )
-def test_a_policy_that_cannot_be_read_is_never_taken_for_none(
+def test_a_policy_that_cannot_be_decoded_is_not_treated_as_missing(
     store: Store, row: bytes, error: type[Exception]
 ) -> None:
     grow(store, "s", 3)
@@ -172,7 +172,7 @@ def test_without_a_policy_everything_stays(store: Store) -> None:
         assert retention.execute(store, plan).revisions_removed == 0
 
 
-def test_a_session_goes_by_its_own_policy_if_it_has_one(store: Store) -> None:
+def test_the_policy_of_a_session_overrides_the_default(store: Store) -> None:
     for name in ("a", "b", "c"):
         grow(store, name, 3)
     retention.set_policy(store, Policy(last=1))
@@ -308,7 +308,7 @@ def test_newest_is_by_number_if_the_clock_went_back(store: Store, clock: ManualC
     assert going(retention.plan(store, policy=Policy(daily=5))) == [2, 1]
 
 
-def test_what_is_young_stays(store: Store, clock: ManualClock) -> None:
+def test_revisions_within_within_ms_stay(store: Store, clock: ManualClock) -> None:
     for _ in range(4):
         grow(store, "s", 1)
         clock.now_ms += HOUR_MS
@@ -317,7 +317,7 @@ def test_what_is_young_stays(store: Store, clock: ManualClock) -> None:
     assert why(retention.plan(store, policy=Policy(within_ms=1))) == {4: ("head",)}
 
 
-def test_what_has_a_label_stays_unless_labels_do_not_count(store: Store) -> None:
+def test_labelled_revisions_stay_unless_the_policy_ignores_labels(store: Store) -> None:
     for number in range(4):
         step(store, "s", f"n{number}", label="first" if not number else None)
     store.session("s").label("also first", 1)
@@ -343,7 +343,9 @@ def test_the_head_stays_whatever_its_age(store: Store, clock: ManualClock) -> No
     assert [node.id for node in store.session("s").nodes()] == ["n0", "n1"]
 
 
-def test_what_is_protected_stays_until_its_time_is_up(store: Store, clock: ManualClock) -> None:
+def test_a_protected_revision_stays_until_the_protection_expires(
+    store: Store, clock: ManualClock
+) -> None:
     grow(store, "s", 5)
     session = store.session("s")
     session.protect(1, by="run 1")
@@ -375,7 +377,9 @@ def test_a_protection_that_cannot_be_read_keeps_everything(store: Store, damaged
     assert revisions(store, "s") == [3, 2, 1]
 
 
-def test_what_the_holder_of_a_lease_may_need_stays(store: Store, clock: ManualClock) -> None:
+def test_the_revision_at_the_claim_of_a_lease_and_all_later_ones_stay(
+    store: Store, clock: ManualClock
+) -> None:
     for _ in range(4):
         grow(store, "s", 1)
         clock.now_ms += 10
@@ -393,7 +397,7 @@ def test_what_the_holder_of_a_lease_may_need_stays(store: Store, clock: ManualCl
     assert going(retention.plan(store, policy=Policy(last=1))) == [6, 5, 4, 3, 2, 1]
 
 
-def test_a_commit_at_the_moment_of_a_claim_may_have_come_before_it(
+def test_revisions_committed_at_the_time_of_the_claim_and_the_one_before_stay(
     store: Store, clock: ManualClock
 ) -> None:
     grow(store, "s", 1)
@@ -403,7 +407,7 @@ def test_a_commit_at_the_moment_of_a_claim_may_have_come_before_it(
     assert sorted(why(retention.plan(store, policy=Policy(last=1)))) == [1, 2, 3]
 
 
-def test_what_is_pinned_stays_until_its_time_is_up(store: Store, clock: ManualClock) -> None:
+def test_a_pinned_revision_stays_until_the_pin_expires(store: Store, clock: ManualClock) -> None:
     grow(store, "s", 5)
     store.tag("release", store.session("s").entry(1).manifest)
     store.pin("resume", store.session("s").entry(2).manifest, ttl_ms=HOUR_MS)
@@ -430,7 +434,7 @@ def test_all_reasons_are_reported(store: Store, clock: ManualClock) -> None:
     }  # fmt: skip
 
 
-def test_a_session_without_a_commit_has_nothing_to_give(store: Store) -> None:
+def test_the_plan_for_a_session_without_a_commit_removes_nothing(store: Store) -> None:
     store.create_session("s")
     plan = retention.plan(store, policy=LAST_2)
     assert only(plan) == SessionPlan("s", LAST_2, given=True, head_revision=0, head_manifest=None)
@@ -476,7 +480,7 @@ def test_a_rewind_outlives_the_revision_it_went_back_to(lmdb_store: Store) -> No
     assert [node.id for node in session.nodes()] == ["n0", "n1", "again"]
 
 
-def test_a_turn_is_answered_after_its_revision_has_gone(lmdb_store: Store) -> None:
+def test_a_turn_is_replayed_after_its_revision_was_removed(lmdb_store: Store) -> None:
     store = lmdb_store
     session = store.session("s")
     turns = [
@@ -499,7 +503,9 @@ def test_a_turn_is_answered_after_its_revision_has_gone(lmdb_store: Store) -> No
     assert revisions(store, "s") == [7]
 
 
-def test_a_receipt_that_goes_while_its_revision_does_stays_gone(store: Store) -> None:
+def test_a_receipt_that_expires_while_its_revision_is_removed_is_not_written_again(
+    store: Store,
+) -> None:
     for number in range(2):
         draft = NodeDraft(f"n{number}", number)
         store.session("s").commit(Commit(append=[draft], turn=f"t{number}"))
@@ -513,7 +519,7 @@ def test_a_receipt_that_goes_while_its_revision_does_stays_gone(store: Store) ->
     assert store.engine.scan_rows("receipts") == []
 
 
-def test_a_receipt_that_cannot_be_settled_keeps_its_revision(store: Store) -> None:
+def test_a_damaged_receipt_keeps_its_revision(store: Store) -> None:
     for n in range(3):
         step(store, "s", f"n{n}", turn=f"t{n}")
     place = RowKey("receipts", keys.session_key("s") + b"t0")
@@ -529,7 +535,7 @@ def test_a_receipt_that_cannot_be_settled_keeps_its_revision(store: Store) -> No
 # --- sessions whose time is up --------------------------------------------------------------
 
 
-def test_an_expired_session_goes(store: Store, clock: ManualClock) -> None:
+def test_retention_deletes_an_expired_session(store: Store, clock: ManualClock) -> None:
     store.create_session("created", ttl_ms=HOUR_MS)
     for name in ("kept", "later", "gone"):
         grow(store, name, 2)
@@ -565,7 +571,9 @@ def test_an_expired_session_that_is_leased_or_protected_stays_and_says_why(
     assert retention.execute(store, retention.plan(store)).sessions_deleted == 2
 
 
-def test_an_idle_session_goes_if_the_policy_says_so(store: Store, clock: ManualClock) -> None:
+def test_retention_deletes_an_idle_session_if_the_policy_has_idle_ms(
+    store: Store, clock: ManualClock
+) -> None:
     store.create_session("created")
     for name in ("busy", "idle", "labelled"):
         grow(store, name, 2)
@@ -648,7 +656,7 @@ def test_a_row_of_another_revision_is_not_believed(store: Store) -> None:
     assert "of another revision" in (only(retention.plan(store, policy=LAST_2)).refused or "")
 
 
-def test_a_long_history_comes_in_parts_and_is_refused_as_a_whole(
+def test_a_long_history_is_planned_in_parts_and_damage_refuses_all_of_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_planning, "PART_REVISIONS", 4)
@@ -737,7 +745,7 @@ def test_an_invalid_plan_is_refused_and_removes_nothing(
         retention.execute(store, Plan.from_json(changed))
 
 
-def test_a_plan_looks_at_a_session_when_it_comes_to_it(store: Store) -> None:
+def test_a_plan_reads_each_session_lazily(store: Store) -> None:
     for number in range(3):
         grow(store, f"s{number}", 3)
     running = iter(retention.plan(store, policy=Policy(last=1)))
@@ -846,7 +854,7 @@ def protect(store: Store) -> None:
         (protect, "it was labelled, protected or forked"),
     ],
 )
-def test_a_revision_that_comes_to_be_used_stays(
+def test_a_revision_labelled_pinned_forked_or_protected_after_the_plan_stays(
     store: Store, use: Callable[[Store], None], why: str, when: str
 ) -> None:
     grow(store, "s", 4)
@@ -861,7 +869,7 @@ def test_a_revision_that_comes_to_be_used_stays(
 
 
 @pytest.mark.parametrize("use", [label, pin, fork, protect])
-def test_a_use_that_the_plan_knew_of_and_that_ended_does_not_count(
+def test_a_use_that_ended_before_the_plan_does_not_keep_the_revision(
     store: Store, use: Callable[[Store], None]
 ) -> None:
     grow(store, "s", 4)
@@ -898,7 +906,7 @@ def test_a_pin_made_while_a_plan_is_being_made_counts_also_if_the_clock_goes_bac
 
 
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
-def test_commits_labels_and_leases_that_come_in_between_lose_nothing(
+def test_commits_labels_and_leases_between_plan_and_execution_are_kept(
     store: Store, when: str
 ) -> None:
     grow(store, "s", 4)
@@ -990,7 +998,7 @@ def test_a_revision_that_cannot_be_read_any_more_stays_and_no_other(store: Store
     assert report.revisions_removed == 2
 
 
-def test_what_kept_changing_stays_and_says_so(
+def test_sessions_that_keep_changing_are_skipped_and_reported(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 8)
@@ -1028,7 +1036,7 @@ def test_what_kept_changing_stays_and_says_so(
     assert [revisions(store, name) for name in ("going", "trimmed")] == [[2, 1]] * 2
 
 
-def test_a_label_taken_away_since_goes_without_a_word(store: Store) -> None:
+def test_a_label_removed_after_the_plan_is_not_reported(store: Store) -> None:
     grow(store, "s", 2)
     store.session("s").label("mark", 1)
     plan = saved(retention.plan(store, policy=Policy(last=1, labelled=False)))
@@ -1037,7 +1045,7 @@ def test_a_label_taken_away_since_goes_without_a_word(store: Store) -> None:
     assert (report.revisions_removed, report.labels_removed) == (1, 0)
 
 
-def test_a_plan_that_is_carried_out_twice_counts_what_is_gone_already(store: Store) -> None:
+def test_a_plan_executed_twice_counts_the_revisions_already_gone(store: Store) -> None:
     grow(store, "s", 4)
     label(store)
     store.session("s").unlabel("mark")
@@ -1106,7 +1114,7 @@ def attach(store: Store) -> None:
         (attach, "it was protected or labelled, or its attachments changed"),
     ],
 )
-def test_a_session_that_comes_to_be_used_stays(
+def test_a_session_used_after_the_plan_stays(
     store: Store, clock: ManualClock, use: Callable[[Store], None], why: str, when: str, ending: str
 ) -> None:
     grow(store, "s", 2)
@@ -1138,7 +1146,7 @@ def test_an_idle_session_stays_if_the_policy_was_changed(store: Store, clock: Ma
     assert [one.why for one in report.skipped] == ["the policy was changed"]
 
 
-def test_a_session_deleted_in_between_is_gone_already(store: Store) -> None:
+def test_a_session_deleted_after_the_plan_counts_as_already_gone(store: Store) -> None:
     grow(store, "s", 3)
     grow(store, "t", 3)
     store.session("t").expire_in(0)
@@ -1199,7 +1207,7 @@ def test_a_plan_for_another_store_removes_nothing(store: Store, clock: ManualClo
     assert "another one than was planned" in report.skipped[0].why
 
 
-def test_a_session_that_is_made_just_now_is_not_taken_for_one_that_was_to_go(
+def test_a_session_created_during_execution_is_not_mistaken_for_one_in_the_plan(
     store: Store, clock: ManualClock
 ) -> None:
     """A plan of another store names it, here it was not there, and then it is."""
@@ -1241,7 +1249,7 @@ def test_a_saved_plan_finishes_the_deletion_in_which_it_died(store: Store) -> No
         assert store.engine.scan_rows(table) == []
 
 
-def test_wherever_it_dies_beginning_again_finishes(
+def test_repeating_a_retention_run_that_crashed_at_any_write_finishes_it(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_DELETE_BATCH", 1)

@@ -37,7 +37,7 @@ def listed(store: Store, older_than_ms: int) -> list[tuple[str | None, str, str]
     return [(one.session, one.attachment, one.state) for one in found]
 
 
-def test_the_list_has_the_attachments_of_sessions_that_never_began(
+def test_list_uncommitted_includes_attachments_of_sessions_without_commits(
     store: Store, clock: ManualClock
 ) -> None:
     step(store, "begun", "a")
@@ -61,7 +61,7 @@ def test_the_list_has_the_attachments_of_sessions_that_never_began(
     assert left[2:7] == ("s3://left", None, "host", "intent", then_ms)
 
 
-def test_a_session_whose_id_is_too_long_for_its_key_is_named_if_it_began(
+def test_list_uncommitted_names_a_session_with_a_long_id_only_if_it_has_commits(
     store: Store, clock: ManualClock
 ) -> None:
     step(store, LONG_ID, "a")
@@ -107,7 +107,7 @@ def test_a_sweep_removes_what_is_in_the_store_and_condemns_what_is_elsewhere(
 
 
 @pytest.mark.parametrize("what", ["commit", "intend"])
-def test_what_is_committed_or_announced_again_while_it_is_swept_stays(
+def test_an_attachment_committed_or_announced_during_the_sweep_stays(
     store: Store, clock: ManualClock, what: str
 ) -> None:
     session = store.session("s").attachments
@@ -128,9 +128,7 @@ def test_what_is_committed_or_announced_again_while_it_is_swept_stays(
     assert states == {"a": "committed" if what == "commit" else "intent", "b": "condemned"}
 
 
-def test_one_attachment_can_be_given_up_by_what_the_list_gives(
-    store: Store, clock: ManualClock
-) -> None:
+def test_give_up_abandons_one_attachment_of_the_list(store: Store, clock: ManualClock) -> None:
     never = store.session("never").attachments
     never.intend("elsewhere", uri="s3://elsewhere")
     never.intend("nowhere")
@@ -141,7 +139,7 @@ def test_one_attachment_can_be_given_up_by_what_the_list_gives(
         assert (give_up(store, elsewhere), give_up(store, nowhere)) == (False, False)
 
 
-def test_many_are_swept_in_few_transactions(
+def test_uncommitted_attachments_are_swept_in_several_batches(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_BATCH", 2)

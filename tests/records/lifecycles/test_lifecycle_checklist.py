@@ -2,15 +2,15 @@
 
 | relied on | test |
 |---|---|
-| ephemeral state is never on disk | test_ephemeral__never_on_disk_gone_after_close_and_restore |
-| promotion of named keys | test_promote__only_named_keys_nothing_for_an_empty_list_all_for_none |
-| latest by label | test_latest_by_label__by_sequence_with_a_frozen_clock |
-| history | test_history__all_checkpoints_kept_in_order |
-| restore | test_restore__an_unknown_session_is_not_found |
-| separate erasure | test_separate_erasure__counts_user_data_and_leaves_checkpoints |
-| subject link | test_subject_link__erasure_finds_what_is_annotated_and_what_is_derived |
-| holds and seals | test_holds_and_seals__live_anchor_stays_expired_goes_seal_never_goes |
-| dedup-safe erasure | test_dedup_safe_erasure__a_shared_blob_dies_with_its_last_reference |
+| ephemeral state is never on disk | test_ephemeral__… |
+| promotion of named keys | test_promote__… |
+| latest by label | test_latest_by_label__… |
+| history | test_history__… |
+| restore | test_restore__… |
+| separate erasure | test_separate_erasure__… |
+| subject link | test_subject_link__… |
+| holds and seals | test_holds_and_seals__… |
+| dedup-safe erasure | test_dedup_safe_erasure__… |
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DAY_MS = 86_400_000
 BLOB = "a text that two people share " * 100
 
 
-def test_ephemeral__never_on_disk_gone_after_close_and_restore(tmp_path: Path) -> None:
+def test_ephemeral__working_state_is_never_on_disk_and_is_gone_after_close(tmp_path: Path) -> None:
     place = tmp_path / "s"
     with Store(LmdbEngine(str(place), durability="full")) as store:
         life = Lifecycles(store)
@@ -60,7 +60,9 @@ def test_ephemeral__never_on_disk_gone_after_close_and_restore(tmp_path: Path) -
     assert (b"CANARY-PROMOTED" in found, b"CANARY-WORKING" in found) == (True, False)
 
 
-def test_promote__only_named_keys_nothing_for_an_empty_list_all_for_none(life: Lifecycles) -> None:
+def test_promote__a_checkpoint_stores_the_named_keys_none_for_empty_and_all_for_none(
+    life: Lifecycles,
+) -> None:
     session = life.create_session("s1")
     for name in ("plan", "draft", "scratch"):
         session.working.set(name, name.upper())
@@ -240,7 +242,7 @@ def _rows(store: Store, start: str) -> list[Any]:
     return [row for row in store.engine.scan_rows("records") if row.key.startswith(start.encode())]
 
 
-def test_holds_and_seals__live_anchor_stays_expired_goes_seal_never_goes(
+def test_holds_and_seals__erasure_keeps_live_holds_and_seals_and_removes_expired_holds(
     life: Lifecycles, clock: Clock
 ) -> None:
     now_ms = clock()
@@ -310,7 +312,9 @@ def test_dedup_safe_erasure__a_shared_blob_dies_with_its_last_reference(
 # --- faults of the original that are gone -----------------------------------------------------
 
 
-def test_fault_gone__values_are_not_coerced_but_refused_with_their_path(life: Lifecycles) -> None:
+def test_fault_gone__an_unstorable_value_is_refused_with_its_path_and_not_coerced(
+    life: Lifecycles,
+) -> None:
     session = life.create_session("s1")
     session.working.set("map", {"inner": {1: "one"}})
     with pytest.raises(InvalidValueError, match="inner"):

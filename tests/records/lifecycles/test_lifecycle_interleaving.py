@@ -97,7 +97,7 @@ OF_A_CHECKPOINT: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
+def test_a_read_during_replacement_and_gc_returns_the_current_record(
     filled: MemoryEngine, operation: str
 ) -> None:
     assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
@@ -105,7 +105,7 @@ def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
 
 @pytest.mark.parametrize("meanwhile", [remove, begin_again])
 @pytest.mark.parametrize("operation", [*OPERATIONS, *OF_A_CHECKPOINT])
-def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
+def test_a_read_during_removal_and_gc_reports_a_missing_record_and_not_damage(
     filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
     assert_unharmed(filled, {**OPERATIONS, **OF_A_CHECKPOINT}[operation], meanwhile)

@@ -60,7 +60,7 @@ def names(folder: Path, ending: str = ".key") -> list[str]:
 # --- the canary -------------------------------------------------------------------------------
 
 
-def test_no_file_ever_holds_what_is_encrypted_and_a_backup_is_erased_with_the_key(
+def test_no_file_contains_encrypted_plaintext_and_destroying_the_key_erases_backups(
     tmp_path: Path,
 ) -> None:
     place, saved, keys = tmp_path / "store", tmp_path / "saved", FileKeys(tmp_path / "keys")
@@ -86,7 +86,7 @@ def test_no_file_ever_holds_what_is_encrypted_and_a_backup_is_erased_with_the_ke
         assert life.users.get("berta", "long") == LONG
 
 
-def test_what_was_never_encrypted_is_gone_from_the_file_after_gc_and_compact(
+def test_gc_and_compact_remove_erased_clear_data_from_the_file(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "store"
@@ -111,7 +111,7 @@ def test_what_was_never_encrypted_is_gone_from_the_file_after_gc_and_compact(
         assert Lifecycles(store).users.get("berta", "other") == "KEPT " * 200
 
 
-def test_equal_values_cannot_be_linked(locked: Lifecycles) -> None:
+def test_equal_encrypted_values_have_different_rows_and_objects(locked: Lifecycles) -> None:
     for user in ("anna", "berta"):
         for name in ("one", "two"):
             locked.users.put(user, name, LONG)
@@ -126,7 +126,7 @@ def test_equal_values_cannot_be_linked(locked: Lifecycles) -> None:
     assert added == before // 4
 
 
-def test_short_values_look_alike(locked: Lifecycles) -> None:
+def test_short_encrypted_values_are_padded_to_one_length(locked: Lifecycles) -> None:
     sizes = set()
     for value in ("", "x", "yes", "a text of forty letters, more or less so", 7, None):
         locked.users.put("anna", "x", value)
@@ -191,7 +191,7 @@ def test_every_changed_byte_is_noticed(keys: FileKeys) -> None:
             encryption.open_sealed(keys, place, cut)
 
 
-def test_what_was_encrypted_once_opens_for_ever(tmp_path: Path) -> None:
+def test_a_value_encrypted_by_an_earlier_release_can_be_decrypted(tmp_path: Path) -> None:
     keys = FileKeys(tmp_path / "keys")
     (tmp_path / "keys" / "aa.bb.key").write_text("07" * 32 + "\n")
     (tmp_path / "keys" / "aa.bb.key").chmod(0o600)
@@ -202,7 +202,7 @@ def test_what_was_encrypted_once_opens_for_ever(tmp_path: Path) -> None:
     assert subject_hash(b"secret", b"anna").hex() == GOLDEN_SECRET_ANNA
 
 
-def test_what_cannot_be_encrypted_is_refused(
+def test_a_value_that_cannot_be_encrypted_is_refused(
     locked: Lifecycles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = Link(locked.store.put_value([1]))
@@ -217,7 +217,7 @@ def test_what_cannot_be_encrypted_is_refused(
 # --- which key is destroyed when ----------------------------------------------------------------
 
 
-def test_the_key_of_a_user_goes_whatever_stays(
+def test_erasing_a_user_destroys_the_user_key_though_held_records_stay(
     locked: Lifecycles, tmp_path: Path, clock: Clock
 ) -> None:
     life, folder = locked, tmp_path / "keys"
@@ -244,7 +244,7 @@ def test_the_key_of_a_user_goes_whatever_stays(
     assert len(names(folder, ".destroyed")) == 4
 
 
-def test_replacing_what_was_held_destroys_its_key(
+def test_replacing_a_formerly_held_value_destroys_its_key(
     locked: Lifecycles, tmp_path: Path, clock: Clock
 ) -> None:
     locked.users.put("anna", "x", "old", Annotation(hold=Hold("law", clock() + 1)))
@@ -274,7 +274,7 @@ class FailingKeys(FileKeys):
         raise StorageError("no connection to the key store")
 
 
-def test_keys_that_could_not_be_destroyed_are_not_forgotten(
+def test_keys_whose_destruction_failed_stay_pending(
     store: Store, keys: FileKeys, tmp_path: Path
 ) -> None:
     life = Lifecycles(store, keys=FailingKeys(tmp_path / "keys"))
@@ -314,7 +314,7 @@ def test_pending_keys_are_not_read_when_data_is_removed_without_the_key_store(
     assert locked.users.destroy_keys() == (9, 0)
 
 
-def test_an_erasure_without_the_key_store_says_that_keys_wait(
+def test_an_erasure_without_the_key_store_reports_the_pending_keys(
     locked: Lifecycles, keys: FileKeys, tmp_path: Path
 ) -> None:
     store = locked.store
@@ -331,7 +331,9 @@ def test_an_erasure_without_the_key_store_says_that_keys_wait(
     assert (report.stays, names(tmp_path / "keys")) == ((), [])
 
 
-def test_keys_that_a_write_did_not_need_are_destroyed(locked: Lifecycles, tmp_path: Path) -> None:
+def test_a_key_created_for_a_conflicting_write_is_destroyed(
+    locked: Lifecycles, tmp_path: Path
+) -> None:
     from casstore.testing.session_fixtures import interrupted
 
     other = Lifecycles(
@@ -344,7 +346,7 @@ def test_keys_that_a_write_did_not_need_are_destroyed(locked: Lifecycles, tmp_pa
     assert len(names(tmp_path / "keys", ".destroyed")) == 1
 
 
-def test_a_value_that_is_refused_leaves_no_key(locked: Lifecycles, tmp_path: Path) -> None:
+def test_a_refused_value_leaves_no_key(locked: Lifecycles, tmp_path: Path) -> None:
     nowhere = Annotation(hold=Hold("law", 2**42), sources=[Ref("record", "no", "where")])
     with pytest.raises(InvalidValueError):
         locked.users.put("anna", "x", object())
@@ -368,7 +370,7 @@ class Interrupted(FileKeys):
         return super().get(name)
 
 
-def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_again(
+def test_a_call_retries_if_its_key_is_destroyed_concurrently(
     locked: Lifecycles, tmp_path: Path
 ) -> None:
     keys = Interrupted(tmp_path / "keys")
@@ -429,7 +431,9 @@ def test_a_destroyed_key_is_overwritten_and_its_name_used_up(
     assert keys.create("unknown")
 
 
-def test_two_may_destroy_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_destroy_the_same_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys, other = FileKeys(tmp_path / "k"), FileKeys(tmp_path / "k")
     for last in ("open", "unlink"):
         keys.create(f"a.{last}")

@@ -92,7 +92,9 @@ CALLS: dict[str, Callable[[Lifecycles], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, life: Lifecycles, call: str) -> None:
+def test_lifecycle_calls_refuse_invalid_arguments(
+    engine: CountingEngine, life: Lifecycles, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](life))
     assert life.records.get("facts", "one") == 1
     assert [info.label for info in life.restore("s").checkpoints()] == ["first"]
@@ -117,7 +119,7 @@ ABOUT: dict[str, Callable[[Lifecycles, Ref], object]] = {
 
 @pytest.mark.parametrize("call", ABOUT)
 @pytest.mark.parametrize("ref", REFS)
-def test_what_names_no_record_is_refused(
+def test_a_ref_that_is_not_a_record_is_refused(
     engine: CountingEngine, life: Lifecycles, ref: str, call: str
 ) -> None:
     assert_refused(engine, lambda: ABOUT[call](life, REFS[ref]))
@@ -128,7 +130,7 @@ def test_a_path_too_long_for_keys_is_an_error_of_the_disk(tmp_path: Path) -> Non
         FileKeys(tmp_path / ("x" * 5000))
 
 
-def test_what_an_annotation_says_may_be_read_once(life: Lifecycles) -> None:
+def test_an_annotation_accepts_an_iterator(life: Lifecycles) -> None:
     once: Any = iter(["process"])
     ref = life.records.put("facts", "two", 2, Annotation(once))
     note = life.find_note(ref)

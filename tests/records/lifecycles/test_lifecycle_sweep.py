@@ -31,7 +31,9 @@ def erase(store: Store, subject: str, provider: LifecycleErasure | None = None) 
 # --- sweeping ---------------------------------------------------------------------------------
 
 
-def test_classes_have_ages_and_those_without_keep(either: Lifecycles, clock: Clock) -> None:
+def test_a_sweep_deletes_only_records_of_classes_with_an_age(
+    either: Lifecycles, clock: Clock
+) -> None:
     life = either
     session = life.create_session("s")
     session.checkpoint("old")
@@ -66,7 +68,7 @@ def test_classes_have_ages_and_those_without_keep(either: Lifecycles, clock: Clo
     ],
     ids=["held", "sealed", "replaced"],
 )
-def test_what_changes_while_it_is_swept_stays(
+def test_a_record_held_sealed_or_replaced_during_the_sweep_stays(
     life: Lifecycles, clock: Clock, between: Callable[[Lifecycles, Ref], Any]
 ) -> None:
     ref = life.records.put("c", "n", "old", Annotation(["process"]))
@@ -76,7 +78,7 @@ def test_what_changes_while_it_is_swept_stays(
     assert life.records.get("c", "n") in ("old", "fresh")
 
 
-def test_a_sweep_reports_how_far_it_is_and_may_be_stopped(life: Lifecycles, clock: Clock) -> None:
+def test_a_sweep_reports_progress_and_can_be_stopped(life: Lifecycles, clock: Clock) -> None:
     session = life.create_session("s")
     for _ in range(300):
         session.checkpoint("x")
@@ -95,7 +97,7 @@ def test_a_sweep_reports_how_far_it_is_and_may_be_stopped(life: Lifecycles, cloc
     assert session.checkpoint("next").number == 301
 
 
-def test_a_sweep_reports_no_more_than_it_lists(
+def test_a_sweep_report_lists_a_limited_number_and_counts_all(
     life: Lifecycles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("casstore.records.lifecycles.sweep.LISTED", 2)
@@ -109,7 +111,7 @@ def test_a_sweep_reports_no_more_than_it_lists(
 # --- erasing ----------------------------------------------------------------------------------
 
 
-def test_what_stays_is_reported_with_its_reason(either: Lifecycles, clock: Clock) -> None:
+def test_records_that_stay_are_reported_with_the_reason(either: Lifecycles, clock: Clock) -> None:
     life = either
     life.users.put("anna", "free", 1)
     held = life.users.put("anna", "held", 1, Annotation(hold=Hold("tax law", clock() + DAY_MS)))
@@ -131,7 +133,7 @@ def test_what_stays_is_reported_with_its_reason(either: Lifecycles, clock: Clock
     assert provider.find(life.store, "berta") == []
 
 
-def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lifecycles) -> None:
+def test_derivation_is_followed_through_sealed_records_and_cycles(life: Lifecycles) -> None:
     first = life.records.put("c", "1", 1, Annotation(["process"], ["anna"], seal=Seal("a", "b")))
     second = life.records.put("c", "2", 2, Annotation(["process"], sources=[first]))
     third = life.records.put("c", "3", 3, Annotation(["process"], sources=[second]))
@@ -142,7 +144,7 @@ def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lif
     assert [record.ref for record in life.records.list("c")] == [first]
 
 
-def test_derivation_is_followed_though_its_source_got_its_subject_later(
+def test_a_derived_record_is_found_though_its_source_got_the_subject_later(
     life: Lifecycles,
 ) -> None:
     source = life.records.put("c", "source", 1, Annotation(["process"]))
@@ -163,7 +165,7 @@ def test_what_was_derived_is_found_though_its_source_was_swept(
 
 
 @pytest.mark.parametrize("session", ["s1", "s" * 300])
-def test_what_was_derived_from_a_deleted_session_is_not_of_the_next_of_its_id(
+def test_records_derived_from_a_deleted_session_do_not_belong_to_its_successor(
     life: Lifecycles, session: str
 ) -> None:
     hers = life.create_session(session, user="anna")
@@ -182,7 +184,7 @@ def test_what_was_derived_from_a_deleted_session_is_not_of_the_next_of_its_id(
     assert life.create_session(session).checkpoint("begun").number == 1
 
 
-def test_what_was_derived_from_a_session_of_the_store_goes_with_it(life: Lifecycles) -> None:
+def test_records_derived_from_an_erased_session_are_erased(life: Lifecycles) -> None:
     life.store.create_session("chat", subjects=["anna"])
     fact = life.records.put(
         "c", "fact", 1, Annotation(["process"], sources=[Ref("session", "chat")])
@@ -192,7 +194,7 @@ def test_what_was_derived_from_a_session_of_the_store_goes_with_it(life: Lifecyc
     assert (report.records_erased, report.sessions_deleted) == (1, 1)
 
 
-def test_what_was_derived_from_a_session_is_found_though_that_was_deleted(
+def test_records_derived_from_a_session_are_found_after_its_deletion(
     life: Lifecycles,
 ) -> None:
     life.store.create_session("chat", subjects=["anna"])
@@ -211,7 +213,9 @@ def test_what_was_derived_from_a_session_is_found_though_that_was_deleted(
             derive()
 
 
-def test_a_session_that_changes_meanwhile_is_looked_at_again(life: Lifecycles) -> None:
+def test_a_derived_record_gets_the_subjects_that_its_session_gains_concurrently(
+    life: Lifecycles,
+) -> None:
     life.store.create_session("chat", subjects=["anna"])
     said = Annotation(["process"], sources=[Ref("session", "chat")])
 
@@ -226,7 +230,7 @@ def test_a_session_that_changes_meanwhile_is_looked_at_again(life: Lifecycles) -
         Lifecycles(gone).records.put("c", "late", 1, said)
 
 
-def test_a_source_that_is_erased_meanwhile_takes_the_new_record_along(life: Lifecycles) -> None:
+def test_a_record_whose_source_is_erased_concurrently_is_not_written(life: Lifecycles) -> None:
     source = life.users.put("anna", "chat", "text")
     other = Lifecycles(interrupted(life.store, before=lambda: erase(life.store, "anna")))
     with pytest.raises(LookupError):
@@ -234,7 +238,7 @@ def test_a_source_that_is_erased_meanwhile_takes_the_new_record_along(life: Life
     assert list(life.records.list("c")) == []
 
 
-def test_what_is_about_another_subject_by_now_stays(life: Lifecycles) -> None:
+def test_a_record_reassigned_to_another_subject_after_the_plan_stays(life: Lifecycles) -> None:
     life.records.put("c", "n", "of anna", Annotation(["identity"], ["anna"]))
     provider = LifecycleErasure()
     plan = erasure.plan(life.store, "anna", providers=[provider])
@@ -243,7 +247,7 @@ def test_what_is_about_another_subject_by_now_stays(life: Lifecycles) -> None:
     assert life.records.get("c", "n") == "of berta"
 
 
-def test_what_is_about_others_too_may_be_rewritten_instead(life: Lifecycles) -> None:
+def test_erasure_may_rewrite_a_record_that_is_about_several_subjects(life: Lifecycles) -> None:
     anna, berta = (life.users.put(user, "chat", user) for user in ("anna", "berta"))
     both = life.records.put(
         "facts", "both", ["anna likes cats", "berta likes dogs"],
@@ -294,7 +298,7 @@ def test_erasing_without_the_secret_of_the_store_is_refused(store: Store) -> Non
     assert len(plan.records["life"]) == 2
 
 
-def test_a_plan_may_be_looked_at_and_changes_nothing(either: Lifecycles) -> None:
+def test_planning_and_explaining_an_erasure_change_nothing(either: Lifecycles) -> None:
     life = either
     life.create_session("s", user="anna").checkpoint("x")
     life.users.put("anna", "x", 1, Annotation(subjects=["berta"]))

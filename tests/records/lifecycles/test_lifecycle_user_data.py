@@ -30,7 +30,7 @@ LONG = "long " * 500
 @pytest.mark.parametrize(
     "value", [None, 0, 1.5, "", "text", LONG, b"bytes", b"b" * 3000, [], {"a": [LONG, {"b": None}]}]
 )
-def test_values_come_back(either: Lifecycles, value: Any) -> None:
+def test_user_values_round_trip(either: Lifecycles, value: Any) -> None:
     either.users.put("anna", "x", value)
     assert either.users.get("anna", "x") == value
     assert type(either.users.get("anna", "x", 7)) is type(value)
@@ -63,7 +63,7 @@ def test_missing_is_distinguished_from_none(either: Lifecycles) -> None:
     assert either.users.get("anna", "none", "default") == "default"
 
 
-def test_errors_name_a_missing_value_as_the_caller_did(either: Lifecycles) -> None:
+def test_the_error_for_a_missing_value_uses_the_names_of_the_caller(either: Lifecycles) -> None:
     with pytest.raises(RecordNotFoundError, match=r"^no record 'city' of 'facts'$"):
         either.records.get("facts", "city")
     with pytest.raises(RecordNotFoundError, match=r"^no value 'city' of this user$"):
@@ -82,7 +82,7 @@ def test_replacing_restarts_the_time_to_live(either: Lifecycles, clock: Clock) -
     assert either.users.written_at_ms("anna", "y") is None
 
 
-def test_users_are_apart_and_names_in_order(either: Lifecycles) -> None:
+def test_values_of_users_are_separate_and_names_are_listed_in_order(either: Lifecycles) -> None:
     names = ["", "a", "a\0b", "b", "x" * 600, "ä"]
     either.users.put_many([NewValue("anna", name, name) for name in reversed(names)])
     either.users.put("ann", "a", "of ann")
@@ -104,7 +104,7 @@ def test_a_batch_is_all_or_nothing(either: Lifecycles) -> None:
     assert life.users.put_many([]) == []
 
 
-def test_names_of_people_are_only_kept_as_hashes(either: Lifecycles) -> None:
+def test_user_names_are_stored_only_as_hashes(either: Lifecycles) -> None:
     life = either
     life.create_session("s", user="anna.schmidt@example.org").checkpoint("x")
     life.users.put("anna.schmidt@example.org", "x", 1)
@@ -162,7 +162,9 @@ def test_held_values_are_neither_replaced_nor_deleted(either: Lifecycles, clock:
     assert life.users.delete("anna", "x")
 
 
-def test_a_hold_may_grow_but_shrinks_only_by_review(either: Lifecycles, clock: Clock) -> None:
+def test_a_hold_can_be_extended_and_is_lifted_only_with_a_review(
+    either: Lifecycles, clock: Clock
+) -> None:
     life = either
     ref = life.users.put("anna", "x", 1)
     life.hold(ref, Hold("a", clock() + 100))
@@ -178,7 +180,9 @@ def test_a_hold_may_grow_but_shrinks_only_by_review(either: Lifecycles, clock: C
     assert life.users.get("anna", "x", None) is None
 
 
-def test_a_seal_counts_before_a_hold_and_proves_the_row(either: Lifecycles, clock: Clock) -> None:
+def test_a_seal_takes_precedence_over_a_hold_and_verifies_the_row(
+    either: Lifecycles, clock: Clock
+) -> None:
     life = either
     ref = life.users.put("anna", "consent", {"given": True, "text": LONG})
     with pytest.raises(InvalidInputError, match="not sealed"):
@@ -238,7 +242,7 @@ def test_a_changed_row_breaks_its_seal(life: Lifecycles) -> None:
         Annotation(["process"], processors=["p" * 5000]),
     ],
 )
-def test_annotations_that_say_nothing_are_refused(life: Lifecycles, annotation: Annotation) -> None:
+def test_invalid_or_empty_annotations_are_refused(life: Lifecycles, annotation: Annotation) -> None:
     with nothing_written(life.store), pytest.raises(InvalidInputError):
         life.records.put("c", "n", 1, annotation)
 
@@ -256,7 +260,9 @@ def test_learned_context_needs_a_subject_its_own_or_its_sources(life: Lifecycles
         life.records.put("c", "m", 1, Annotation(["process"], sources=[Ref("record", "c", "no")]))
 
 
-def test_a_value_keeps_what_was_said_of_it_when_it_is_replaced(either: Lifecycles) -> None:
+def test_a_replaced_value_keeps_its_annotation_unless_a_new_one_is_given(
+    either: Lifecycles,
+) -> None:
     life = either
     ref = life.users.put("anna", "x", 1, Annotation(subjects=["berta"], processors=["crm"]))
     life.users.put("anna", "x", 2)
@@ -273,7 +279,7 @@ def test_a_value_keeps_what_was_said_of_it_when_it_is_replaced(either: Lifecycle
 # --- beside others ----------------------------------------------------------------------------
 
 
-def test_a_value_that_is_added_during_an_erasure_goes_with_it(either: Lifecycles) -> None:
+def test_a_value_added_during_an_erasure_is_erased(either: Lifecycles) -> None:
     life = either
     life.users.put("anna", "old", 1)
     other = Lifecycles(
@@ -286,7 +292,7 @@ def test_a_value_that_is_added_during_an_erasure_goes_with_it(either: Lifecycles
     assert life.users.get("anna", "next") == 3
 
 
-def test_a_value_that_takes_the_place_of_another_during_an_erasure_goes_with_it(
+def test_a_value_that_replaces_another_during_an_erasure_is_erased(
     either: Lifecycles,
 ) -> None:
     # The count of the user's values is then as it was.
@@ -314,7 +320,7 @@ def test_a_value_that_is_written_during_an_erasure_is_under_a_live_key(either: L
     assert list(life.users.names("anna")) == ["new"]
 
 
-def test_a_hold_that_comes_during_an_erasure_counts(either: Lifecycles) -> None:
+def test_a_hold_set_during_an_erasure_keeps_the_value(either: Lifecycles) -> None:
     life = either
     ref = life.users.put("anna", "x", 1)
     other = Lifecycles(
@@ -326,7 +332,9 @@ def test_a_hold_that_comes_during_an_erasure_counts(either: Lifecycles) -> None:
     assert life.users.get("anna", "x") == 1
 
 
-def test_very_many_values_go_in_steps(either: Lifecycles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_are_erased_in_batches(
+    either: Lifecycles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(removal, "AT_ONCE", 3)
     life = either
     life.users.put("anna", "b", 1, Annotation(hold=Hold("law", 2**42), processors=["crm"]))
@@ -344,7 +352,7 @@ def test_very_many_values_go_in_steps(either: Lifecycles, monkeypatch: pytest.Mo
     assert list(life.sessions()) == []
 
 
-def test_one_session_in_many_threads_loses_nothing(either: Lifecycles) -> None:
+def test_threads_that_share_an_agent_session_lose_no_write(either: Lifecycles) -> None:
     life = either
     session = life.create_session("s1", user="anna")
 
@@ -371,7 +379,9 @@ def test_one_session_in_many_threads_loses_nothing(either: Lifecycles) -> None:
 @pytest.mark.parametrize(
     "source", [Ref("agent", "s1"), Ref("person", "anna"), Ref("session", "talk", "1")]
 )
-def test_a_source_in_a_reserved_place_is_refused(life: Lifecycles, source: Ref) -> None:
+def test_a_source_that_is_a_session_user_or_message_ref_is_refused(
+    life: Lifecycles, source: Ref
+) -> None:
     life.create_session("s1", user="anna")
     life.store.create_session("talk")
     said = Annotation(["process"], sources=[source])

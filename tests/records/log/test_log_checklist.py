@@ -125,7 +125,7 @@ def test_seq_allocation__four_threads_of_twenty_get_1_to_80(log: SessionLog) -> 
         assert own == [f"t{at} {number}" for number in range(20)]
 
 
-def test_seq_allocation__numbers_go_on_after_messages_were_pruned_and_vacuumed(
+def test_seq_allocation__numbers_continue_after_prune_and_vacuum(
     log: SessionLog,
 ) -> None:
     log.create("s")
@@ -203,7 +203,7 @@ def test_unknown_session__every_call_on_it_raises(log: SessionLog) -> None:
     assert list(log.sessions()) == []
 
 
-def test_unknown_session__a_session_of_something_else_is_not_taken_for_a_log(
+def test_unknown_session__a_session_that_is_not_a_log_is_refused(
     log: SessionLog,
 ) -> None:
     other = log.store.session("other")
@@ -236,14 +236,14 @@ def test_active_vs_all__folded_messages_are_only_among_all(log: SessionLog) -> N
     assert (note.role, note.name, note.content) == ("system", "compact_note", "note")
 
 
-def test_compaction_atomic__whatever_fails_nothing_has_changed(tmp_path: Path) -> None:
+def test_compaction_atomic__a_fold_is_one_transaction(tmp_path: Path) -> None:
     def operate(store: Store, log: SessionLog) -> None:
         log.fold("s", [2, 3, 4], "note", before_tokens=100, after_tokens=10, round=1)
 
     assert_one_transaction(tmp_path / "s", made("s", 6), operate)
 
 
-def test_logical_order__the_note_sits_where_the_fold_began_after_a_reload_too(
+def test_logical_order__the_note_takes_the_position_of_the_fold_also_after_a_reload(
     log: SessionLog,
 ) -> None:
     log.create("s")
@@ -257,7 +257,7 @@ def test_logical_order__the_note_sits_where_the_fold_began_after_a_reload_too(
     assert shown(log, "s") == [1, 13, 9, 10, 12]
 
 
-def test_exact_fold_set__a_set_is_folded_and_not_the_range_around_it(log: SessionLog) -> None:
+def test_exact_fold_set__exactly_the_given_messages_are_folded(log: SessionLog) -> None:
     log.create("s")
     fill(log, "s", 8)
     fold = log.fold("s", [7, 2, 4, 5], "note", before_tokens=9, after_tokens=3, round=2)
@@ -324,7 +324,7 @@ def result(call: str) -> NewMessage:
     return NewMessage("tool", f"result of {call}", tool_call_id=call)
 
 
-def test_pending__calls_wait_whole_until_the_last_has_its_result(log: SessionLog) -> None:
+def test_pending__calls_without_a_result_are_listed_in_full(log: SessionLog) -> None:
     number = calling(log)
     for answered in range(3):
         # Whoever comes after a crash sees the calls that are left, with all they need.
@@ -336,7 +336,7 @@ def test_pending__calls_wait_whole_until_the_last_has_its_result(log: SessionLog
     assert log.pending("s") is None
 
 
-def test_pending__resume_after_a_crash_executes_what_is_left(log: SessionLog) -> None:
+def test_pending__resume_after_a_crash_executes_the_remaining_calls(log: SessionLog) -> None:
     calling(log)
     log.append("s", result("c2"))
     with pytest.raises(PendingCallsError) as refused:
@@ -369,7 +369,7 @@ def test_pending__a_result_without_a_call_changes_nothing(log: SessionLog) -> No
     assert list(pending.calls) == CALLS
 
 
-def test_pending__calls_with_one_id_wait_each_for_a_result(log: SessionLog) -> None:
+def test_pending__calls_with_the_same_id_need_one_result_each(log: SessionLog) -> None:
     log.create("s")
     twins = [{"id": "c", "name": "first"}, {"id": "c", "name": "second"}, {"name": "without id"}]
     log.append("s", NewMessage("assistant", tool_calls=twins))
@@ -402,7 +402,9 @@ def test_pending__a_fork_of_the_session_has_the_calls_too(log: SessionLog) -> No
     assert list(whole.calls) == CALLS
 
 
-def test_abort__results_that_say_so_and_how_many(log: SessionLog) -> None:
+def test_abort__each_pending_call_gets_an_aborted_result_and_the_count_is_returned(
+    log: SessionLog,
+) -> None:
     calling(log)
     log.append("s", result("c1"))
     assert log.abort("s", "no time") == 2
@@ -426,7 +428,7 @@ def test_abort__is_one_transaction(tmp_path: Path) -> None:
 # --- the tree -----------------------------------------------------------------------------
 
 
-def test_depth__one_below_another_up_to_the_limit_and_no_further(log: SessionLog) -> None:
+def test_depth__a_child_below_the_depth_limit_is_refused(log: SessionLog) -> None:
     parent = log.create("d0")
     assert (parent.depth, parent.kind, parent.parent) == (0, "root", None)
     for depth in (1, 2, 3):
@@ -480,7 +482,9 @@ def test_depth__sessions_with_long_ids_that_begin_alike_are_listed_in_order_page
     assert found == ordered
 
 
-def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> None:
+def test_depth__creating_a_child_of_a_deleted_parent_raises_session_not_found_error(
+    log: SessionLog,
+) -> None:
     log.create("p")
     engine: Any = log.store.engine
     write = engine.write
@@ -497,7 +501,7 @@ def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> 
     assert rows_of(log.store, "never made") == []
 
 
-def test_a_leaf_that_others_move_back_is_reported_with_what_to_do(log: SessionLog) -> None:
+def test_a_log_whose_leaf_was_moved_back_is_refused_with_the_remedy(log: SessionLog) -> None:
     log.create("s")
     session = log.store.session("s")
     fill(log, "s", 3)
@@ -620,7 +624,7 @@ def family(log: SessionLog) -> None:
         log.create(f"{lifecycle}/deeper", parent=f"{lifecycle}/linked", lifecycle="linked")
 
 
-def test_lifecycles__closing_takes_all_but_what_is_detached_with_its_subtree(
+def test_lifecycles__close_removes_all_descendants_except_detached_subtrees(
     log: SessionLog,
 ) -> None:
     family(log)
@@ -638,7 +642,7 @@ def test_lifecycles__closing_takes_all_but_what_is_detached_with_its_subtree(
     assert list(log.sessions()) == []
 
 
-def test_lifecycles__an_ephemeral_session_goes_only_when_it_has_completed(
+def test_lifecycles__finish_deletes_only_a_completed_ephemeral_session(
     log: SessionLog,
 ) -> None:
     log.create("root")
@@ -665,7 +669,7 @@ def test_lifecycles__a_detached_child_in_the_middle_of_a_tree_stays(log: Session
     ]
 
 
-def test_cascade_false__children_become_roots_and_nothing_dangles(log: SessionLog) -> None:
+def test_cascade_false__children_become_roots_without_dangling_parents(log: SessionLog) -> None:
     family(log)
     assert log.close("root", cascade=False) == 1
     left = {one.id: (one.parent, one.depth) for one in log.sessions()}
@@ -677,7 +681,7 @@ def test_cascade_false__children_become_roots_and_nothing_dangles(log: SessionLo
     assert log.children("root") == []
 
 
-def test_close__nothing_is_left_of_it_in_any_table(log: SessionLog) -> None:
+def test_close__leaves_no_row_of_the_session_in_any_table(log: SessionLog) -> None:
     log.create("keeper")
     before = {table: log.store.engine.scan_rows(table, limit=1000) for table in TABLES}
     log.create("goner")
@@ -705,7 +709,7 @@ def test_close__nothing_is_left_of_it_in_any_table(log: SessionLog) -> None:
         log.create("goner")
 
 
-def test_close__is_one_transaction_with_all_that_goes_along(tmp_path: Path) -> None:
+def test_close__is_one_transaction_including_all_descendants(tmp_path: Path) -> None:
     def prepare(store: Store) -> SessionLog:
         log = SessionLog(store)
         family(log)
@@ -717,7 +721,7 @@ def test_close__is_one_transaction_with_all_that_goes_along(tmp_path: Path) -> N
     assert_one_transaction(tmp_path / "s", prepare, lambda store, log: log.close("root"))
 
 
-def test_close__a_child_made_meanwhile_is_not_left_without_a_parent(log: SessionLog) -> None:
+def test_close__a_child_created_concurrently_is_closed_too(log: SessionLog) -> None:
     log.create("root")
     engine: Any = log.store.engine
     write = engine.write
@@ -744,7 +748,7 @@ def test_close__a_child_made_meanwhile_is_not_left_without_a_parent(log: Session
     ],
     ids=["queued", "attached", "attached again", "protected", "labelled", "about somebody"],
 )
-def test_close__what_comes_in_that_moment_is_not_left_behind(
+def test_close__rows_written_concurrently_are_removed_too(
     log: SessionLog, monkeypatch: pytest.MonkeyPatch, late: Callable[[Store], object]
 ) -> None:
     """Nobody would find it, and an attachment would keep its bytes for ever."""
@@ -766,7 +770,7 @@ def test_close__what_comes_in_that_moment_is_not_left_behind(
     assert rows_of(log.store, "goner") == []
 
 
-def test_close__bytes_elsewhere_are_known_as_they_were_announced_last(
+def test_close__external_attachments_are_condemned_as_last_announced(
     log: SessionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One announced, moved or forgotten in that moment: the host is told of what there is."""
@@ -795,7 +799,9 @@ def test_close__bytes_elsewhere_are_known_as_they_were_announced_last(
     assert [one.uri for one in list_condemned(log.store)] == ["file:///moved", "file:///new"]
 
 
-def test_close__what_is_used_in_that_moment_is_noted_for_the_collector(log: SessionLog) -> None:
+def test_close__a_write_that_a_concurrent_close_overtakes_raises_session_deleted_error(
+    log: SessionLog,
+) -> None:
     log.create("goner")
     engine: Any = log.store.engine
     write = engine.write
@@ -811,7 +817,7 @@ def test_close__what_is_used_in_that_moment_is_noted_for_the_collector(log: Sess
     assert rows_of(log.store, "goner") == []
 
 
-def test_close__a_session_that_its_store_has_deleted_leaves_its_rows_to_close(
+def test_close__removes_the_log_rows_of_a_session_that_was_deleted_through_the_store(
     log: SessionLog,
 ) -> None:
     log.create("goner")
@@ -822,7 +828,7 @@ def test_close__a_session_that_its_store_has_deleted_leaves_its_rows_to_close(
     assert rows_of(log.store, "goner") == []
 
 
-def test_archive__data_is_kept_and_the_status_seen(log: SessionLog) -> None:
+def test_archive__sets_the_status_and_keeps_the_data(log: SessionLog) -> None:
     log.create("s", prompt="be kind", model="m-1", config={"t": 0.5}, metadata={"k": [1]})
     fill(log, "s", 2)
     assert log.archive("s").status == "archived"
@@ -837,7 +843,7 @@ def test_archive__data_is_kept_and_the_status_seen(log: SessionLog) -> None:
     assert log.get("s").prompt == "be brief"
 
 
-def test_archive__when_a_session_changed_is_known(log: SessionLog, clock: Any) -> None:
+def test_archive__updated_at_ms_is_the_time_of_the_last_change(log: SessionLog, clock: Any) -> None:
     created = log.create("s").created_at_ms
     clock.move(10)
     log.append("s", user("hello"))
@@ -847,7 +853,7 @@ def test_archive__when_a_session_changed_is_known(log: SessionLog, clock: Any) -
     assert log.get("s").updated_at_ms == created + 20
 
 
-def test_archive__a_session_that_was_brought_in_says_when_it_changed_there(
+def test_archive__an_imported_session_keeps_its_original_updated_at_ms(
     log: SessionLog, clock: Any
 ) -> None:
     log.create("s")
@@ -869,7 +875,9 @@ def test_archive__a_session_that_was_brought_in_says_when_it_changed_there(
 # --- usage --------------------------------------------------------------------------------
 
 
-def test_usage__one_row_for_each_round_of_each_send_and_totals_apart(log: SessionLog) -> None:
+def test_usage__each_round_of_each_send_has_one_row_and_totals_are_separate(
+    log: SessionLog,
+) -> None:
     log.create("s")
     for send in (1, 2):
         log.send("s", user(f"send {send}"))
@@ -921,7 +929,7 @@ def test_usage__rounds_noted_concurrently_are_all_in_the_totals(log: SessionLog)
 # --- content ------------------------------------------------------------------------------
 
 
-def test_structured_content__comes_back_as_structure(log: SessionLog) -> None:
+def test_structured_content__round_trips_as_structure(log: SessionLog) -> None:
     log.create("s")
     content = [{"type": "text", "text": "look"}, {"type": "image", "data": b"\0\1"}, 1, None, 2.5]
     log.append("s", NewMessage("user", content, name="ann", meta={"k": {"deep": [True]}}))
@@ -977,7 +985,7 @@ def test_structured_content__messages_are_the_nodes_of_the_session_and_no_second
     assert len(blobs) == 1
 
 
-def test_structured_content__the_rest_of_the_checkpoint_stays_the_runtimes(
+def test_structured_content__a_fold_keeps_the_components_of_the_runtime(
     log: SessionLog,
 ) -> None:
     log.create("s")
@@ -995,7 +1003,7 @@ def test_structured_content__the_rest_of_the_checkpoint_stays_the_runtimes(
     assert shown(log, "s") == [4, 3, 5]
 
 
-def test_structured_content__a_rewind_takes_folds_and_calls_back_too(log: SessionLog) -> None:
+def test_structured_content__a_rewind_also_reverts_folds_and_pending_calls(log: SessionLog) -> None:
     calling(log)
     session = log.store.session("s")
     head = session.head()
@@ -1012,7 +1020,7 @@ def test_structured_content__a_rewind_takes_folds_and_calls_back_too(log: Sessio
 # --- prune, export, import ----------------------------------------------------------------
 
 
-def test_prune__only_folded_messages_and_not_the_newest_of_them(
+def test_prune__removes_only_folded_messages_except_the_most_recent(
     log: SessionLog, clock: Any
 ) -> None:
     log.create("s")
@@ -1032,7 +1040,7 @@ def test_prune__only_folded_messages_and_not_the_newest_of_them(
     assert [fold.messages for fold in log.folds("s")] == [[1, 2, 3, 4, 5, 6]]
 
 
-def test_prune__hides_no_message_that_a_rewind_shows_again_meanwhile(
+def test_prune__does_not_hide_messages_whose_fold_a_concurrent_rewind_undoes(
     log: SessionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prune hid messages 1 and 2 for ever although a rewind had undone their fold."""
@@ -1107,7 +1115,7 @@ def everything(log: SessionLog, session: str) -> tuple[Any, ...]:
     )
 
 
-def test_export_import__all_of_a_session_comes_back_as_an_independent_root(
+def test_export_import__an_imported_session_is_complete_and_an_independent_root(
     log: SessionLog,
 ) -> None:
     full(log, "s")
@@ -1175,7 +1183,9 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
     assert [one.id for one in log.sessions()] == ["above", "s"]
 
 
-def test_export_import__what_another_import_has_finished_takes_messages(log: SessionLog) -> None:
+def test_export_import__a_session_whose_import_another_process_finished_accepts_messages(
+    log: SessionLog,
+) -> None:
     log.create("s")
     log.extend("s", [user(f"m{at}") for at in range(1100)])
     entries = list(log.export("s"))
@@ -1202,7 +1212,7 @@ def test_export_import__a_fold_that_comes_meanwhile_is_not_part_of_it(log: Sessi
     assert log.fold("t", [3], "its own").number == 1
 
 
-def test_export_import__a_long_one_that_was_cut_short_is_not_seen_and_goes_on(
+def test_export_import__an_interrupted_import_is_invisible_and_can_continue(
     log: SessionLog,
 ) -> None:
     log.create("s")
@@ -1263,7 +1273,7 @@ def test_lease_inbox__a_lease_is_taken_over_only_when_it_has_expired(
     assert [one.content for one in log.active("s")] == ["with it"]
 
 
-def test_lease_inbox__an_item_is_taken_up_once_for_ever(log: SessionLog) -> None:
+def test_lease_inbox__an_item_id_is_accepted_only_once(log: SessionLog) -> None:
     log.create("s")
     assert log.put_inbox("s", "i1", user("one")) is True
     assert log.put_inbox("s", "i1", user("one, again")) is False
@@ -1295,7 +1305,7 @@ def test_lease_inbox__the_item_of_a_dead_worker_goes_to_the_next(
     assert [one.content for one in log.active("s")] == ["one"]
 
 
-def test_lease_inbox__delivering_is_in_the_transcript_exactly_if_out_of_the_inbox(
+def test_lease_inbox__a_delivery_moves_items_to_the_transcript_in_one_transaction(
     tmp_path: Path,
 ) -> None:
     def prepare(store: Store) -> tuple[SessionLog, Lease]:
@@ -1375,7 +1385,7 @@ def test_lease_inbox__an_item_put_again_in_the_moment_of_its_delivery_is_not_del
     assert [one.content for one in log.active("s")] == ["one"]
 
 
-def test_lease_inbox__work_of_others_in_the_queue_is_left_to_them(log: SessionLog) -> None:
+def test_lease_inbox__queued_work_that_is_not_an_inbox_item_is_left_alone(log: SessionLog) -> None:
     log.create("s")
     queue = log.store.session("s").queue
     queue.enqueue(["other work"])
@@ -1388,7 +1398,7 @@ def test_lease_inbox__work_of_others_in_the_queue_is_left_to_them(log: SessionLo
 # --- all of it ----------------------------------------------------------------------------
 
 
-def test_the_store_is_sound_with_all_of_it_and_gc_keeps_what_is_needed(log: SessionLog) -> None:
+def test_check_finds_nothing_after_gc_of_a_log_with_every_feature(log: SessionLog) -> None:
     full(log, "s")
     log.update("s", metadata={"long": "text " * 5000})
     gc.collect(log.store, grace_ms=0)

@@ -83,14 +83,14 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
+def test_a_call_during_replacement_and_gc_sees_the_current_log(
     filled: MemoryEngine, operation: str
 ) -> None:
     assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, "export"])
-def test_what_is_closed_and_collected_meanwhile_is_gone_and_not_damaged(
+def test_a_call_during_close_and_gc_reports_a_missing_log_and_not_damage(
     filled: MemoryEngine, operation: str
 ) -> None:
     todo = {"export": lambda store: list(SessionLog(store).export("s")), **OPERATIONS}

@@ -63,7 +63,7 @@ def by_deletion(store: Store) -> None:
 
 
 @pytest.mark.parametrize("delete", [by_erasure, by_retention, by_deletion])
-def test_nothing_is_left_of_a_session_that_was_deleted(
+def test_erasure_retention_and_deletion_leave_no_log_rows_or_bytes_of_the_session(
     store: Store, tmp_path: Path, delete: Callable[[Store], None]
 ) -> None:
     log = filled(store)
@@ -103,7 +103,7 @@ def test_nothing_is_left_of_a_fork_that_was_not_adopted(
     assert log.active("first")[0].content == "a"
 
 
-def test_an_erasure_that_was_stopped_finds_the_rest(
+def test_a_repeated_erasure_finishes_a_stopped_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(store)

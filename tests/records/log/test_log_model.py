@@ -67,7 +67,7 @@ class Model:
 
 @settings(max_examples=100, deadline=None)
 @given(_STEPS)
-def test_reload_is_the_history_in_memory_same_members_same_order(steps: list[Any]) -> None:
+def test_a_reloaded_log_has_the_messages_of_the_model_in_the_same_order(steps: list[Any]) -> None:
     store = Store(MemoryEngine())
     log = SessionLog(store)
     log.create("s")

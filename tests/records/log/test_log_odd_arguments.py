@@ -96,14 +96,16 @@ CALLS: dict[str, Callable[[SessionLog], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, log: SessionLog, call: str) -> None:
+def test_log_calls_refuse_invalid_arguments(
+    engine: CountingEngine, log: SessionLog, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](log))
     pending = log.pending("s")
     assert pending is not None
     assert [one["id"] for one in pending.calls] == ["c1", "c2"]
 
 
-def test_ids_that_wait_may_come_in_any_sequence(log: SessionLog) -> None:
+def test_set_pending_accepts_an_iterator_of_ids(log: SessionLog) -> None:
     log.set_pending("s", iter(["c2"]))
     pending = log.pending("s")
     assert pending is not None

@@ -75,7 +75,9 @@ print(json.dumps(numbers))
 """
 
 
-def test_two_processes_append_200_each_and_not_one_fails(place: str, log: SessionLog) -> None:
+def test_two_processes_append_200_messages_each_without_a_failure(
+    place: str, log: SessionLog
+) -> None:
     log.create("s")
     numbers = together([start(APPEND, place, "a"), start(APPEND, place, "b")])
     assert sorted(numbers[0] + numbers[1]) == list(range(1, 401))
@@ -181,7 +183,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_persistence__another_process_goes_on_where_one_was_killed(tmp_path: Path) -> None:
+def test_persistence__another_process_continues_after_one_was_killed(tmp_path: Path) -> None:
     place = str(tmp_path / "s")
     with casstore.open(place, "relaxed") as store:
         SessionLog(store).create("s")

@@ -29,7 +29,7 @@ And its faults, gone:
 | an event overwrites another                   | ``test_events__a_repeated_number_…`` |
 | approved, then rejected                       | ``test_approvals__are_resolved_once`` |
 | ``cancelled`` stays protected                 | ``test_runs_protection.py`` |
-| no database, so nothing is protected          | ``test_protected_set__not_known_is_not_empty`` |
+| no database, so nothing is protected          | ``test_protected_set__…`` |
 | an artifact's path leads out; file before row | ``test_artifacts__…`` |
 | a foreign database is adopted, and written to | ``test_schema__…`` |
 | deleting stops halfway                        | ``test_runs_deleting.py`` |
@@ -138,7 +138,7 @@ def test_init__reading_writes_nothing(store: Store) -> None:
     ("family", "version"),
     [("other", 1), ("casstore.runs", 2), ("casstore.runs", None), (None, 1), (7, "x")],
 )
-def test_schema__both_must_match_and_one_alone_is_refused(
+def test_schema__a_mismatch_of_family_or_version_is_refused(
     store: Store, family: Any, version: Any
 ) -> None:
     overwrite(store, "runs.schema", "runs", value=[family, version])
@@ -165,7 +165,7 @@ def test_schema__both_must_match_and_one_alone_is_refused(
 
 
 @pytest.mark.leaves_damage
-def test_schema__rows_without_it_are_not_adopted(store: Store) -> None:
+def test_schema__existing_rows_without_family_and_version_are_refused(store: Store) -> None:
     overwrite(store, "runs.events", "1", "1", value="of somebody else")
     before = contents(store)
     with pytest.raises(RecordsSchemaError, match="without family and version"):
@@ -175,7 +175,7 @@ def test_schema__rows_without_it_are_not_adopted(store: Store) -> None:
     assert contents(store) == before
 
 
-def test_schema__a_newer_release_that_came_meanwhile_is_noticed(busy: Runs, store: Store) -> None:
+def test_schema__a_concurrent_upgrade_refuses_the_write(busy: Runs, store: Store) -> None:
     engine: Any = store.engine
     whole = engine.write
 
@@ -213,7 +213,7 @@ def test_run_lifecycle__states_are_walked_with_their_times(runs: Runs, clock: Cl
         before = state
 
 
-def test_run_lifecycle__an_adapter_of_its_own_is_kept(busy: Runs) -> None:
+def test_run_lifecycle__the_adapter_may_differ_from_the_mode(busy: Runs) -> None:
     run = busy.create_run("t", "r2", "agent", "graph", adapter="remote")
     assert (run.mode, run.adapter) == ("graph", "remote")
     assert busy.find_run("r2") == run
@@ -257,7 +257,7 @@ def test_times__are_those_that_the_caller_gives(runs: Runs, clock: Clock) -> Non
     assert runs.put_artifact("t", "r", "x.json", {}, "json", at_ms=at[11]) == made
 
 
-def test_times__orders_do_not_depend_on_them(runs: Runs) -> None:
+def test_times__the_order_of_listings_does_not_depend_on_them(runs: Runs) -> None:
     for number in range(3):
         runs.create_thread(f"t{number}", "agent", at_ms=1000 - number)
         runs.create_run(f"t{number}", f"r{number}", "agent", "loop", at_ms=1000 - number)
@@ -271,7 +271,7 @@ def test_times__orders_do_not_depend_on_them(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "2026-01-01", True, 1 << 60])
-def test_times__that_are_none_are_refused(busy: Runs, store: Store, bad: Any) -> None:
+def test_times__an_invalid_time_is_refused(busy: Runs, store: Store, bad: Any) -> None:
     busy.request_approval("t", "r", "a", "tool", checkpoint="one")
     before = contents(store)
     for call in (
@@ -316,7 +316,9 @@ def test_tri_state_checkpoint__left_out_it_stays_none_clears_it_a_value_sets_it(
 # --- Thread mirror ------------------------------------------------------------------------------
 
 
-def test_thread_mirror__it_shows_the_latest_run_and_no_older_one(busy: Runs, clock: Clock) -> None:
+def test_thread_mirror__the_thread_shows_the_state_of_its_latest_run(
+    busy: Runs, clock: Clock
+) -> None:
     clock.move(1)
     busy.set_state("t", "r", WAITING)
     thread = busy.find_thread("t")
@@ -336,7 +338,9 @@ def test_thread_mirror__it_shows_the_latest_run_and_no_older_one(busy: Runs, clo
     assert (thread.status, thread.latest_run, thread.runs) == ("completed", "r2", 2)
 
 
-def test_thread_mirror__creating_again_overwrites_nothing(busy: Runs, clock: Clock) -> None:
+def test_thread_mirror__creating_an_existing_thread_or_run_overwrites_nothing(
+    busy: Runs, clock: Clock
+) -> None:
     busy.set_state("t", "r", WAITING, checkpoint="one")
     thread, run = busy.find_thread("t"), busy.find_run("r")
     clock.move(1000)
@@ -356,7 +360,7 @@ def test_thread_mirror__creating_again_overwrites_nothing(busy: Runs, clock: Clo
 # --- FK -----------------------------------------------------------------------------------------
 
 
-def test_parents__nothing_is_kept_without_them(busy: Runs, store: Store) -> None:
+def test_parents__a_record_of_a_missing_thread_or_run_is_refused(busy: Runs, store: Store) -> None:
     busy.create_thread("other", "agent")
     busy.create_run("other", "foreign", "agent", "graph")
     busy.request_approval("other", "foreign", "asked", "shell", checkpoint="one")
@@ -404,7 +408,7 @@ def test_events__numbers_are_unique_and_ordered(busy: Runs, clock: Clock) -> Non
     assert busy.get_run("t", "r").events == 5
 
 
-def test_events__a_repeated_number_is_accepted_once_if_equal_and_else_refused(
+def test_events__a_repeated_number_with_equal_content_is_a_no_op_and_else_refused(
     busy: Runs, store: Store, clock: Clock
 ) -> None:
     first = busy.append_event("t", "r", {"n": 1, "text": "x" * 2000}, sequence=3)
@@ -422,7 +426,7 @@ def test_events__a_repeated_number_is_accepted_once_if_equal_and_else_refused(
     assert busy.get_run("t", "r").events == 2
 
 
-def test_events__what_cannot_be_one_is_refused(busy: Runs, store: Store) -> None:
+def test_events__an_invalid_sequence_or_event_is_refused(busy: Runs, store: Store) -> None:
     before = contents(store)
     for sequence in (-1, 1 << 63, "1", 1.0, True):
         with pytest.raises(InvalidInputError):
@@ -441,7 +445,9 @@ def test_events__what_cannot_be_one_is_refused(busy: Runs, store: Store) -> None
 # --- Approvals ----------------------------------------------------------------------------------
 
 
-def test_approvals__are_asked_with_everything_an_operator_needs(busy: Runs, clock: Clock) -> None:
+def test_approvals__a_request_stores_every_field_that_an_operator_needs(
+    busy: Runs, clock: Clock
+) -> None:
     busy.set_state("t", "r", WAITING, checkpoint="one")
     asked = busy.request_approval(
         "t", "r", "a", "shell", allowed=["approve", "reject"], preview={"cmd": "rm"},
@@ -466,7 +472,7 @@ def test_approvals__need_a_checkpoint_and_decisions(busy: Runs, store: Store) ->
     assert contents(store) == before
 
 
-def test_approvals__may_say_that_there_is_no_checkpoint(busy: Runs) -> None:
+def test_approvals__an_empty_checkpoint_counts_as_none(busy: Runs) -> None:
     busy.set_state("t", "r", WAITING, checkpoint="one")
     assert busy.request_approval("t", "r", "a", "shell", checkpoint="").checkpoint is None
     assert busy.request_approval("t", "r", "b", "shell", checkpoint=None).checkpoint is None
@@ -530,7 +536,9 @@ def test_approvals__only_an_allowed_decision_counts(busy: Runs) -> None:
     assert busy.resolve_approval("t", "r", "a", "ok").status == "ok"
 
 
-def test_approvals__asked_again_are_the_same_or_refused(busy: Runs, clock: Clock) -> None:
+def test_approvals__a_repeated_request_returns_the_same_approval_or_is_refused(
+    busy: Runs, clock: Clock
+) -> None:
     asked = busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[1])
     clock.move(1)
     assert busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[1]) == asked
@@ -565,7 +573,7 @@ def test_recovery_intent__comes_with_the_decision_or_not_at_all(busy: Runs, stor
     assert busy.find_intent("t", "r") == found
 
 
-def test_recovery_intent__attempts_are_kept_and_it_goes_after_success(busy: Runs) -> None:
+def test_recovery_intent__attempts_are_counted_and_the_intent_can_be_cleared(busy: Runs) -> None:
     with pytest.raises(RecordNotFoundError):
         busy.begin_attempt("t", "r")
     saved = busy.save_intent("t", "r", {"x": 1}, kind="other", checkpoint="one")
@@ -649,7 +657,7 @@ def test_messages__the_last_come_oldest_first_and_ties_are_stable(busy: Runs, cl
 # --- Protected set ------------------------------------------------------------------------------
 
 
-def test_protected_set__a_checkpoint_of_a_run_that_is_not_at_its_end(runs: Runs) -> None:
+def test_protected_set__has_the_runs_with_a_checkpoint_that_have_not_ended(runs: Runs) -> None:
     states = [RUNNING, WAITING, "resuming", "anything", *sorted(TERMINAL)]
     for number, state in enumerate(states):
         runs.create_thread(f"t{number}", "agent")
@@ -663,7 +671,9 @@ def test_protected_set__a_checkpoint_of_a_run_that_is_not_at_its_end(runs: Runs)
     assert runs.protected_threads() == {"t2", "t3"}
 
 
-def test_protected_set__not_known_is_not_empty(store: Store) -> None:
+def test_protected_set__raises_instead_of_returning_an_empty_set_without_records(
+    store: Store,
+) -> None:
     runs = Runs(store)
     with pytest.raises(RecordNotFoundError):
         runs.protected_threads()
@@ -673,7 +683,7 @@ def test_protected_set__not_known_is_not_empty(store: Store) -> None:
 
 @pytest.mark.leaves_damage
 @pytest.mark.parametrize("damage", [None, [], {"state": "completed"}, b"bytes"])
-def test_protected_set__a_row_that_cannot_be_read_refuses(
+def test_protected_set__an_invalid_run_value_raises_corruption_error(
     busy: Runs, store: Store, damage: Any
 ) -> None:
     overwrite(store, "runs.runs", "r", value=damage)
@@ -694,7 +704,7 @@ def test_protected_set__a_row_that_cannot_be_read_refuses(
 
 
 @pytest.mark.leaves_damage
-def test_protected_set__bytes_that_are_no_row_refuse(busy: Runs, store: Store) -> None:
+def test_protected_set__invalid_row_bytes_raise_corruption_error(busy: Runs, store: Store) -> None:
     key = Table(store, "runs.runs", 1).keys.key(("r",))
     for row in (b"", b"\x07", b"\x00", b"\x00\xff", b"\x00\xc1", b"\x00\x81\xa1"):
         store.engine.write(Write(rows=[PutRow("records", key, row)]))
@@ -712,7 +722,9 @@ def test_protected_set__bytes_that_are_no_row_refuse(busy: Runs, store: Store) -
         "a\\..\\b", "C:/x", "c:x", "a\0b", "a\nb", "\x7f", "x" * 256, "a/" * 600 + "b", "\ud800", 7,
     ],
 )  # fmt: skip
-def test_artifacts__paths_lead_nowhere_but_down(busy: Runs, store: Store, path: Any) -> None:
+def test_artifacts__a_path_that_leaves_the_directory_is_refused(
+    busy: Runs, store: Store, path: Any
+) -> None:
     before = contents(store)
     with pytest.raises(InvalidInputError):
         busy.put_artifact("t", "r", path, {}, "json")
@@ -721,7 +733,7 @@ def test_artifacts__paths_lead_nowhere_but_down(busy: Runs, store: Store, path: 
     assert contents(store) == before
 
 
-def test_artifacts__bytes_and_values_come_back(busy: Runs, store: Store, clock: Clock) -> None:
+def test_artifacts__bytes_and_values_round_trip(busy: Runs, store: Store, clock: Clock) -> None:
     contents_of = {
         "report.json": {"lines": ["x" * 600] * 40, "n": [1, 1.5, None]},
         "deep/er/..dots": b"short",
@@ -794,7 +806,7 @@ def test_listings__a_missing_entry_is_none_or_an_error(busy: Runs) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 1025, 7, None])
-def test_listings__what_can_be_no_name_is_refused(busy: Runs, store: Store, name: Any) -> None:
+def test_listings__an_invalid_name_is_refused(busy: Runs, store: Store, name: Any) -> None:
     before = contents(store)
     calls: list[Any] = [
         lambda: busy.create_thread(name, "agent"),

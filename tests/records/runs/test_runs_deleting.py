@@ -80,7 +80,7 @@ def test_a_deleted_thread_is_gone_from_every_view(runs: Runs) -> None:
         runs.append_event("goes", "goes 1", 1)
 
 
-def test_names_can_be_given_again_and_meet_nothing_old(runs: Runs) -> None:
+def test_a_recreated_thread_has_no_records_of_the_deleted_one(runs: Runs) -> None:
     fill(runs, "t")
     assert runs.delete_thread("t")
     runs.create_thread("t", "another")
@@ -100,7 +100,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_at_once")
-def test_a_large_thread_is_gone_with_the_first_write_whatever_comes_then(
+def test_a_large_thread_is_invisible_after_the_first_write_of_its_deletion(
     runs: Runs, store: Store
 ) -> None:
     fill(runs, "stays")
@@ -151,7 +151,7 @@ def test_a_large_thread_is_gone_with_the_first_write_whatever_comes_then(
 
 
 @pytest.mark.usefixtures("few_at_once")
-def test_what_a_killed_deletion_has_left_goes_with_expired_rows(runs: Runs, store: Store) -> None:
+def test_expire_rows_removes_the_rows_that_a_killed_deletion_left(runs: Runs, store: Store) -> None:
     fill(runs, "stays")
     left = rows(store)
     fill(runs, "goes")
@@ -175,7 +175,9 @@ def test_what_a_killed_deletion_has_left_goes_with_expired_rows(runs: Runs, stor
     assert expire_rows(store).records == 0
 
 
-def test_what_is_added_while_a_thread_is_deleted_goes_with_it(busy: Runs, store: Store) -> None:
+def test_records_added_during_the_deletion_of_a_thread_are_deleted(
+    busy: Runs, store: Store
+) -> None:
     engine: Any = store.engine
     whole = engine.write
 
@@ -240,7 +242,7 @@ def test_a_thread_that_goes_while_it_is_read_is_not_read_as_empty(
     [("runs.runs", 1), ("runs.thread_runs", 2), ("runs.events", 2), ("runs.messages", 2),
      ("runs.approvals", 1), ("runs.thread_approvals", 2), ("runs.artifacts", 2)],
 )  # fmt: skip
-def test_a_thread_that_has_lost_rows_is_not_deleted_by_guess(
+def test_deleting_a_thread_with_missing_rows_raises(
     runs: Runs, store: Store, table: str, parts: int
 ) -> None:
     fill(runs, "t")

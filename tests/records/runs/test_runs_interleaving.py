@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
+def test_a_call_during_replacement_and_gc_sees_the_current_records(
     filled: MemoryEngine, operation: str
 ) -> None:
     assert_unharmed(filled, OPERATIONS[operation], replace, allowed=())
@@ -70,7 +70,7 @@ def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
 
 @pytest.mark.parametrize("meanwhile", [remove, begin_again])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
+def test_a_call_during_removal_and_gc_reports_missing_records_and_not_damage(
     filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
     assert_unharmed(filled, OPERATIONS[operation], meanwhile)

@@ -90,7 +90,7 @@ CALLS: dict[str, Callable[[Runs], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, runs: Runs, call: str) -> None:
+def test_run_calls_refuse_invalid_arguments(engine: CountingEngine, runs: Runs, call: str) -> None:
     assert_refused(engine, lambda: CALLS[call](runs))
     assert runs.read_artifact("t", "r", "report") == 1
 

@@ -82,7 +82,9 @@ def _everything(runs: Runs, number: int) -> int:
     return 0
 
 
-def test_numbers_have_no_gaps_and_nothing_is_lost(crew: Crew, path: Path) -> None:
+def test_numbers_of_concurrent_processes_have_no_gaps_and_no_record_is_lost(
+    crew: Crew, path: Path
+) -> None:
     prepared(path)
     assert crew.together(_everything, path) == [0] * _PROCESSES
     with casstore.open(path, "relaxed") as store:
@@ -132,7 +134,9 @@ def _decide(runs: Runs, number: int) -> str:
         return f"refused: {exc.status}"
 
 
-def test_one_decision_wins_and_its_intent_with_it(crew: Crew, path: Path) -> None:
+def test_exactly_one_concurrent_decision_wins_together_with_its_intent(
+    crew: Crew, path: Path
+) -> None:
     prepared(path)
     answers = crew.together(_decide, path)
     (winner,) = [answer for answer in answers if not answer.startswith("refused")]
@@ -157,7 +161,9 @@ def _same_event(runs: Runs, number: int, same: bool) -> int:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_an_event_counts_once(crew: Crew, path: Path, same: bool) -> None:
+def test_an_event_sent_by_several_processes_is_stored_once(
+    crew: Crew, path: Path, same: bool
+) -> None:
     prepared(path)
     won = crew.together(_same_event, path, same)
     assert sum(won) == (_PROCESSES * _TIMES if same else _TIMES)
@@ -218,7 +224,7 @@ def _commit(runs: Runs, number: int) -> list[int]:
     return made
 
 
-def test_steps_and_commits_of_several_processes_stay_together(crew: Crew, path: Path) -> None:
+def test_each_commit_of_several_processes_is_stored_with_its_steps(crew: Crew, path: Path) -> None:
     prepared(path)
     made = crew.together(_commit, path)
     total = 8 * _PROCESSES

@@ -60,7 +60,7 @@ def sweep(store: Store) -> list[int]:
     return [entry.revision for entry in store.session("s").history()]
 
 
-def test_a_revision_stays_as_long_as_a_run_waits_with_it(
+def test_the_checkpoint_of_an_unfinished_run_is_protected_from_retention(
     busy: Runs, store: Store, session: Session
 ) -> None:
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
@@ -81,7 +81,9 @@ def test_a_revision_stays_as_long_as_a_run_waits_with_it(
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_it_is_released_at_every_end(busy: Runs, session: Session, state: str) -> None:
+def test_every_terminal_state_releases_the_protection(
+    busy: Runs, session: Session, state: str
+) -> None:
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
     busy.set_state("t", "r", state)
     assert protected(session) == []
@@ -89,7 +91,7 @@ def test_it_is_released_at_every_end(busy: Runs, session: Session, state: str) -
     assert protected(session) == [(2, "run r")]
 
 
-def test_it_follows_the_checkpoint(busy: Runs, session: Session) -> None:
+def test_the_protection_follows_the_checkpoint_of_the_run(busy: Runs, session: Session) -> None:
     busy.create_run("t", "r2", "agent", "graph")
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
     busy.set_state("t", "r2", WAITING, checkpoint=SessionCheckpoint("s", 2))
@@ -102,7 +104,9 @@ def test_it_follows_the_checkpoint(busy: Runs, session: Session) -> None:
     assert protected(session) == []
 
 
-def test_deleting_the_thread_releases_it(busy: Runs, store: Store, session: Session) -> None:
+def test_deleting_the_thread_releases_the_protection(
+    busy: Runs, store: Store, session: Session
+) -> None:
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
     session.protect(3, by="somebody else")
     assert busy.delete_thread("t")
@@ -127,7 +131,7 @@ def test_a_missing_revision_cannot_be_a_checkpoint(
     assert contents(store) == before
 
 
-def test_a_run_comes_to_its_end_although_its_session_is_gone(
+def test_a_run_can_be_finished_after_its_session_was_deleted(
     busy: Runs, store: Store, session: Session
 ) -> None:
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
@@ -160,7 +164,7 @@ def test_a_plan_made_before_the_run_waited_leaves_its_checkpoint(
     assert [entry.revision for entry in session.history()] == [4, 2]
 
 
-def test_a_revision_that_goes_meanwhile_is_no_checkpoint(
+def test_setting_a_checkpoint_that_retention_removes_concurrently_raises(
     busy: Runs, store: Store, session: Session
 ) -> None:
     engine: Any = store.engine
@@ -178,7 +182,7 @@ def test_a_revision_that_goes_meanwhile_is_no_checkpoint(
     assert protected(session) == []
 
 
-def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
+def test_a_checkpoint_at_the_head_is_protected_though_the_head_moves_concurrently(
     busy: Runs, store: Store, session: Session
 ) -> None:
     engine: Any = store.engine
@@ -196,7 +200,9 @@ def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
 
 
 @pytest.mark.leaves_damage
-def test_lost_protections_are_given_again(busy: Runs, store: Store, session: Session) -> None:
+def test_renew_protections_restores_lost_protections(
+    busy: Runs, store: Store, session: Session
+) -> None:
     store.session("gone").commit(Commit(append=[NodeDraft("x", 1)]))
     places = (("ended", 1, "s"), ("waits", 2, "s"), ("homeless", 1, "gone"))
     for run, revision, name in places:
@@ -244,7 +250,7 @@ def test_the_revision_that_a_commit_makes_is_the_checkpoint_of_the_same_write(
     assert protected(session) == []
 
 
-def test_a_commit_that_is_refused_takes_no_steps_and_the_other_way_round(
+def test_a_refused_commit_applies_no_steps_and_refused_steps_prevent_the_commit(
     busy: Runs, store: Store, session: Session
 ) -> None:
     before = contents(store)
@@ -261,7 +267,7 @@ def test_a_commit_that_is_refused_takes_no_steps_and_the_other_way_round(
     assert contents(store) == before
 
 
-def test_steps_of_a_turn_are_taken_once_however_often_it_is_committed(
+def test_the_steps_of_a_repeated_turn_are_applied_once(
     busy: Runs, store: Store, session: Session
 ) -> None:
     busy.request_approval("t", "r", "a", "shell", checkpoint="one")

@@ -41,7 +41,7 @@ def many(runs: Runs, clock: Clock) -> Runs:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
-def test_what_changed_last_comes_first_whatever_the_clock_says(many: Runs, limit: int) -> None:
+def test_listings_are_ordered_by_last_change_whatever_the_clock(many: Runs, limit: int) -> None:
     for name in ("t2", "t5", "t0"):
         many.set_state(name, f"r{name[1]}0", WAITING, checkpoint="one")
     threads = [thread.id for thread in everything(many.threads, limit)]
@@ -79,7 +79,9 @@ def test_runs_of_a_thread_come_in_reverse_order_of_beginning(many: Runs, limit: 
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_approvals_come_in_the_order_of_asking(many: Runs, clock: Clock, limit: int) -> None:
+def test_approvals_are_listed_in_the_order_of_their_requests(
+    many: Runs, clock: Clock, limit: int
+) -> None:
     asked = []
     for name in ("z", "a", "m", "b", "y"):
         for thread, run in (("t1", "r10"), ("t2", "r22"), ("t1", "r11")):
@@ -130,7 +132,7 @@ def test_events_artifacts_requests_and_intents_are_paged(busy: Runs, limit: int)
     assert [one.payload for one in everything(busy.intents, limit)] == list(range(8, -1, -1))
 
 
-def test_what_moves_between_two_pages_is_not_seen_twice(many: Runs) -> None:
+def test_an_entry_that_changes_between_two_pages_is_not_listed_twice(many: Runs) -> None:
     first = many.threads(limit=3)
     assert [thread.id for thread in first.items] == ["t6", "t5", "t4"]
     many.set_state("t6", "r60", "failed")
@@ -141,7 +143,7 @@ def test_what_moves_between_two_pages_is_not_seen_twice(many: Runs) -> None:
     assert [thread.id for thread in many.threads(limit=2).items] == ["t2", "t6"]
 
 
-def test_what_moves_within_a_page_is_left_out_of_it(many: Runs, store: Store) -> None:
+def test_an_entry_that_changes_while_a_page_is_read_is_left_out(many: Runs, store: Store) -> None:
     engine: Any = store.engine
     whole = engine.scan_rows
 
@@ -167,7 +169,7 @@ def test_what_moves_within_a_page_is_left_out_of_it(many: Runs, store: Store) ->
         ("runs.approvals", lambda runs: runs.approvals()),
     ],
 )
-def test_an_order_that_leads_nowhere_is_damage(
+def test_an_order_row_without_its_record_is_damage(
     busy: Runs, store: Store, table: str, view: Callable[[Runs], object]
 ) -> None:
     busy.request_approval("t", "r", "a", "shell", checkpoint="one")

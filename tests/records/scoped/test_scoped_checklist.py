@@ -67,7 +67,7 @@ def test_scope_key__hash_of_canonical_json_with_all_dimensions_and_a_version() -
         assert key.startswith(f"{scope}:v2:")
 
 
-def test_scope_key__ids_that_joined_would_be_the_same_differ() -> None:
+def test_scope_key__ids_whose_concatenations_are_equal_have_different_keys() -> None:
     one = Context("r", "b:c", conversation_id="d")
     other = Context("r", "b", conversation_id="c:d")
     assert scope_key(one, "conversation") != scope_key(other, "conversation")
@@ -88,7 +88,7 @@ def test_scope_key__every_dimension_of_a_scope_makes_another_key(scope: str) -> 
         assert (changed != scope_key(HERE, scope)) == (name in shared + own[scope]), name
 
 
-def test_scope_key__the_outside_id_of_a_conversation_is_a_value_and_no_part_of_it(
+def test_scope_key__the_external_conversation_id_is_not_part_of_it(
     store: Store,
 ) -> None:
     scope = ScopedState(store).scope(HERE, "conversation")
@@ -100,7 +100,7 @@ def test_scope_key__the_outside_id_of_a_conversation_is_a_value_and_no_part_of_i
     assert found.value == "cheese"
 
 
-def test_binding_identity__its_id_else_what_it_is_bound_to_else_unknown() -> None:
+def test_binding_identity__is_the_binding_id_or_the_bound_scope_or_unknown() -> None:
     assert binding_identity("b1", scope_type="bot", scope_id="x") == "b1"
     assert binding_identity(None, scope_type="bot", scope_id="x:y") == "bot:x:y"
     assert binding_identity("", scope_type="bot") == "unknown_binding"
@@ -257,7 +257,7 @@ def test_size_limit__bytes_of_utf8_not_characters_and_the_limit_itself_passes(
     assert found.value == fits
 
 
-def test_size_limit__counts_the_json_text_with_its_blanks(store: Store) -> None:
+def test_size_limit__counts_the_json_text_including_spaces(store: Store) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     value = {"a": [1, 2], "b": "é"}
     assert scope.put("k", value).size_bytes == len('{"a": [1, 2], "b": "é"}'.encode())
@@ -278,7 +278,7 @@ for _ in range(100_000):
     ],
     ids=range(12),
 )  # fmt: skip
-def test_json_only__what_json_cannot_say_is_refused(store: Store, value: Any) -> None:
+def test_json_only__a_value_that_json_cannot_encode_is_refused(store: Store, value: Any) -> None:
     states = ScopedState(store)
     outcome = states.update(HERE, ALL, "actor", "k", value)
     assert (outcome.ok, outcome.reason) == (False, Reason.NOT_JSON)
@@ -299,7 +299,7 @@ for _ in range(200):
     ],
     ids=range(23),
 )  # fmt: skip
-def test_json_only__everything_that_json_can_say_comes_back(store: Store, value: Any) -> None:
+def test_json_only__every_json_value_round_trips(store: Store, value: Any) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "runner", ALL)
     assert scope.put("k", value).value == value
@@ -309,7 +309,7 @@ def test_json_only__everything_that_json_can_say_comes_back(store: Store, value:
     assert states.snapshot(HERE, ALL)["runner"] == {"k": value}
 
 
-def test_json_only__what_json_says_otherwise_is_read_as_json_says_it(store: Store) -> None:
+def test_json_only__tuples_and_keys_are_read_back_in_their_json_form(store: Store) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     entry = scope.put("k", {"t": (1, 2), 3: "three", True: "yes"})
     assert entry.value == {"t": [1, 2], "3": "three", "true": "yes"}
@@ -340,7 +340,7 @@ def test_snapshot__has_the_conversations_id_and_does_not_write_it(store: Store) 
     assert states.snapshot(HERE)["conversation"] == {"external.conversation_id": None}
 
 
-def test_snapshot__holds_what_the_policy_allows_and_all_of_it(store: Store) -> None:
+def test_snapshot__has_every_value_that_the_policy_allows(store: Store) -> None:
     states = ScopedState(store)
     put = {
         scope: {f"{scope}.{n}": [n, "x" * (n * 100)] for n in range(20)} for scope in SCOPES
@@ -442,7 +442,7 @@ def test_delete__of_everything_leaves_nothing_behind(store: Store) -> None:
     assert contents(store) == before
 
 
-def test_alias__one_value_by_both_names(store: Store) -> None:
+def test_alias__both_names_refer_to_one_value(store: Store) -> None:
     scope = ScopedState(store).scope(HERE, "conversation")
     put = scope.put("conversation_id", "c")
     assert put.key == "external.conversation_id"
@@ -470,7 +470,7 @@ def test_list__the_prefix_is_literal(store: Store) -> None:
     assert scope.list_keys("no") == ([], False, None)
 
 
-def test_list__a_hundred_at_a_time_and_on_from_there(store: Store) -> None:
+def test_list__returns_at_most_a_hundred_keys_and_continues_after_a_key(store: Store) -> None:
     scope = ScopedState(store).scope(HERE, "runner", ALL)
     keys = [f"k{n:03}" for n in range(120)]
     for key in reversed(keys):
@@ -500,7 +500,7 @@ def test_list__a_hundred_at_a_time_and_on_from_there(store: Store) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256, 7, None, b"k", "\ud800", "a\udc00b"])
-def test_keys__that_are_none_are_refused_everywhere(store: Store, key: Any) -> None:
+def test_keys__an_invalid_key_is_refused_by_every_call(store: Store, key: Any) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     for call in (scope.find, scope.delete, scope.origin, lambda one: scope.put(one, 1)):
         with pytest.raises(StateRefusedError) as refused:
@@ -512,7 +512,7 @@ def test_keys__that_are_none_are_refused_everywhere(store: Store, key: Any) -> N
 @pytest.mark.parametrize(
     "key", ["k" * 255, "漢" * 255, "\0", "a\0b\x01", " ", "../x", "\U0010ffff"]
 )
-def test_keys__of_any_other_text_are_kept(store: Store, key: str) -> None:
+def test_keys__any_other_text_is_accepted(store: Store, key: str) -> None:
     scope = ScopedState(store).scope(HERE, "actor")
     entry = scope.put(key, 1)
     assert scope.find(key) == entry

@@ -44,7 +44,7 @@ def test_erasure_by_actor__all_rows_in_all_scopes_and_nothing_of_others(store: S
     assert states.erase_actor("ann") == (0, 0)
 
 
-def test_erasure_by_actor__also_what_it_only_wrote_over_and_what_others_wrote_over(
+def test_erasure_by_actor__includes_values_that_the_actor_or_another_actor_overwrote(
     store: Store,
 ) -> None:
     states = ScopedState(store)
@@ -59,7 +59,9 @@ def test_erasure_by_actor__also_what_it_only_wrote_over_and_what_others_wrote_ov
     assert states.erase_actor("bob").values == 1
 
 
-def test_erasure_by_actor__not_what_came_after_what_it_wrote_was_deleted(store: Store) -> None:
+def test_erasure_by_actor__keeps_a_value_put_after_the_value_of_the_actor_was_deleted(
+    store: Store,
+) -> None:
     states = ScopedState(store)
     talk, bobs = states.scope(HERE, "conversation"), states.scope(BOB, "conversation")
     talk.put("k", "ann")
@@ -73,7 +75,7 @@ def test_erasure_by_actor__not_what_came_after_what_it_wrote_was_deleted(store: 
     assert not list(Table(store, "scoped.people", 5).scan("user", "ann"))
 
 
-def test_leads_to_what_is_gone_are_swept(store: Store) -> None:
+def test_expire_rows_removes_actor_index_rows_of_deleted_values(store: Store) -> None:
     states = ScopedState(store)
     talk, bobs = states.scope(HERE, "conversation"), states.scope(BOB, "conversation")
     talk.put("k", "ann")
@@ -103,7 +105,7 @@ def meanwhile(store: Store, act: Callable[[], Any]) -> None:
     engine.write = write
 
 
-def test_what_an_actor_writes_while_old_leads_go_can_still_be_found(store: Store) -> None:
+def test_a_value_written_while_actor_index_rows_expire_is_found_by_erasure(store: Store) -> None:
     states = ScopedState(store)
     talk, bobs = states.scope(HERE, "conversation"), states.scope(BOB, "conversation")
 
@@ -122,7 +124,7 @@ def test_what_an_actor_writes_while_old_leads_go_can_still_be_found(store: Store
     assert talk.find("k") is None
 
 
-def test_a_run_begun_again_while_expired_ones_go_stays(store: Store, clock: Clock) -> None:
+def test_a_run_restarted_while_expired_runs_are_removed_stays(store: Store, clock: Clock) -> None:
     states = ScopedState(store)
     for run in ("r1", "r2"):
         states.begin_run(run, HERE, caller="me", ttl_ms=10)
@@ -133,7 +135,7 @@ def test_a_run_begun_again_while_expired_ones_go_stays(store: Store, clock: Cloc
     assert states.erase_actor("ann") == (0, 1)
 
 
-def test_erasure_by_actor__what_is_about_it_as_a_subject_goes_too(store: Store) -> None:
+def test_erasure_by_actor__includes_values_with_the_actor_as_subject(store: Store) -> None:
     states = ScopedState(store)
     about = BOB._replace(subject_type="user", subject_id="ann")
     states.scope(about, "subject", ALL).put("rating", 3)
@@ -158,7 +160,7 @@ def test_erasure_by_actor__in_earlier_generations_as_well(store: Store) -> None:
     assert scope.list_keys().keys == ["l"]
 
 
-def test_erasure_by_actor__of_one_type_in_one_workspace_or_bot(store: Store) -> None:
+def test_erasure_by_actor__can_be_limited_to_a_type_workspace_or_bot(store: Store) -> None:
     states = ScopedState(store)
     tenants = [HERE, HERE._replace(workspace_id="space-2"), HERE._replace(bot_id="bot-2")]
     admin = HERE._replace(actor_type="admin")
@@ -190,7 +192,7 @@ def test_erasure_by_actor__ends_its_runs(store: Store) -> None:
             states.erase_actor(wrong)  # type: ignore[arg-type]
 
 
-def test_a_value_written_over_while_it_is_erased_goes_all_the_same(store: Store) -> None:
+def test_a_value_overwritten_during_its_erasure_is_erased(store: Store) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "conversation")
     scope.put("k", 1)
@@ -209,7 +211,7 @@ def test_a_value_written_over_while_it_is_erased_goes_all_the_same(store: Store)
     assert scope.usage().keys == 1
 
 
-def test_very_many_values_go_in_steps_that_may_be_stopped(
+def test_many_values_are_erased_in_batches_and_the_erasure_can_be_stopped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoped_erasure, "REMOVED_AT_ONCE", 8)
@@ -259,7 +261,7 @@ def test_scoped_state_goes_with_the_sessions_about_a_subject(store: Store) -> No
     assert not erasure.plan(store, "ann", providers=[provider]).records["scoped"]
 
 
-def test_a_subject_may_be_called_otherwise_than_the_actor(store: Store) -> None:
+def test_actor_erasure_maps_the_subject_to_an_actor(store: Store) -> None:
     states = ScopedState(store)
     states.scope(HERE, "actor").put("k", "x" * 3000)
     states.scope(HERE._replace(workspace_id="space-2"), "actor").put("k", 1)

@@ -79,7 +79,7 @@ OF_A_RUN: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, *OF_A_RUN])
-def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
+def test_a_call_during_replacement_and_gc_sees_the_current_value(
     filled: MemoryEngine, operation: str
 ) -> None:
     assert_unharmed(filled, {**OPERATIONS, **OF_A_RUN}[operation], replace, allowed=())
@@ -87,7 +87,7 @@ def test_what_is_replaced_and_collected_meanwhile_is_seen_as_it_is_now(
 
 @pytest.mark.parametrize("meanwhile", [begin_again, leave])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
+def test_a_call_during_removal_and_gc_reports_a_missing_value_and_not_damage(
     filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
     assert_unharmed(filled, OPERATIONS[operation], meanwhile, allowed=())
@@ -95,7 +95,7 @@ def test_what_is_removed_and_collected_meanwhile_is_gone_and_not_damaged(
 
 @pytest.mark.parametrize("meanwhile", [begin_again, leave])
 @pytest.mark.parametrize("operation", OF_A_RUN)
-def test_a_run_that_ends_meanwhile_is_refused_and_not_damaged(
+def test_a_call_of_a_run_that_ends_meanwhile_is_refused_and_reports_no_damage(
     filled: MemoryEngine, operation: str, meanwhile: Operation
 ) -> None:
     assert_unharmed(

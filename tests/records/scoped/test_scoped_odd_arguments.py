@@ -88,7 +88,9 @@ CALLS: dict[str, Callable[[ScopedState], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_refused(engine: CountingEngine, states: ScopedState, call: str) -> None:
+def test_scoped_state_calls_refuse_invalid_arguments(
+    engine: CountingEngine, states: ScopedState, call: str
+) -> None:
     assert_refused(engine, lambda: CALLS[call](states))
     assert states.snapshot(HERE)["actor"] == {"key": "value"}
 
@@ -113,7 +115,7 @@ POLICIES: dict[str, StatePolicy] = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_that_is_none_is_refused_wherever_it_is_given(
+def test_every_call_that_takes_a_policy_refuses_an_invalid_one(
     engine: CountingEngine, states: ScopedState, policy: str
 ) -> None:
     given = POLICIES[policy]
@@ -151,5 +153,7 @@ ERASURES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", ERASURES)
-def test_an_odd_erasure_is_refused(engine: CountingEngine, store: Store, call: str) -> None:
+def test_an_erasure_with_invalid_arguments_is_refused(
+    engine: CountingEngine, store: Store, call: str
+) -> None:
     assert_refused(engine, lambda: ERASURES[call](store))

@@ -53,13 +53,15 @@ def test_state_is_listed_by_each_dimension_alone(states: ScopedState, name: str)
     assert found(states, **{name: "nothing"}) == set()
 
 
-def test_several_dimensions_must_all_be_those(states: ScopedState) -> None:
+def test_a_listing_by_several_dimensions_matches_all_of_them(states: ScopedState) -> None:
     assert found(states, runner_id=HERE.runner_id, bot_id="bot-2") == all_of(ELSEWHERE["bot_id"])
     assert found(states, runner_id="another", bot_id="bot-2") == set()
     assert found(states, runner_id="r" * 900) == all_of(ELSEWHERE["long"])
 
 
-def test_a_value_comes_with_where_it_is_and_what_it_is(states: ScopedState, clock: Clock) -> None:
+def test_a_listed_value_has_its_context_generation_and_scope_key(
+    states: ScopedState, clock: Clock
+) -> None:
     states.reset(**TALK)
     states.scope(HERE, "conversation").put("k", "after the reset")
     listed = [
@@ -74,7 +76,7 @@ def test_a_value_comes_with_where_it_is_and_what_it_is(states: ScopedState, cloc
 
 
 @pytest.mark.parametrize("name", ["runner_id", "binding_identity", "bot_id", "workspace_id"])
-def test_what_is_removed_is_what_was_listed(
+def test_delete_state_removes_exactly_what_list_state_lists(
     store: Store, states: ScopedState, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("casstore.records.scoped.places.REMOVED_AT_ONCE", 3)
@@ -106,7 +108,7 @@ def test_expired_values_are_not_listed_and_are_removed(store: Store, clock: Cloc
     assert contents(store) == before
 
 
-def test_everything_is_never_meant(states: ScopedState, store: Store) -> None:
+def test_list_state_and_delete_state_require_a_dimension(states: ScopedState, store: Store) -> None:
     before = contents(store)
     for call in (states.list_state, states.delete_state):
         for where in ({}, {"bot_id": None}, {"bot_id": 7}, {"runner_id": "\ud800"}):
@@ -117,7 +119,7 @@ def test_everything_is_never_meant(states: ScopedState, store: Store) -> None:
     assert contents(store) == before
 
 
-def test_a_value_that_is_put_meanwhile_is_removed_or_stays_whole(
+def test_a_value_put_during_delete_state_is_removed_or_kept_completely(
     states: ScopedState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope = states.scope(HERE, "actor", ALL)
@@ -138,7 +140,7 @@ def test_a_value_that_is_put_meanwhile_is_removed_or_stays_whole(
     assert changes.REMOVED_AT_ONCE == 512
 
 
-def test_hosts_of_langbot_list_and_remove_in_the_same_way(
+def test_the_langbot_adapter_lists_and_deletes_state_alike(
     states: ScopedState, store: Store
 ) -> None:
     async def main() -> tuple[int, int, int]:

@@ -109,7 +109,7 @@ def path(tmp_path: Path) -> Path:
         return tmp_path / "s"
 
 
-def test_nothing_is_lost_one_wins_and_quotas_hold(path: Path) -> None:
+def test_concurrent_processes_lose_no_write_and_stay_within_quotas(path: Path) -> None:
     told = together(path, mixed)
     assert all(one["first"] for one in told)
     assert sum(one["won"] for one in told) == 1
@@ -126,7 +126,9 @@ def test_nothing_is_lost_one_wins_and_quotas_hold(path: Path) -> None:
         assert [one["won"] for one in told][seen["subject"]["won"]] == 1
 
 
-def test_resets_are_numbered_without_gaps_and_every_write_is_in_one(path: Path) -> None:
+def test_concurrent_resets_have_gapless_numbers_and_each_write_is_in_one_generation(
+    path: Path,
+) -> None:
     numbers = [number for told in together(path, resetting) for number in told]
     assert sorted(numbers) == list(range(1, PROCESSES * STEPS + 1))
     with casstore.open(path, "relaxed") as store:
@@ -143,7 +145,7 @@ def test_resets_are_numbered_without_gaps_and_every_write_is_in_one(path: Path) 
         )
 
 
-def test_one_process_freezes_a_run(path: Path) -> None:
+def test_exactly_one_process_begins_a_run(path: Path) -> None:
     told = together(path, beginning)
     assert sum(told) == 1
     with casstore.open(path, "relaxed") as store:

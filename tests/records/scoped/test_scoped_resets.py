@@ -88,7 +88,9 @@ def test_reset__history_is_retained_and_read_on_request(store: Store) -> None:
             scope.find("k", generation=wrong)  # type: ignore[arg-type]
 
 
-def test_reset__the_seed_is_the_resets_id_until_another_is_put(store: Store) -> None:
+def test_reset__the_conversation_id_is_the_id_of_the_reset_until_another_is_put(
+    store: Store,
+) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "conversation")
     scope.put("conversation_id", "theirs")
@@ -139,7 +141,7 @@ def test_a_write_that_a_reset_overtakes_belongs_to_the_new_generation(store: Sto
     assert late.value == 2
 
 
-def test_two_resets_at_once_are_two(store: Store) -> None:
+def test_two_concurrent_resets_make_two_generations(store: Store) -> None:
     states = ScopedState(store)
     engine: Any = store.engine
     whole = engine.write
@@ -157,7 +159,7 @@ def test_two_resets_at_once_are_two(store: Store) -> None:
     assert states.generation(**TALK) == outer
 
 
-def test_a_reset_moves_nothing_however_much_there_is(store: Store) -> None:
+def test_a_reset_writes_the_same_number_of_rows_whatever_the_scope_holds(store: Store) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "conversation")
     for n in range(50):
@@ -192,7 +194,7 @@ def test_a_reset_happens_with_a_commit_or_not_at_all(store: Store) -> None:
     assert contents(store) == before
 
 
-def test_a_note_is_json(store: Store) -> None:
+def test_the_note_of_a_reset_must_be_json(store: Store) -> None:
     states = ScopedState(store)
     for wrong in (object(), float("nan"), "x" * 300_000):
         with pytest.raises(StateRefusedError):
@@ -201,7 +203,7 @@ def test_a_note_is_json(store: Store) -> None:
     assert states.generations(**TALK)[0].note == [10**30, "x" * 2000]
 
 
-def test_history_is_dropped_when_it_is_not_wanted(store: Store) -> None:
+def test_old_generations_can_be_deleted(store: Store) -> None:
     states = ScopedState(store)
     other = HERE._replace(runner_id="another")
     elsewhere = HERE._replace(conversation_id="talk-2")

@@ -79,7 +79,9 @@ def test_frozen_authorisation__another_process_sees_the_same(tmp_path: Path) -> 
         assert ScopedState(store).run("r", caller=ME).run == run
 
 
-def test_begun_twice_with_the_same_it_is_one_run(store: Store, clock: Clock) -> None:
+def test_beginning_a_run_again_with_the_same_arguments_returns_it(
+    store: Store, clock: Clock
+) -> None:
     states = ScopedState(store)
     run = states.begin_run("r", HERE, ALL, caller=ME)
     before = contents(store)
@@ -118,7 +120,7 @@ def test_a_run_without_the_capability_reaches_no_state(store: Store) -> None:
     assert refusal(lambda: states.run("r", caller=ME)) == Reason.NOT_CAPABLE
 
 
-def test_the_gate_refuses_in_one_order(store: Store) -> None:
+def test_the_checks_of_a_run_refuse_in_a_fixed_order(store: Store) -> None:
     states = ScopedState(store)
     off = StatePolicy(enabled=False)
     states.begin_run("r", Context("runner"), off, caller=ME, capabilities=())
@@ -187,7 +189,7 @@ def test_after_its_end_a_run_reaches_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize("later", [StatePolicy(enabled=False), ALL])
-def test_another_run_under_the_id_of_one_that_ended_does_not_speak_for_it(
+def test_a_handle_of_an_ended_run_is_refused_though_its_id_is_in_use_again(
     store: Store, later: StatePolicy
 ) -> None:
     states = ScopedState(store)
@@ -235,7 +237,7 @@ def test_a_run_whose_time_is_up_has_ended(store: Store, clock: Clock) -> None:
     assert not states.end_run("r")
 
 
-def test_a_run_that_ends_while_it_writes_has_not_written(store: Store) -> None:
+def test_a_write_of_a_run_that_ends_concurrently_is_refused(store: Store) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME)
     gate = states.run("r", caller=ME)
@@ -257,7 +259,7 @@ def test_a_run_that_ends_while_it_writes_has_not_written(store: Store) -> None:
     assert found.value == 1
 
 
-def test_of_two_that_change_a_run_at_once_one_comes_first(store: Store) -> None:
+def test_concurrent_changes_of_a_run_are_serialised(store: Store) -> None:
     states = ScopedState(store)
     engine: Any = store.engine
     whole = engine.write
@@ -302,7 +304,7 @@ def test_renewing_does_not_disturb_a_write(store: Store) -> None:
     assert gate.snapshot()["actor"] == {"k": 2}
 
 
-def test_a_run_sees_the_conversation_begin_again(store: Store) -> None:
+def test_a_run_sees_a_reset_of_its_conversation(store: Store) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME)
     gate = states.run("r", caller=ME)

@@ -67,7 +67,7 @@ def meanwhile(store: Store, act: Callable[[], Any]) -> None:
 # --- compare and swap -------------------------------------------------------------------------
 
 
-def test_a_value_is_swapped_if_it_is_at_the_version_that_was_read(store: Store) -> None:
+def test_swap_and_delete_require_the_expected_version(store: Store) -> None:
     scope = actor_scope(store)
     first = scope.swap("k", 1, expected=None)
     second = scope.swap("k", 2, expected=first.version)
@@ -86,7 +86,7 @@ def test_a_value_is_swapped_if_it_is_at_the_version_that_was_read(store: Store) 
         scope.delete("k", expected=second.version)
 
 
-def test_a_version_never_comes_again(store: Store) -> None:
+def test_a_version_is_never_reused(store: Store) -> None:
     scope = actor_scope(store)
     versions = []
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_a_counter_loses_nothing_however_many_count(store: Store) -> None:
 # --- time to live -----------------------------------------------------------------------------
 
 
-def test_what_has_expired_is_invisible_at_once(store: Store, clock: Clock) -> None:
+def test_an_expired_value_is_invisible_immediately(store: Store, clock: Clock) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "actor")
     entry = scope.put("k", 1, ttl_ms=1000)
@@ -174,7 +174,7 @@ def test_a_time_to_live_is_a_whole_number_of_milliseconds(store: Store, ttl_ms: 
         actor_scope(store).put("k", 1, ttl_ms=ttl_ms)
 
 
-def test_maintenance_removes_what_has_expired_and_nothing_else(store: Store, clock: Clock) -> None:
+def test_expire_rows_removes_only_expired_values(store: Store, clock: Clock) -> None:
     states = ScopedState(store)
     long = {"text": "x" * 5000}
     states.scope(HERE, "actor").put("stays", long)
@@ -197,7 +197,9 @@ def test_maintenance_removes_what_has_expired_and_nothing_else(store: Store, clo
     assert usage == (1, len("stays") + len('{"text": ""}') + 5000)
 
 
-def test_what_is_written_again_while_expired_values_go_stays(store: Store, clock: Clock) -> None:
+def test_a_value_rewritten_while_expired_values_are_removed_stays(
+    store: Store, clock: Clock
+) -> None:
     scope = actor_scope(store)
     scope.put("a", 1, ttl_ms=10)
     scope.put("b", 1, ttl_ms=10)
@@ -274,7 +276,7 @@ def test_a_quota_of_keys_and_bytes_is_exact(store: Store) -> None:
     assert scope.list_keys().keys == ["a", "c", "d"]
 
 
-def test_a_quota_made_smaller_lets_a_scope_shrink(store: Store) -> None:
+def test_a_scope_above_a_lowered_quota_can_shrink_but_not_grow(store: Store) -> None:
     for key in ("a", "b", "c"):
         actor_scope(store).put(key, "xxxx")
     scope = actor_scope(store, Quota(max_keys=1, max_bytes=5))
@@ -296,7 +298,7 @@ def test_a_quota_counts_each_scope_for_itself(store: Store) -> None:
         assert states.update(context, policy, "runner", actor, 1).ok
 
 
-def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
+def test_expired_values_do_not_count_against_the_quota(store: Store, clock: Clock) -> None:
     scope = actor_scope(store, Quota(max_keys=3))
     scope.put("a", 1, ttl_ms=10)
     scope.put("b", 1, ttl_ms=20)
@@ -312,7 +314,9 @@ def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
     assert scope.list_keys().keys == ["b", "c", "d"]
 
 
-def test_however_much_has_expired_makes_room_at_once(store: Store, clock: Clock) -> None:
+def test_any_number_of_expired_values_stops_counting_against_the_quota_at_once(
+    store: Store, clock: Clock
+) -> None:
     quota = Quota(max_bytes=10_000)
     actor = ScopedState(store).scope(HERE, "actor", StatePolicy(quotas={"actor": quota}))
     for number in range(changes.REMOVED_AT_ONCE + 100):
@@ -324,7 +328,7 @@ def test_however_much_has_expired_makes_room_at_once(store: Store, clock: Clock)
     assert tuple(actor.usage()) == (2, len("largestays") + 9_902 + 1)
 
 
-def test_what_makes_room_for_itself_is_counted_once(store: Store, clock: Clock) -> None:
+def test_replacing_an_expired_value_frees_its_size_once(store: Store, clock: Clock) -> None:
     scope = actor_scope(store, Quota(max_bytes=30))
     for key in ("a", "b"):
         scope.put(key, "x" * 10, ttl_ms=10)
@@ -458,7 +462,7 @@ def test_a_snapshot_is_of_one_moment(store: Store) -> None:
     assert new == [f"new{told['runner']['k0']}"]
 
 
-def test_a_snapshot_of_too_much_is_refused(store: Store) -> None:
+def test_a_snapshot_above_max_bytes_is_refused(store: Store) -> None:
     states = ScopedState(store)
     for n in range(20):
         states.scope(HERE, "actor").put(f"k{n}", "x" * 1000)
@@ -573,7 +577,7 @@ def test_a_value_may_change_with_a_turn_or_not_at_all(store: Store) -> None:
     assert contents(store) == before
 
 
-def test_rows_stay_short_whatever_they_hold(store: Store) -> None:
+def test_value_rows_stay_below_512_bytes_whatever_they_hold(store: Store) -> None:
     """A row longer than a page of its table would cost a page of its own at every change."""
     states = ScopedState(store)
     context = HERE._replace(runner_id="r" * 255, bot_id="b" * 255, conversation_id="c" * 255)
