@@ -259,7 +259,10 @@ def utc_us(text: Any) -> int:
 
 def utc_ms(text: Any) -> int:
     """Milliseconds since 1970 of a time as for ``utc_us``; ValueError also if it is earlier."""
-    time_ms = utc_us(text) // 1000
+    try:
+        time_ms = utc_us(text) // 1000
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is not a time") from exc
     if time_ms < 0:
         raise ValueError(f"{text!r} is before 1970")
     return time_ms
