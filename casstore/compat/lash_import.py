@@ -35,6 +35,7 @@ from casstore.engine.files import path_text, storage_error
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
     ConflictError,
+    CycleError,
     ForeignSourceError,
     InvalidInputError,
     NotFoundError,
@@ -186,6 +187,8 @@ class _Session(Unit):
         self._session = gathered.arrival.meta.session
         try:
             self._built = build(self._runtime, gathered.arrival)
+        except CycleError as exc:
+            raise CycleError(exc.node, f"of {self._path} is its own ancestor") from exc
         except InvalidInputError as exc:
             raise database.damaged(f"session {self._session!r}", str(exc)) from exc
 

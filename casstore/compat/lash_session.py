@@ -22,7 +22,7 @@ from casstore.compat.importing import ImportNote, Notes, PartReport
 from casstore.compat.lash_checkpoint import CheckpointReader, LashBlobs
 from casstore.compat.lash_database import BatchRow, InputRow, LashDatabase, LashHeadRow, MetaRow
 from casstore.compat.sqlite_source import utc_ms
-from casstore.errors import BusyError, CycleError, DamagedSourceError
+from casstore.errors import BusyError, DamagedSourceError
 from casstore.format.digest import plain_hash
 from casstore.maintenance.transfer.building import Arrival
 from casstore.session import queue, turns
@@ -212,7 +212,6 @@ class _Gathering:
             if is_hidden:
                 hidden.append(node)
         drafts = self._with_parents(drafts)
-        self._require_no_cycle(drafts)
         gone = set(hidden)
         visible = [draft for draft in drafts if draft.id not in gone]
         if leaf is not None and leaf not in {draft.id for draft in visible}:
@@ -254,20 +253,6 @@ class _Gathering:
             before.add(draft.id)
             placed.append(draft)
         return placed
-
-    def _require_no_cycle(self, drafts: list[NodeDraft]) -> None:
-        parents = {draft.id: draft.parent for draft in drafts}
-        done: set[str] = set()
-        for node in parents:
-            waiting: set[str] = set()
-            step: Any = node
-            while step is not None and step not in done:
-                if step in waiting:
-                    path = self._database.source.path
-                    raise CycleError(step, f"of {path} is its own ancestor")
-                waiting.add(step)
-                step = parents[step]
-            done |= waiting
 
     # --- the queue ------------------------------------------------------------------------------
 
