@@ -61,8 +61,8 @@ def _label(store: Store, given: Mapping[str, str]) -> Done:
 
 def _unlabel(store: Store, given: Mapping[str, str]) -> Done:
     session, name = _field(given, "session"), _field(given, "name")
-    store.session(session).unlabel(name)
     where = href("/session", id=session, at=_revision(given))
+    store.session(session).unlabel(name)
     return Done(f"Removed the label {name}.", where)
 
 
