@@ -208,12 +208,12 @@ class LashDatabase:
 
     # --- rows of which it has many --------------------------------------------------------------
 
-    def count(self, table: str) -> int:
-        """How many rows a table has; 0 if the version has no such table."""
+    def count(self, table: str, condition: str = "true", *values: Any) -> int:
+        """How many rows of a table meet a condition; 0 if the version has no such table."""
         if table not in self.source.tables:
             return 0
         quoted = table.replace('"', '""')
-        return self.source.number(f'SELECT count(*) FROM "{quoted}"')
+        return self.source.number(f'SELECT count(*) FROM "{quoted}" WHERE {condition}', values)
 
     def nodes(self) -> Iterator[tuple[str, Any, bool]]:
         """Id, text and whether it is hidden, of every node in the order of insertion."""
@@ -352,24 +352,16 @@ class LashDatabase:
             known = {*self._columns[table], *_SPARE.get(table, ())}
             yield from self.source.unread(table, known)
         for table in ("queued_work_batches", "runtime_turn_commits", "attachment_manifest"):
-            if table in self.source.tables:
-                number = self.source.number(
-                    f"SELECT count(*) FROM {table} WHERE session_id IS NOT ?", (session,)
-                )
-                yield from _some(f"rows of {table} of other sessions, left out", number)
-        if "pending_turn_inputs" in self.source.tables:
-            number = self.source.number(
-                "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
-                f"OR state NOT IN {_WAITING}",
-                (session,),
-            )
-            yield from _some("inputs of completed turns or other sessions, left out", number)
-        if "queued_work_items" in self.source.tables:
-            number = self.source.number(
-                "SELECT count(*) FROM queued_work_items WHERE batch_id NOT IN "
-                "(SELECT batch_id FROM queued_work_batches)"
-            )
-            yield from _some("queued items of no batch, left out", number)
+            number = self.count(table, "session_id IS NOT ?", session)
+            yield from _some(f"rows of {table} of other sessions, left out", number)
+        number = self.count(
+            "pending_turn_inputs", f"session_id IS NOT ? OR state NOT IN {_WAITING}", session
+        )
+        yield from _some("inputs of completed turns or other sessions, left out", number)
+        number = self.count(
+            "queued_work_items", "batch_id NOT IN (SELECT batch_id FROM queued_work_batches)"
+        )
+        yield from _some("queued items of no batch, left out", number)
 
     def unnamed_blobs(self, named: set[str]) -> Iterator[ImportNote]:
         """Blobs that no row refers to, which lash's own collection would delete."""
