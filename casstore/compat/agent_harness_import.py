@@ -141,11 +141,7 @@ def _sized_bytes(sized: tuple[int, Item]) -> int:
 def _is_same(item: Any, there: Any) -> bool:
     if isinstance(item, Made):
         return bool(item.artifact == there)
-    return same_value(_plain(item), _plain(there))
-
-
-def _plain(item: Any) -> list[Any]:
-    return [list(value) if isinstance(value, tuple) else value for value in item]
+    return same_value(list(item), list(there))
 
 
 def _named(item: Any) -> str:
