@@ -10,10 +10,10 @@ order in which they were written, which morrow itself did not always keep.
 from __future__ import annotations
 
 import json
-import math
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from casstore.compat.importing import (
     ImportNote,
@@ -23,6 +23,7 @@ from casstore.compat.importing import (
     Row,
     RowPart,
     columns_bytes,
+    other_content,
     paged,
     presence,
     run,
@@ -52,11 +53,6 @@ from casstore.session import keys as session_keys
 from casstore.session.records import Record
 from casstore.store import Store, check_store
 
-_TABLES: Final = {
-    "checkpoints": ("id", "session_id", "label", "payload", "created_at"),
-    "user_data": ("user_id", "key", "value", "created_at"),
-}
-
 
 def import_morrow(
     store: Store,
@@ -80,15 +76,10 @@ def import_morrow(
     with SqliteSource(source) as database:
         parts: list[Part] = []
         notes: list[ImportNote] = []
-        for table, columns in _TABLES.items():
-            if table in database.tables:
-                if not frozenset(columns) <= database.columns(table):
-                    raise ForeignSourceError(
-                        f"table {table} of {database.path} is not a table of morrow"
-                    )
-                kind = _Checkpoints if table == "checkpoints" else _UserData
+        for kind in (_Checkpoints, _UserData):
+            if kind.name in database.tables:
                 parts.append(kind(database, life))
-                notes += database.unread(table, columns)
+                notes += database.unread(kind.name, kind.columns)
         if not parts:
             raise ForeignSourceError(
                 f"{database.path} has neither checkpoints nor user data of morrow"
@@ -99,24 +90,36 @@ def import_morrow(
 
 
 class _Rows(RowPart[Row]):
-    """The rows of one table in the order in which they were written."""
+    """The rows of the table ``name`` in the order in which they were written."""
+
+    columns: Sequence[str]
 
     def __init__(self, source: SqliteSource, life: Lifecycles) -> None:
+        if not source.columns(self.name) >= frozenset(self.columns):
+            raise ForeignSourceError(f"table {self.name} of {source.path} is not a table of morrow")
         self._source = source
         self._life = life
-        self._query = f"SELECT {', '.join(_TABLES[self.name])} FROM {self.name} ORDER BY rowid"
 
     def count(self) -> int:
-        return int(next(self._source.ask(f"SELECT count(*) FROM {self.name}"))[0])
+        return self._source.number(f"SELECT count(*) FROM {self.name}")
 
-    def raw_pages(self) -> Iterator[list[tuple[Any, ...]]]:
-        """All rows, not converted yet."""
-        return paged(self._source.ask(self._query), columns_bytes)
+    def pages(self) -> Iterator[Sequence[Row]]:
+        query = f"SELECT {', '.join(self.columns)} FROM {self.name} ORDER BY rowid"
+        for page in paged(self._source.ask(query), columns_bytes):
+            yield [self.entry(row) for row in page]
+
+    @abstractmethod
+    def entry(self, row: Sequence[Any]) -> Row:
+        """A row, converted; CorruptionError if it is invalid."""
+
+    def damaged(self, reason: str) -> CorruptionError:
+        """The error for an invalid row."""
+        return CorruptionError(f"{self._source.path}: {reason}")
 
     def text(self, value: Any, what: str) -> str:
         """A text of the source."""
         if type(value) is not str:
-            raise CorruptionError(f"{self._source.path}: {what} is not a text")
+            raise self.damaged(f"{what} is not a text")
         return value
 
     def value(self, text: Any, where: str) -> Any:
@@ -125,7 +128,7 @@ class _Rows(RowPart[Row]):
         try:
             value = json.loads(document)
         except (ValueError, RecursionError) as exc:
-            raise CorruptionError(f"{self._source.path}: {where} is not JSON: {exc}") from exc
+            raise self.damaged(f"{where} is not JSON: {exc}") from exc
         try:
             return storable(value)
         except InvalidValueError:
@@ -134,36 +137,31 @@ class _Rows(RowPart[Row]):
 
     def time_ms(self, seconds: Any, where: str) -> int:
         """Seconds of the source in milliseconds."""
-        if type(seconds) not in (int, float) or not math.isfinite(seconds):
-            raise CorruptionError(f"{self._source.path}: {where} has no valid time")
-        found: int = round(seconds * 1000)
-        if not 0 <= found <= MAX_STAMP_MS:
-            raise CorruptionError(f"{self._source.path}: {where} has no valid time")
-        return found
+        # A comparison with NaN is False.
+        if type(seconds) not in (int, float) or not 0 <= seconds <= MAX_STAMP_MS / 1000:
+            raise self.damaged(f"{where} has no valid time")
+        time_ms: int = round(seconds * 1000)
+        return time_ms
 
 
 class _Checkpoints(_Rows[NewCheckpoint]):
     """Checkpoints, each with the next number of its session."""
 
     name = "checkpoints"
+    columns = ("id", "session_id", "label", "payload", "created_at")
 
-    def pages(self) -> Iterator[Sequence[NewCheckpoint]]:
-        for page in self.raw_pages():
-            yield [self._entry(*row) for row in page]
-
-    def _entry(
-        self, checkpoint: Any, session: Any, label: Any, payload: Any, created_at: Any
-    ) -> NewCheckpoint:
+    def entry(self, row: Sequence[Any]) -> NewCheckpoint:
+        checkpoint, session, label, payload, created_at = row
         found = self.text(checkpoint, "the id of a checkpoint")
         where = f"checkpoint {found}"
         value = self.value(payload, where)
         if type(value) is not dict:
-            raise CorruptionError(f"{self._source.path}: the payload of {where} is not a map")
+            raise self.damaged(f"the payload of {where} is not a map")
         owner = self.text(session, f"the session of {where}")
         try:
             session_keys.id_bytes(owner, "a session id")
         except InvalidInputError as exc:
-            raise CorruptionError(f"{self._source.path}: {where}: {exc}") from exc
+            raise self.damaged(f"{where}: {exc}") from exc
         return NewCheckpoint(
             owner,
             self.text(label, f"the label of {where}"),
@@ -187,12 +185,9 @@ class _Checkpoints(_Rows[NewCheckpoint]):
             return False
         info = info_of(row)
         payload = read_content(self._life.store, self._life.tables.checkpoints.decode(row).content)
-        found = NewCheckpoint(info.session, info.label, payload, info.id, info.created_at_ms)
-        if found[:2] != entry[:2] or found[3:] != entry[3:] or not _same(payload, entry.payload):
-            raise ConflictError(
-                f"the store holds checkpoint {entry.id} of session {entry.session!r} with other "
-                "content; import into another store"
-            )
+        found = NewCheckpoint(info.session, info.label, entry.payload, info.id, info.created_at_ms)
+        if found != entry or not _same(payload, entry.payload):
+            raise other_content(f"checkpoint {entry.id} of session {entry.session!r}")
         return True
 
     def store(self, rows: Sequence[NewCheckpoint]) -> None:
@@ -219,12 +214,10 @@ class _UserData(_Rows[NewValue]):
     """Values of users."""
 
     name = "user_data"
+    columns = ("user_id", "key", "value", "created_at")
 
-    def pages(self) -> Iterator[Sequence[NewValue]]:
-        for page in self.raw_pages():
-            yield [self._entry(*row) for row in page]
-
-    def _entry(self, user: Any, key: Any, value: Any, created_at: Any) -> NewValue:
+    def entry(self, row: Sequence[Any]) -> NewValue:
+        user, key, value, created_at = row
         name = self.text(key, "a key of user data")
         where = f"user data {name!r}"
         return NewValue(
@@ -240,10 +233,7 @@ class _UserData(_Rows[NewValue]):
             if known is not None and not (
                 known.written_at_ms == item.at_ms and _same(known.value, item.value)
             ):
-                raise ConflictError(
-                    f"the store holds user data {item.name!r} with other content; "
-                    "import into another store"
-                )
+                raise other_content(f"user data {item.name!r}")
         return presence(known is not None for known in found)
 
     def store(self, rows: Sequence[NewValue]) -> None:

@@ -296,6 +296,11 @@ class _Page(Unit):
         return ImportedSession(session, UNCHANGED if is_there else IMPORTED, "")
 
 
+def other_content(what: str) -> ConflictError:
+    """The error if the store holds ``what``, a row of the source, with other content."""
+    return ConflictError(f"the store holds {what} with other content; import into another store")
+
+
 def presence(is_there: Iterable[bool]) -> list[Presence]:
     """EQUAL for True, MISSING for False."""
     return [Presence.EQUAL if one else Presence.MISSING for one in is_there]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.compat import importing
 from casstore.compat.importing import (
@@ -25,13 +25,15 @@ from casstore.compat.importing import (
     presence,
     run,
 )
-from casstore.compat.sqlite_source import SqliteSource, utc_us
+from casstore.compat.sqlite_source import SqliteSource, utc_ms
 from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, ArrivedReset, ArrivedValue
 from casstore.records.scoped.policy import checked_key, content_of
 from casstore.records.scoped.scope_keys import ALIASES, SCOPES, Context, checked, scope_key
 from casstore.store import Store, check_store
+
+Arrived = TypeVar("Arrived")
 
 _TABLES: Final = ("runner_state", "agent_runner_state")
 _RESETTER: Final = "__langbot_context_reset__"
@@ -66,7 +68,16 @@ def import_langbot(
         rows = _Rows(database, _table(database))
         adoption = Adoption(store)
         fates = _fates(rows, progress)
-        parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
+        parts: list[Part] = [
+            _Part(
+                "resets", rows.count_resets(), rows.resets, rows.arrived_reset,
+                adoption.has_resets, adoption.put_resets,
+            ),
+            _Part(
+                "values", fates[None], rows.kept, rows.arrived_value,
+                adoption.has_values, adoption.put_values,
+            ),
+        ]  # fmt: skip
         notes = [ImportNote(why, number) for why, number in fates.items() if why is not None]
         notes += database.unread(rows.table, (*_CONTEXT, *_OTHERS))
         return run(
@@ -89,7 +100,7 @@ def _table(source: SqliteSource) -> str:
     there = [table for table in _TABLES if table in source.tables]
     if not there:
         raise ForeignSourceError(f"{source.path} has no table {' or '.join(_TABLES)}")
-    filled = [table for table in there if next(source.ask(f"SELECT 1 FROM {table} LIMIT 1"), None)]
+    filled = [table for table in there if source.first(f"SELECT 1 FROM {table} LIMIT 1")]
     if len(filled) > 1:
         raise ConflictError(
             f"{source.path} has state in {' and in '.join(filled)}; move it into one of them first"
@@ -99,6 +110,43 @@ def _table(source: SqliteSource) -> str:
     if lacking:
         raise ForeignSourceError(f"{table} of {source.path} has no column {sorted(lacking)[0]}")
     return table
+
+
+class _Part(RowPart[Arrived]):
+    """Rows of one kind, which ``has`` looks for in the store and ``put`` writes."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        rows: Callable[[], Iterator[_Row]],
+        convert: Callable[[_Row], Arrived],
+        has: Callable[[Sequence[Arrived]], Sequence[bool]],
+        put: Callable[[Sequence[Arrived]], None],
+    ) -> None:
+        self.name = name
+        self._number = number
+        self._rows = rows
+        self._convert = convert
+        self._has = has
+        self._put = put
+
+    def count(self) -> int:
+        return self._number
+
+    def pages(self) -> Iterator[Sequence[Arrived]]:
+        for page in paged(self._rows(), _row_bytes):
+            yield [self._convert(row) for row in page]
+
+    def look(self, page: Sequence[Arrived]) -> Sequence[Presence]:
+        return presence(self._has(page))
+
+    def store(self, rows: Sequence[Arrived]) -> None:
+        self._put(rows)
+
+
+def _row_bytes(row: _Row) -> int:
+    return len(row.value_json) if isinstance(row.value_json, str) else 0
 
 
 # --- rows of the source -------------------------------------------------------------------------
@@ -118,7 +166,7 @@ class _Row(NamedTuple):
 
 
 class _Rows:
-    """The table, read in order of its ids."""
+    """The table, read in order of its ids, and the conversion of its rows."""
 
     def __init__(self, source: SqliteSource, table: str) -> None:
         self._source = source
@@ -128,9 +176,18 @@ class _Rows:
         """All rows but resets."""
         return self._where("runner_id IS NOT ?")
 
+    def kept(self) -> Iterator[_Row]:
+        """The values that are imported."""
+        return (row for row in self.values() if self.fate(row) is None)
+
     def resets(self) -> Iterator[_Row]:
-        """The rows that record a reset."""
+        """The rows that record the latest reset of a conversation; earlier ones are not kept."""
         return self._where("runner_id IS ?")
+
+    def count_resets(self) -> int:
+        """How many rows record a reset."""
+        query = f"SELECT count(*) FROM {self.table} WHERE runner_id IS ?"
+        return self._source.number(query, (_RESETTER,))
 
     def _where(self, condition: str) -> Iterator[_Row]:
         columns = ", ".join((*_OTHERS, *_CONTEXT))
@@ -138,18 +195,11 @@ class _Rows:
         for row in self._source.ask(query, (_RESETTER,)):
             yield _Row._make([*row[: len(_OTHERS)], Context(*row[len(_OTHERS) :])])
 
-    def has_reset(self, context: Context) -> bool:
-        """Whether this conversation was ever reset."""
-        query = (
-            f"SELECT 1 FROM {self.table} WHERE runner_id = ? AND workspace_id IS ? "
-            "AND bot_id IS ? AND conversation_id IS ?"
-        )
-        place = (context.workspace_id, context.bot_id, context.conversation_id)
-        return next(self._source.ask(query, (_RESETTER, *place)), None) is not None
+    # --- rows that are left out -------------------------------------------------------------
 
     def fate(self, row: _Row) -> str | None:
         """Why a row is left out; None if it is imported."""
-        key = _key(self, row)
+        key = self._key(row)
         if not row.value_json:
             return _EMPTY
         if self._is_superseded(row, key):
@@ -159,7 +209,7 @@ class _Rows:
         except json.JSONDecodeError:
             return _UNREADABLE
         except (TypeError, ValueError, RecursionError) as exc:
-            raise _broken(self, row, f"its value cannot be read: {exc}") from exc
+            raise self._broken(row, f"its value cannot be read: {exc}") from exc
         return None
 
     def _is_superseded(self, row: _Row, key: str) -> bool:
@@ -171,23 +221,76 @@ class _Rows:
         places = [(one, other) for one in (key, _joined(row)) for other in names]
         better = places[: places.index((row.scope_key, row.state_key))]
         query = f"SELECT 1 FROM {self.table} WHERE scope_key = ? AND state_key = ?"
-        return any(next(self._source.ask(query, place), None) for place in better)
+        return any(self._source.first(query, place) for place in better)
 
+    # --- conversion -------------------------------------------------------------------------
 
-def _key(rows: _Rows, row: _Row) -> str:
-    """The scope key computed from a row's columns.
+    def arrived_value(self, row: _Row) -> ArrivedValue:
+        """A value; InvalidInputError if it cannot be stored."""
+        try:
+            content = content_of(json.loads(row.value_json))
+            name = checked_key(row.state_key)
+        except StateRefusedError as exc:
+            raise self._broken(row, str(exc)) from exc
+        in_talk = row.scope == "conversation"
+        return ArrivedValue(
+            row.context,
+            row.scope,
+            self._key(row),
+            name,
+            content,
+            self._time_ms(row, row.created_at),
+            self._time_ms(row, row.updated_at),
+            1 if in_talk and self._has_reset(row.context) else 0,
+        )
 
-    InvalidInputError if the row's own key is neither this one nor its older form.
-    """
-    try:
-        made = scope_key(checked(row.context), row.scope) if row.scope in SCOPES else None
-    except InvalidInputError as exc:
-        raise _broken(rows, row, str(exc)) from exc
-    if made is None:
-        raise _broken(rows, row, f"its columns do not identify a scope {row.scope!r}")
-    if row.scope_key not in (made, _joined(row)):
-        raise _broken(rows, row, "its scope_key does not match its other columns")
-    return made
+    def arrived_reset(self, row: _Row) -> ArrivedReset:
+        """A reset; InvalidInputError if it is invalid."""
+        context = row.context
+        try:
+            value = json.loads(row.value_json)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise self._broken(row, "its value is not JSON") from exc
+        is_id = type(value) is str and bool(value)
+        if not is_id or not context.conversation_id or row.state_key != "generation":
+            raise self._broken(row, "it is not the reset of a conversation")
+        place = (context.workspace_id, context.bot_id, context.conversation_id)
+        return ArrivedReset(*place, value, self._time_ms(row, row.created_at))
+
+    def _has_reset(self, context: Context) -> bool:
+        """Whether this conversation was ever reset."""
+        query = (
+            f"SELECT 1 FROM {self.table} WHERE runner_id = ? AND workspace_id IS ? "
+            "AND bot_id IS ? AND conversation_id IS ?"
+        )
+        place = (context.workspace_id, context.bot_id, context.conversation_id)
+        return self._source.first(query, (_RESETTER, *place)) is not None
+
+    def _key(self, row: _Row) -> str:
+        """The scope key computed from a row's columns.
+
+        InvalidInputError if the row's own key is neither this one nor its older form.
+        """
+        try:
+            made = scope_key(checked(row.context), row.scope) if row.scope in SCOPES else None
+        except InvalidInputError as exc:
+            raise self._broken(row, str(exc)) from exc
+        if made is None:
+            raise self._broken(row, f"its columns do not identify a scope {row.scope!r}")
+        if row.scope_key not in (made, _joined(row)):
+            raise self._broken(row, "its scope_key does not match its other columns")
+        return made
+
+    def _time_ms(self, row: _Row, text: Any) -> int:
+        try:
+            return utc_ms(text)
+        except ValueError as exc:
+            raise self._broken(row, str(exc)) from exc
+
+    def _broken(self, row: _Row, why: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"row {row.id} of {self.table} cannot be imported: {why}; correct or delete it there"
+        )
 
 
 def _joined(row: _Row) -> str:
@@ -201,103 +304,3 @@ def _joined(row: _Row) -> str:
     elif row.scope == "subject":
         own = list(context.subject or ())
     return ":".join([row.scope, context.runner_id, context.binding_identity, *map(str, own)])
-
-
-def _broken(rows: _Rows, row: _Row, why: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"row {row.id} of {rows.table} cannot be imported: {why}; correct or delete it there"
-    )
-
-
-def _time_ms(rows: _Rows, row: _Row, text: Any) -> int:
-    try:
-        time_ms = utc_us(text) // 1000
-    except ValueError as exc:
-        raise _broken(rows, row, f"{text!r} is not a time") from exc
-    if time_ms < 0:
-        raise _broken(rows, row, f"{text!r} is before 1970")
-    return time_ms
-
-
-# --- parts --------------------------------------------------------------------------------------
-
-
-class _Values(RowPart[_Row]):
-    """Values of all scopes."""
-
-    name = "values"
-
-    def __init__(self, rows: _Rows, adoption: Adoption, number: int) -> None:
-        self._rows = rows
-        self._adoption = adoption
-        self._number = number
-
-    def count(self) -> int:
-        return self._number
-
-    def pages(self) -> Iterator[Sequence[_Row]]:
-        rows = self._rows
-        return paged((row for row in rows.values() if rows.fate(row) is None), _row_bytes)
-
-    def look(self, page: Sequence[_Row]) -> Sequence[Presence]:
-        return presence(self._adoption.has_values([self._arrival(row) for row in page]))
-
-    def store(self, rows: Sequence[_Row]) -> None:
-        self._adoption.put_values([self._arrival(row) for row in rows])
-
-    def _arrival(self, row: _Row) -> ArrivedValue:
-        rows = self._rows
-        try:
-            content = content_of(json.loads(row.value_json))
-            name = checked_key(row.state_key)
-        except StateRefusedError as exc:
-            raise _broken(rows, row, str(exc)) from exc
-        in_talk = row.scope == "conversation"
-        return ArrivedValue(
-            row.context,
-            row.scope,
-            _key(rows, row),
-            name,
-            content,
-            _time_ms(rows, row, row.created_at),
-            _time_ms(rows, row, row.updated_at),
-            1 if in_talk and rows.has_reset(row.context) else 0,
-        )
-
-
-class _Resets(RowPart[_Row]):
-    """The latest reset of each conversation; the table does not keep earlier ones."""
-
-    name = "resets"
-
-    def __init__(self, rows: _Rows, adoption: Adoption) -> None:
-        self._rows = rows
-        self._adoption = adoption
-
-    def count(self) -> int:
-        return sum(1 for _ in self._rows.resets())
-
-    def pages(self) -> Iterator[Sequence[_Row]]:
-        return paged(self._rows.resets(), _row_bytes)
-
-    def look(self, page: Sequence[_Row]) -> Sequence[Presence]:
-        return presence(self._adoption.has_resets([self._arrival(row) for row in page]))
-
-    def store(self, rows: Sequence[_Row]) -> None:
-        self._adoption.put_resets([self._arrival(row) for row in rows])
-
-    def _arrival(self, row: _Row) -> ArrivedReset:
-        rows, context = self._rows, row.context
-        try:
-            value = json.loads(row.value_json)
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise _broken(rows, row, "its value is not JSON") from exc
-        is_id = type(value) is str and bool(value)
-        if not is_id or not context.conversation_id or row.state_key != "generation":
-            raise _broken(rows, row, "it is not the reset of a conversation")
-        place = (context.workspace_id, context.bot_id, context.conversation_id)
-        return ArrivedReset(*place, value, _time_ms(rows, row, row.created_at))
-
-
-def _row_bytes(row: _Row) -> int:
-    return len(row.value_json) if isinstance(row.value_json, str) else 0

@@ -141,9 +141,8 @@ class PersistentStateStore:
         workspace_id: str | None = None,
     ) -> list[Located]:
         """The values of a runner, a binding, a bot or a workspace."""
-
-        def found() -> list[Located]:
-            return list(
+        return await asyncio.to_thread(
+            lambda: list(
                 self._states.list_state(
                     runner_id=runner_id,
                     binding_identity=binding_identity,
@@ -151,8 +150,7 @@ class PersistentStateStore:
                     workspace_id=workspace_id,
                 )
             )
-
-        return await asyncio.to_thread(found)
+        )
 
     async def delete_state(
         self,

@@ -10,8 +10,9 @@ state, an array of numbers in lash, becomes bytes; other components stay as they
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from casstore.compat.importing import Notes
 from casstore.compat.lash_database import LashDatabase
@@ -20,6 +21,8 @@ from casstore.errors import DamagedSourceError, InvalidInputError
 from casstore.format.canonical import unpack_trusted
 from casstore.records.json_values import storable
 from casstore.session.data import Checkpoint
+
+Read = TypeVar("Read")
 
 #: The most bytes of a blob, in the database and inflated. A checkpoint has a few MiB.
 MAX_BLOB_BYTES: Final = 64 << 20
@@ -43,7 +46,7 @@ _UNKNOWN: Final = "unknown keys of the checkpoint, left out"
 class LashBlobs:
     """The blobs of a database, verified and inflated."""
 
-    def __init__(self, source: SqliteSource, max_bytes: int = MAX_BLOB_BYTES) -> None:
+    def __init__(self, source: SqliteSource, max_bytes: int) -> None:
         self._source = source
         self._max_bytes = max_bytes
         #: The names of the blobs that were read.
@@ -92,14 +95,9 @@ class LashBlobs:
             ) from exc
         if type(envelope) is not dict or not {"compression", "content"} <= envelope.keys():
             raise self.damaged(name, "its envelope has no content")
-        content = envelope["content"]
-        if type(content) is list:
-            try:
-                content = bytes(content)
-            except (TypeError, ValueError) as exc:
-                raise self.damaged(name, "its content is not an array of bytes") from exc
-        if type(content) is not bytes:
-            raise self.damaged(name, "its content is not bytes")
+        content = _as_bytes(envelope["content"])
+        if content is None:
+            raise self.damaged(name, "its content is not bytes, and not an array of bytes")
         compression = envelope["compression"]
         if compression == _ZLIB:
             content = self._inflated(name, content)
@@ -138,9 +136,9 @@ class CheckpointReader:
     def read(self, head: dict[str, Any]) -> Checkpoint:
         """The checkpoint of a head, with its frames."""
         manifest: dict[str, Any] = {}
-        ref = self._database.optional_text("the head", "checkpoint_ref", head)
+        ref = self._database.optional_text("the head", "checkpoint_ref", head.get("checkpoint_ref"))
         if ref is not None:
-            found = self._component(ref, "the checkpoint")
+            found = self._intact(ref, lambda: self._component(ref, "the checkpoint"))
             if found is not None and type(found) is not dict:
                 raise self._blobs.damaged(ref, "the checkpoint is not a map")
             manifest = found or {}
@@ -152,7 +150,9 @@ class CheckpointReader:
         frames = head.get("agent_frames", [])
         if type(frames) is not list:
             raise self._database.damaged("the head", "its agent_frames are not a list")
-        frame = self._database.optional_text("the head", "current_agent_frame_id", head)
+        frame = self._database.optional_text(
+            "the head", "current_agent_frame_id", head.get("current_agent_frame_id")
+        )
         return Checkpoint(
             manifest.get("turn_state"),
             self._named(manifest, ref, "tool_state"),
@@ -166,17 +166,17 @@ class CheckpointReader:
 
     def content(self, ref: str, of: str) -> bytes | None:
         """The bytes of a blob that ``of`` refers to; None if it is damaged, and left out."""
-        try:
-            return self._blobs.get(ref, of)
-        except DamagedSourceError as exc:
-            self._leave(ref, exc)
-            return None
+        return self._intact(ref, lambda: self._blobs.get(ref, of))
 
-    def _leave(self, ref: str, damage: DamagedSourceError) -> None:
-        """Note a damaged blob, or raise its error."""
-        if not self._leave_out:
-            raise damage
-        self._notes.add(_DAMAGED, ref)
+    def _intact(self, ref: str, read: Callable[[], Read]) -> Read | None:
+        """The result of ``read``; None if the blob is damaged, and left out."""
+        try:
+            return read()
+        except DamagedSourceError:
+            if not self._leave_out:
+                raise
+            self._notes.add(_DAMAGED, ref)
+            return None
 
     def _named(self, manifest: dict[str, Any], ref: str | None, name: str) -> Any:
         """A component that the checkpoint refers to, or None."""
@@ -185,24 +185,21 @@ class CheckpointReader:
             return None
         if type(of) is not str:
             raise self._blobs.damaged(str(ref), f"{name}_ref is not a text")
-        return self._component(of, name)
+        return self._intact(of, lambda: self._component(of, name))
 
     def _component(self, ref: str, of: str) -> Any:
-        """The value of a blob; None if it is damaged, and left out."""
+        """The value of a blob."""
+        if of == "execution_state":
+            return self._state(ref, of)
+        value = self._blobs.value(ref, of)
         try:
-            value = self._blobs.value(ref, of)
-            if of == "execution_state":
-                return self._bytes(ref, value)
-            try:
-                return storable(value)
-            except InvalidInputError as exc:
-                raise self._blobs.damaged(ref, f"{of} holds more than JSON and bytes") from exc
-        except DamagedSourceError as exc:
-            self._leave(ref, exc)
-            return None
+            return storable(value)
+        except InvalidInputError as exc:
+            raise self._blobs.damaged(ref, f"{of} holds more than JSON and bytes") from exc
 
-    def _bytes(self, ref: str, value: Any) -> bytes:
-        content = _as_bytes(value)
+    def _state(self, ref: str, of: str) -> bytes:
+        """The execution state in a blob."""
+        content = _as_bytes(self._blobs.value(ref, of))
         if content is None:
             raise self._blobs.damaged(ref, "the execution state is not an array of bytes")
         return content
@@ -233,14 +230,14 @@ class CheckpointReader:
         ref = frame.get("execution_state_ref")
         if type(ref) is not str:
             return None
-        try:
+
+        def read() -> bytes | None:
             if self._blobs.find(ref) is None:
                 self._notes.add(_NO_STATE, str(frame.get("frame_id")))
                 return None
-            return self._bytes(ref, self._blobs.value(ref, "the execution state of a frame"))
-        except DamagedSourceError as exc:
-            self._leave(ref, exc)
-            return None
+            return self._state(ref, "the execution state of a frame")
+
+        return self._intact(ref, read)
 
 
 def _as_bytes(value: Any) -> bytes | None:

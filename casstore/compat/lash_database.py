@@ -9,7 +9,7 @@ sessions in one file, are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import ImportNote
@@ -155,10 +155,13 @@ class LashDatabase:
         self.source = source
         if not {"session_head", "graph_nodes", "session_meta"} <= source.tables:
             raise ForeignSourceError(f"{source.path} is not a session database of lash")
-        self.version = int(next(source.ask("PRAGMA user_version"))[0])
+        self.version = source.number("PRAGMA user_version")
         if self.version not in VERSIONS:
             raise SourceVersionError(str(source.path), self.version, VERSIONS)
         self._columns = _columns_of(self.version)
+        # From this version on, a claim lasts as long as the session's lease and has no expiry.
+        self._has_generations = self.version >= _HAS_GENERATIONS
+        self._expires = "0" if self._has_generations else "claim_expires_at_ms"
         for table, wanted in self._columns.items():
             lacking = wanted - source.columns(table)
             if lacking:
@@ -198,18 +201,19 @@ class LashDatabase:
                 name,
                 created_at,
                 model,
-                None if cwd is None else self.text(place, "cwd", cwd),
+                self.optional_text(place, "cwd", cwd),
                 {} if relation is None else self.object(place, relation),
             )
         return None
 
     # --- rows of which it has many --------------------------------------------------------------
 
-    def count(self, table: str) -> int:
-        """How many rows a table has; 0 if the version has no such table."""
+    def count(self, table: str, condition: str = "true", *values: Any) -> int:
+        """How many rows of a table meet a condition; 0 if the version has no such table."""
         if table not in self.source.tables:
             return 0
-        return int(next(self.source.ask(f"SELECT count(*) FROM {table}"))[0])
+        quoted = table.replace('"', '""')
+        return self.source.number(f'SELECT count(*) FROM "{quoted}" WHERE {condition}', values)
 
     def nodes(self) -> Iterator[tuple[str, Any, bool]]:
         """Id, text and whether it is hidden, of every node in the order of insertion."""
@@ -267,15 +271,6 @@ class LashDatabase:
         ):
             yield BatchRow._make(row)
 
-    @property
-    def _has_generations(self) -> bool:
-        """True if a claim lasts as long as the session's lease and has no expiry."""
-        return self.version >= _HAS_GENERATIONS
-
-    @property
-    def _expires(self) -> str:
-        return "0" if self._has_generations else "claim_expires_at_ms"
-
     def items(self, batch: str) -> Iterator[tuple[Any, ...]]:
         """Ids and payloads of a batch, in order."""
         yield from self.source.ask(
@@ -308,7 +303,7 @@ class LashDatabase:
             yield (
                 self.text(place, "attachment_id", name),
                 self.text(place, "canonical_uri", uri),
-                None if owned is None else self.text(place, "owner", owned),
+                self.optional_text(place, "owner", owned),
                 self.number(place, "intent_at_ms", intent),
                 None if committed is None else self.number(place, "committed_at_ms", committed),
             )
@@ -328,8 +323,7 @@ class LashDatabase:
 
     def leases(self, session: str) -> Iterator[tuple[str | None, int, int]]:
         """The last owner of the session or of a turn, the fencing counter, and the expiry."""
-        tables = ("session_execution_leases", "runtime_turn_checkpoints")
-        for table in tables:
+        for table in ("session_execution_leases", "runtime_turn_checkpoints"):
             if table not in self.source.tables:
                 continue
             for owner, fencing, expires in self.source.ask(
@@ -339,7 +333,7 @@ class LashDatabase:
             ):
                 place = f"a lease in {table}"
                 yield (
-                    None if owner is None else self.text(place, "lease_owner_id", owner),
+                    self.optional_text(place, "lease_owner_id", owner),
                     self.number(place, "lease_fencing_token", fencing),
                     self.number(place, "lease_expires_at_ms", expires),
                 )
@@ -353,38 +347,26 @@ class LashDatabase:
                 continue
             if table in _LEFT_OUT or table not in self._columns:
                 name = _LEFT_OUT.get(table, f"rows of the unknown table {table}, left out")
-                yield from _some(name, self._rows(table))
+                yield from _some(name, self.count(table))
                 continue
             known = {*self._columns[table], *_SPARE.get(table, ())}
             yield from self.source.unread(table, known)
         for table in ("queued_work_batches", "runtime_turn_commits", "attachment_manifest"):
-            if table in self.source.tables:
-                [(number,)] = self.source.ask(
-                    f"SELECT count(*) FROM {table} WHERE session_id IS NOT ?", (session,)
-                )
-                yield from _some(f"rows of {table} of other sessions, left out", number)
-        if "pending_turn_inputs" in self.source.tables:
-            [(number,)] = self.source.ask(
-                "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
-                f"OR state NOT IN {_WAITING}",
-                (session,),
-            )
-            yield from _some("inputs of completed turns or other sessions, left out", number)
-        if "queued_work_items" in self.source.tables:
-            [(number,)] = self.source.ask(
-                "SELECT count(*) FROM queued_work_items WHERE batch_id NOT IN "
-                "(SELECT batch_id FROM queued_work_batches)"
-            )
-            yield from _some("queued items of no batch, left out", number)
+            number = self.count(table, "session_id IS NOT ?", session)
+            yield from _some(f"rows of {table} of other sessions, left out", number)
+        number = self.count(
+            "pending_turn_inputs", f"session_id IS NOT ? OR state NOT IN {_WAITING}", session
+        )
+        yield from _some("inputs of completed turns or other sessions, left out", number)
+        number = self.count(
+            "queued_work_items", "batch_id NOT IN (SELECT batch_id FROM queued_work_batches)"
+        )
+        yield from _some("queued items of no batch, left out", number)
 
     def unnamed_blobs(self, named: set[str]) -> Iterator[ImportNote]:
         """Blobs that no row refers to, which lash's own collection would delete."""
         number = sum(name not in named for (name,) in self.source.ask("SELECT hash FROM blobs"))
         yield from _some("unreferenced blobs, left out", number)
-
-    def _rows(self, table: str) -> int:
-        quoted = table.replace('"', '""')
-        return int(next(self.source.ask(f'SELECT count(*) FROM "{quoted}"'))[0])
 
     # --- types ----------------------------------------------------------------------------------
 
@@ -406,11 +388,10 @@ class LashDatabase:
 
     def json(self, place: str, text: Any) -> Any:
         """The value of a text in JSON."""
+        document = self.text(place, "its JSON", text)
         try:
-            return json_values.loads(self.text(place, "its JSON", text))
+            return json_values.loads(document)
         except (ValueError, RecursionError) as exc:
-            if isinstance(exc, DamagedSourceError):
-                raise
             raise self.damaged(place, f"it holds invalid JSON: {exc}") from exc
 
     def object(self, place: str, text: Any) -> dict[str, Any]:
@@ -420,10 +401,9 @@ class LashDatabase:
             raise self.damaged(place, "its JSON is not a map")
         return value
 
-    def optional_text(self, place: str, name: str, fields: Mapping[str, Any]) -> str | None:
-        """A text that a map may have."""
-        value = fields.get(name)
-        return None if value is None else self.text(place, name, value)
+    def optional_text(self, place: str, column: str, value: Any) -> str | None:
+        """The value, which must be a text or None; else DamagedSourceError."""
+        return None if value is None else self.text(place, column, value)
 
     def kept(self, place: str, value: Any) -> Any:
         """The stored form of a value of JSON."""

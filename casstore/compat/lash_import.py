@@ -35,6 +35,7 @@ from casstore.engine.files import path_text, storage_error
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
     ConflictError,
+    CycleError,
     ForeignSourceError,
     InvalidInputError,
     NotFoundError,
@@ -99,8 +100,18 @@ def import_lash(
         try:
             with SqliteSource(file) as opened:
                 database = LashDatabase(opened)
-                part = _Sessions(store, database, planned, progress)
-                part.convert(name, leave_out=leave_out_damaged, max_blob_bytes=max_blob_bytes)
+                if progress is not None:
+                    progress(Step("read", 0, database.count("graph_nodes"), "nodes"))
+                gathered = gather(
+                    database, store.engine.now_ms(),
+                    name=name, leave_out=leave_out_damaged, max_blob_bytes=max_blob_bytes,
+                )  # fmt: skip
+                unit = (
+                    None
+                    if gathered is None
+                    else _Session(store, database, gathered, planned, progress)
+                )
+                part = _Sessions(opened.name, unit)
                 reports.append(
                     run(_KIND, opened, store, [part], dry_run=dry_run, progress=progress)
                 )
@@ -135,30 +146,9 @@ class _Sessions(Part):
 
     name = "nodes"
 
-    def __init__(
-        self,
-        store: Store,
-        database: LashDatabase,
-        planned: dict[str, bytes] | None,
-        progress: Progress | None,
-    ) -> None:
-        self._store = store
-        self._database = database
-        self._planned = planned
-        self._progress = progress
-        self._unit: _Session | None = None
-
-    def convert(self, name: str | None, *, leave_out: bool, max_blob_bytes: int) -> None:
-        """Read the whole database."""
-        database = self._database
-        if self._progress is not None:
-            self._progress(Step("read", 0, database.count("graph_nodes"), "nodes"))
-        now_ms = self._store.engine.now_ms()
-        gathered = gather(
-            database, now_ms, name=name, leave_out=leave_out, max_blob_bytes=max_blob_bytes
-        )
-        if gathered is not None:
-            self._unit = _Session(self._store, database, gathered, self._planned, self._progress)
+    def __init__(self, source: str, unit: _Session | None) -> None:
+        self._source = source
+        self._unit = unit
 
     def count(self) -> int:
         return 0 if self._unit is None else self._unit.size
@@ -169,7 +159,7 @@ class _Sessions(Part):
 
     def notes(self) -> Sequence[ImportNote]:
         if self._unit is None:
-            return [ImportNote(_EMPTY, 1, (self._database.source.name,))]
+            return [ImportNote(_EMPTY, 1, (self._source,))]
         return self._unit.gathered.notes
 
 
@@ -197,6 +187,8 @@ class _Session(Unit):
         self._session = gathered.arrival.meta.session
         try:
             self._built = build(self._runtime, gathered.arrival)
+        except CycleError as exc:
+            raise CycleError(exc.node, f"of {self._path} is its own ancestor") from exc
         except InvalidInputError as exc:
             raise database.damaged(f"session {self._session!r}", str(exc)) from exc
 

@@ -36,6 +36,8 @@ from casstore.store import Store
 DEFAULT_DB_PATH: Final = "./power_loop_sessions"
 MAX_SPAWN_DEPTH: Final = 3
 _MEMORY: Final = ":memory:"
+# The errors for a session that does not exist.
+_GONE: Final = (SessionNotFoundError, SessionDeletedError)
 # The keys of the dict that power-loop's own loop passes as pending.
 _LOOP_KEYS: Final = frozenset(("assistant_seq", "round_index", "tool_call_ids", "tool_calls"))
 
@@ -149,7 +151,7 @@ def _known(session_id: str) -> Iterator[None]:
     """Raise an unknown session as the error that callers of the original expect."""
     try:
         yield
-    except (SessionNotFoundError, SessionDeletedError) as exc:
+    except _GONE as exc:
         raise UnknownSessionError(session_id) from exc
 
 
@@ -304,21 +306,21 @@ class SessionStore:
         """
         try:
             return [_message_row(session_id, one) for one in self.log.active(session_id)]
-        except (SessionNotFoundError, SessionDeletedError):
+        except _GONE:
             return []
 
     def load_all_messages(self, session_id: str) -> list[MessageRow]:
         """All messages by number, including folded ones."""
         try:
             return [_message_row(session_id, one) for one in self.log.messages(session_id)]
-        except (SessionNotFoundError, SessionDeletedError):
+        except _GONE:
             return []
 
     def get_message(self, session_id: str, seq: int) -> MessageRow | None:
         """One message; None if it does not exist."""
         try:
             found = self.log.message(session_id, seq)
-        except (SessionNotFoundError, SessionDeletedError):
+        except _GONE:
             return None
         return None if found is None else _message_row(session_id, found)
 
@@ -366,7 +368,7 @@ class SessionStore:
         """All folds of a session, oldest first."""
         try:
             folds = self.log.folds(session_id)
-        except (SessionNotFoundError, SessionDeletedError):
+        except _GONE:
             return []
         return [
             CompactionRow(
@@ -390,7 +392,7 @@ class SessionStore:
         try:
             counters = self.log.counters(session_id)
             pending = self._pending(session_id)
-        except (SessionNotFoundError, SessionDeletedError, NotALogError):
+        except (*_GONE, NotALogError):
             return None
         return SessionStateRow(
             session_id, counters.next_number, counters.round, counters.folds, pending

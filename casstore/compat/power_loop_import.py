@@ -19,6 +19,7 @@ from casstore.compat.importing import (
     Presence,
     RowPart,
     columns_bytes,
+    other_content,
     paged,
     presence,
     run,
@@ -27,7 +28,6 @@ from casstore.compat.power_loop import encode_calls, kept
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     ConditionFailedError,
-    ConflictError,
     ForeignSourceError,
     InvalidInputError,
 )
@@ -176,7 +176,7 @@ def _require_known(source: SqliteSource) -> None:
 def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
     """Rows of sessions that the database does not have, as an interrupted close leaves them."""
     for table in _TABLES.values():
-        [(number,)] = source.ask(
+        number = source.number(
             f"SELECT count(*) FROM {table} "
             "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
         )
@@ -194,10 +194,7 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         self._tables = tables
 
     def count(self) -> int:
-        [(count,)] = self._source.ask(
-            "SELECT count(*) FROM messages JOIN sessions USING (session_id)"
-        )
-        return int(count)
+        return self._source.number("SELECT count(*) FROM messages JOIN sessions USING (session_id)")
 
     def pages(self) -> Iterator[Sequence[tuple[str, Arrived]]]:
         """Pages of one session each."""
@@ -222,24 +219,14 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         }
         for _, message in page:
             if nodes.get(message.number, message[1:]) != message[1:]:
-                raise ConflictError(
-                    f"the store holds message {message.number} of session {session!r} with other "
-                    "content; import into another store"
-                )
+                raise other_content(f"message {message.number} of session {session!r}")
         return presence(message.number in nodes for _, message in page)
 
     def store(self, rows: Sequence[tuple[str, Arrived]]) -> None:
         Intake(self._tables, rows[0][0]).add([message for _, message in rows])
 
 
-class _SessionRow(NamedTuple):
-    """A session without its messages, as it will be stored."""
-
-    session: str
-    rest: Rest
-
-
-class _Sessions(RowPart[_SessionRow]):
+class _Sessions(RowPart[Rest]):
     """The sessions, parents first. Writing its row makes a session visible."""
 
     name = "sessions"
@@ -249,20 +236,18 @@ class _Sessions(RowPart[_SessionRow]):
         self._tables = tables
 
     def count(self) -> int:
-        return int(next(self._source.ask("SELECT count(*) FROM sessions"))[0])
+        return self._source.number("SELECT count(*) FROM sessions")
 
-    def pages(self) -> Iterator[Sequence[_SessionRow]]:
+    def pages(self) -> Iterator[Sequence[Rest]]:
         """Pages of one session, each a write."""
         known: dict[str, str | None] = dict(
-            self._source.ask("SELECT session_id, parent_session_id FROM sessions")
+            self._source.ask(
+                "SELECT session_id, parent_session_id FROM sessions "
+                "ORDER BY spawn_depth, created_at, session_id"
+            )
         )
         done: set[str] = set()
-        left = [
-            name
-            for (name,) in self._source.ask(
-                "SELECT session_id FROM sessions ORDER BY spawn_depth, created_at, session_id"
-            )
-        ]
+        left = list(known)
         while left:
             # power-loop's depths may be wrong; parents must come first.
             ready = [name for name in left if known[name] not in known or known[name] in done]
@@ -271,7 +256,7 @@ class _Sessions(RowPart[_SessionRow]):
             for name in ready:
                 [row] = _rows_of(self._source, _SourceSession, name)
                 parent = known[name] if known[name] in known else None
-                yield [_SessionRow(name, self._checked(row, parent))]
+                yield [self._checked(row, parent)]
                 done.add(name)
             left = [name for name in left if name not in done]
 
@@ -318,7 +303,7 @@ class _Sessions(RowPart[_SessionRow]):
 
     def _last(self, session: str) -> int:
         asked = "SELECT max(seq) FROM messages WHERE session_id = ?"
-        return int(next(self._source.ask(asked, (session,)))[0] or 0)
+        return self._source.number(asked, (session,))
 
     def _usage(self, session: str) -> list[RoundUsage]:
         return [
@@ -341,9 +326,8 @@ class _Sessions(RowPart[_SessionRow]):
         folds, view = _folds(self._source, session, messages)
         shown = {number for number, folded in messages if not folded}
         notes = tuple(fold.note for fold in folds if fold.note in shown)
-        row = next(_rows_of(self._source, _SourceState, session), None)
-        if row is None:
-            row = _SourceState(session, 0, 0, 0, None)
+        none = _SourceState(session, 0, 0, 0, None)
+        row = next(_rows_of(self._source, _SourceState, session), none)
         state = LogState(
             round=row.round_index,
             folds=max(row.last_compact_seq, len(folds)),
@@ -353,12 +337,12 @@ class _Sessions(RowPart[_SessionRow]):
         pending = _decoded(session, row.pending_json)
         return _with_pending(self._source, session, state, pending), folds
 
-    def session_of(self, page: Sequence[_SessionRow]) -> str | None:
-        return page[0].session
+    def session_of(self, page: Sequence[Rest]) -> str | None:
+        return page[0].row.session
 
-    def look(self, page: Sequence[_SessionRow]) -> Sequence[Presence]:
-        [wanted] = page
-        tables, session = self._tables, wanted.session
+    def look(self, page: Sequence[Rest]) -> Sequence[Presence]:
+        [rest] = page
+        tables, session = self._tables, rest.row.session
         record = tables.sessions.find(session)
         if record is None:
             # ``store`` checks this again; here, because a dry run does not call it.
@@ -366,7 +350,6 @@ class _Sessions(RowPart[_SessionRow]):
             return [Presence.MISSING]
         row = tables.sessions.decode(record)
         at = tables.at(session)
-        rest = wanted.rest
         found = Rest(
             row._replace(place=0, depth=0, children=0, brought_in=0),
             at.state,
@@ -376,14 +359,12 @@ class _Sessions(RowPart[_SessionRow]):
         )
         kind = row.kind if rest.row.parent is not None else rest.row.kind
         if found != rest._replace(row=rest.row._replace(kind=kind)):
-            raise ConflictError(
-                f"the store holds session {session!r} with other content; import into another store"
-            )
+            raise other_content(f"session {session!r}")
         return [Presence.EQUAL]
 
-    def store(self, rows: Sequence[_SessionRow]) -> None:
-        [wanted] = rows
-        tables, session, rest = self._tables, wanted.session, wanted.rest
+    def store(self, rows: Sequence[Rest]) -> None:
+        [rest] = rows
+        tables, session = self._tables, rest.row.session
         attempts = Attempts(f"the parent of session {session!r}")
         while True:
             attempts.begin()
@@ -475,12 +456,13 @@ def _with_pending(source: SqliteSource, session: str, state: LogState, pending: 
     if type(pending) is not dict:
         return state._replace(given=kept(pending))
     ids = list(pending.get("tool_call_ids") or call_ids(pending.get("tool_calls")))
-    rows = source.ask(
+    calling = source.first(
         "SELECT seq, tool_calls_json FROM messages WHERE session_id = ? AND state = 'active' AND "
         "tool_calls_json IS NOT NULL ORDER BY seq DESC LIMIT 1",
         (session,),
     )
-    for number, text in rows:
+    if calling is not None:
+        number, text = calling
         own = call_ids(_decoded(session, text))
         if ids and set(ids) <= set(own):
             waiting = tuple(one for one in own if one in ids)

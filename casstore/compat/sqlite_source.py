@@ -147,7 +147,8 @@ class SqliteSource:
     @property
     def encoding(self) -> str:
         """The encoding of its texts, which ``CAST(… AS BLOB)`` returns."""
-        return str(next(self.ask("PRAGMA encoding"))[0])
+        [(encoding,)] = self.ask("PRAGMA encoding")
+        return str(encoding)
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, as they are read.
@@ -180,6 +181,15 @@ class SqliteSource:
                 raise self._endless()
             yield row
 
+    def first(self, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row of a query; None if it has no rows."""
+        return next(self.ask(query, values), None)
+
+    def number(self, query: str, values: Sequence[Any] = ()) -> int:
+        """The number that a query returns; 0 for NULL."""
+        [(number,)] = self.ask(query, values)
+        return int(number or 0)
+
     def _endless(self) -> LimitError:
         return LimitError(
             f"{self.path} has more rows, or takes more work to read, than a database of "
@@ -199,7 +209,7 @@ class SqliteSource:
         """Notes about columns that the importer does not know: their values are left out."""
         for name in sorted(self.columns(table) - frozenset(known)):
             quoted = name.replace('"', '""')
-            [(number,)] = self.ask(f'SELECT count("{quoted}") FROM {table}')
+            number = self.number(f'SELECT count("{quoted}") FROM {table}')
             if number:
                 yield ImportNote(
                     f"values of the unknown column {name} of {table}, left out", number
@@ -245,3 +255,14 @@ def utc_us(text: Any) -> int:
     time = datetime.fromisoformat(text)
     time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def utc_ms(text: Any) -> int:
+    """Milliseconds since 1970 of a time as for ``utc_us``; ValueError also if it is earlier."""
+    try:
+        time_ms = utc_us(text) // 1000
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is not a time") from exc
+    if time_ms < 0:
+        raise ValueError(f"{text!r} is before 1970")
+    return time_ms

@@ -7,105 +7,103 @@ dialog that says what will happen.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from casstore.errors import InvalidInputError
 from casstore.store import Store
 from casstore.ui.pages import href
 
-
-class Done(NamedTuple):
-    """The result of an action, and the page to show next."""
-
-    text: str
-    address: str
+Given = Mapping[str, str]
 
 
-def act(store: Store, action: str, given: Mapping[str, str]) -> Done:
-    """Carry out an action; InvalidInputError if there is no such action, or a field is missing."""
+def act(store: Store, action: str, given: Given) -> str:
+    """Carry out an action; the address of the page to show next.
+
+    InvalidInputError if there is no such action, or a field is missing.
+    """
     known = _ACTIONS.get(action)
     if known is None:
         raise InvalidInputError(f"unknown action {action!r}; known are {', '.join(_ACTIONS)}")
     return known(store, given)
 
 
-def _field(given: Mapping[str, str], name: str) -> str:
+def parse_number(text: str) -> int | None:
+    """The number that a text is; None if it is not a number of at most 18 digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _field(given: Given, name: str) -> str:
     value = given.get(name, "")
     if not value:
         raise InvalidInputError(f"the field {name!r} is empty; fill it in")
     return value
 
 
-def _revision(given: Mapping[str, str]) -> int | None:
-    text = given.get("at", "")
+def _revision(given: Given, name: str = "at") -> int | None:
+    text = given.get(name, "")
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    number = parse_number(text)
+    if number is None:
         raise InvalidInputError(f"a revision must be a number, got {text!r:.40}")
-    return int(text)
+    return number
 
 
-def _fork(store: Store, given: Mapping[str, str]) -> Done:
-    source, target = _field(given, "session"), _field(given, "target")
+def _expected(given: Given) -> int | None:
+    """The head revision that the page showed: if a newer one exists, the action is refused."""
+    return _revision(given, "expected")
+
+
+def _fork(store: Store, given: Given) -> str:
+    target = _field(given, "target")
     node = given.get("node") or None
-    store.fork(source, target, at=_revision(given), node=node)
-    return Done(f"Forked {source} as {target}.", href("/session", id=target))
+    store.fork(_field(given, "session"), target, at=_revision(given), node=node)
+    return href("/session", id=target)
 
 
-def _label(store: Store, given: Mapping[str, str]) -> Done:
-    session, name = _field(given, "session"), _field(given, "name")
-    entry = store.session(session).label(name, _revision(given))
-    where = href("/session", id=session, at=_revision(given))
-    return Done(f"Revision {entry.revision} has the label {name}.", where)
+def _label(store: Store, given: Given) -> str:
+    session, at = _field(given, "session"), _revision(given)
+    store.session(session).label(_field(given, "name"), at)
+    return href("/session", id=session, at=at)
 
 
-def _unlabel(store: Store, given: Mapping[str, str]) -> Done:
-    session, name = _field(given, "session"), _field(given, "name")
-    store.session(session).unlabel(name)
-    where = href("/session", id=session, at=_revision(given))
-    return Done(f"Removed the label {name}.", where)
+def _unlabel(store: Store, given: Given) -> str:
+    session, at = _field(given, "session"), _revision(given)
+    store.session(session).unlabel(_field(given, "name"))
+    return href("/session", id=session, at=at)
 
 
-def _tag(store: Store, given: Mapping[str, str]) -> Done:
-    session, name = _field(given, "session"), _field(given, "name")
-    entry = store.session(session).entry(_revision(given))
+def _tag(store: Store, given: Given) -> str:
+    session, at, name = _field(given, "session"), _revision(given), _field(given, "name")
+    entry = store.session(session).entry(at)
     store.tag(name, entry.manifest, note=given.get("note") or None)
-    where = href("/session", id=session, at=_revision(given))
-    return Done(f"The tag {name} keeps revision {entry.revision}.", where)
+    return href("/session", id=session, at=at)
 
 
-def _rewind(store: Store, given: Mapping[str, str]) -> Done:
-    session = _field(given, "session")
-    to = _revision(given)
+def _rewind(store: Store, given: Given) -> str:
+    session, to = _field(given, "session"), _revision(given)
     if to is None:
         raise InvalidInputError("the field 'at' is empty; it must name the revision to rewind to")
-    result = store.session(session).rewind(to, expected=_expected(given))
-    where = href("/session", id=session)
-    return Done(f"Revision {result.revision} is like revision {to}.", where)
+    store.session(session).rewind(to, expected=_expected(given))
+    return href("/session", id=session)
 
 
-def _adopt(store: Store, given: Mapping[str, str]) -> Done:
-    session, other = _field(given, "session"), _field(given, "other")
-    result = store.session(session).adopt(other, expected=_expected(given))
-    where = href("/session", id=session)
-    return Done(f"Revision {result.revision} is the head of {other}.", where)
+def _adopt(store: Store, given: Given) -> str:
+    session = _field(given, "session")
+    store.session(session).adopt(_field(given, "other"), expected=_expected(given))
+    return href("/session", id=session)
 
 
-def _expected(given: Mapping[str, str]) -> int | None:
-    """The head revision that the page showed: if a newer one exists, the action is refused."""
-    return _revision({"at": given.get("expected", "")})
-
-
-def _delete(store: Store, given: Mapping[str, str]) -> Done:
+def _delete(store: Store, given: Given) -> str:
     session = _field(given, "session")
     if given.get("confirm") != session:
         raise InvalidInputError(f"the id that you typed is not {session!r}; nothing was deleted")
     if not store.delete_session(session):
         raise InvalidInputError(f"session {session!r} was deleted already")
-    return Done(f"Deleted {session}.", "/")
+    return "/"
 
 
-_ACTIONS: Final[dict[str, Callable[[Store, Mapping[str, str]], Done]]] = {
+_ACTIONS: Final[dict[str, Callable[[Store, Given], str]]] = {
     "fork": _fork,
     "label": _label,
     "unlabel": _unlabel,

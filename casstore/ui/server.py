@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -50,7 +51,7 @@ from casstore.ui.views import (
 from casstore.ui.views import session as sessions
 from casstore.ui.views.lanes import lanes
 from casstore.ui.views.space import Health
-from casstore.ui.views.viewed import Viewed
+from casstore.ui.views.viewed import Viewed, ViewedPlace
 
 _ASSETS: Final = {
     "style.css": "text/css",
@@ -114,21 +115,18 @@ class Viewer:
 
     def session(self, given: Given) -> Response:
         """A session, at its head or at an earlier revision."""
-        session, at, leaf = _session_in(given), _at(given), given.get("leaf") or None
+        session = _session_in(given)
         if self.store.session(session).head() is None:
             meta = self.store.session(session).meta()
             waits = sessions.waiting(self.viewed, session)
             return self.render("empty_session.html", meta=meta, waiting=waits)
-        place = self.viewed.place(session, at, leaf)
+        place = self._place(given)
         rows = None
         if "parts" not in given:
-            start, before = _number(given, "start"), _number(given, "before")
+            start = _number(given, "start")
             if "node" in given:
                 start = _around(place, given["node"])
-            rows = timeline.timeline(
-                self.viewed, place, before=before, start=start,
-                forks=sessions.fork_points(self.viewed, place),
-            )  # fmt: skip
+            rows = self._timeline(place, given, start)
         return self.render(
             "session.html",
             about=sessions.summary(self.viewed, place),
@@ -136,46 +134,49 @@ class Viewer:
             timeline=rows,
             state=sessions.state(self.viewed, place),
             waiting=sessions.waiting(self.viewed, session),
-            at=at,
-            leaf=leaf,
+            at=_at(given),
+            leaf=_leaf(given),
             selected=given.get("node", ""),
         )
 
     def rows(self, given: Given) -> Response:
         """More rows of a timeline; status 205 if the path does not continue the rows shown."""
-        session, at, leaf = _session_in(given), _at(given), given.get("leaf") or None
-        place = self.viewed.place(session, at, leaf)
-        start, before = _number(given, "start"), _number(given, "before")
+        place = self._place(given)
+        start = _number(given, "start")
         if start and "last" in given and not _continues(place, start, given["last"]):
             return Response(status_code=205)
-        found = timeline.timeline(
-            self.viewed, place, before=before, start=start,
+        return self.render(
+            "rows.html",
+            timeline=self._timeline(place, given, start),
+            about=sessions.summary(self.viewed, place),
+            at=_at(given),
+            leaf=_leaf(given),
+            selected="",
+        )
+
+    def _place(self, given: Given) -> ViewedPlace:
+        return self.viewed.place(_session_in(given), _at(given), _leaf(given))
+
+    def _timeline(self, place: ViewedPlace, given: Given, start: int | None) -> timeline.Timeline:
+        return timeline.timeline(
+            self.viewed, place, before=_number(given, "before"), start=start,
             forks=sessions.fork_points(self.viewed, place),
         )  # fmt: skip
-        about = sessions.summary(self.viewed, place)
-        return self.render("rows.html", timeline=found, about=about, at=at, leaf=leaf, selected="")
 
     def state(self, given: Given) -> Response:
         """The entries at a path in the state of a session, or in an object."""
+        path, start = _path(given), _number(given, "start") or 0
+        whose: dict[str, Any]
         if "digest" in given:
             digest = _digest(given)
-            found = things.object_level(
-                self.viewed, digest, _path(given), max(0, _number(given, "start") or 0)
-            )
-            return self.render(
-                "level.html",
-                level=found,
-                whose={"digest": digest.hex()},
-                path=given.get("path", ""),
-            )
-        session, at = _session_in(given), _at(given)
-        place = self.viewed.place(session, at)
-        found = sessions.state_level(
-            self.viewed, place.state.manifest, _path(given), max(0, _number(given, "start") or 0)
-        )
-        return self.render(
-            "level.html", level=found, whose={"id": session, "at": at}, path=given.get("path", "")
-        )
+            found = things.object_level(self.viewed, digest, path, start)
+            whose = {"digest": digest.hex()}
+        else:
+            session, at = _session_in(given), _at(given)
+            manifest = self.viewed.place(session, at).state.manifest
+            found = sessions.state_level(self.viewed, manifest, path, start)
+            whose = {"id": session, "at": at}
+        return self.render("level.html", level=found, whose=whose, path=given.get("path", ""))
 
     def node(self, given: Given) -> Response:
         """A node of a session by its id."""
@@ -293,9 +294,9 @@ class Viewer:
         """Carry out one of the ``actions``, if the viewer may write."""
         if not self.write:
             raise NotFoundError("this viewer changes nothing: start it with --write")
-        done = actions.act(self.store, given.get("action", ""), given)
+        address = actions.act(self.store, given.get("action", ""), given)
         self.viewed.forget()
-        return _redirect(done.address)
+        return _redirect(address)
 
     def failed(self, exc: CasstoreError) -> Response:
         """The page about an error."""
@@ -319,16 +320,20 @@ def _number(given: Given, name: str) -> int | None:
     text = given.get(name, "")
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    number = actions.parse_number(text)
+    if number is None:
         raise InvalidInputError(f"{name} must be a number, got {text!r:.40}")
-    return int(text)
+    return number
 
 
 def _at(given: Given) -> int | str | None:
     text = given.get("at", "")
-    if not text:
-        return None
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else text
+    number = actions.parse_number(text)
+    return text or None if number is None else number
+
+
+def _leaf(given: Given) -> str | None:
+    return given.get("leaf") or None
 
 
 def _digest(given: Given) -> Digest:
@@ -349,22 +354,20 @@ def _path(given: Given) -> list[PathStep]:
     return found
 
 
-def _around(place: Any, node: str) -> int | None:
+def _around(place: ViewedPlace, node: str) -> int | None:
     """The first position of a window with a node in it; None if the node is not on the path."""
     [found] = place.nodes.find([node])
     if found is None:
         return None
-    import bisect
-
     at = bisect.bisect_left(place.path, found.position)
     is_there = at < len(place.path) and place.path[at] == found.position
     return max(0, at - timeline.PAGE // 4) if is_there else None
 
 
-def _continues(place: Any, start: int, last: str) -> bool:
+def _continues(place: ViewedPlace, start: int, last: str) -> bool:
     if start > len(place.path):
         return False
-    return bool(place.nodes.digests([place.path[start - 1]])[0].hex() == last)
+    return place.nodes.digests([place.path[start - 1]])[0].hex() == last
 
 
 def _redirect(address: str) -> Response:

@@ -47,6 +47,15 @@ def one_line(text: str, width: int = 120) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
+def cut(text: str, limit: int) -> str:
+    """The text, or its first ``limit`` characters and an ellipsis.
+
+    >>> cut("a long text", 6)
+    'a long…'
+    """
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
 def short(digest: bytes) -> str:
     """The first digits of a digest."""
     return digest.hex()[:_SHORT_DIGEST]

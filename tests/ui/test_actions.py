@@ -120,3 +120,13 @@ def test_the_pages_have_a_dialog_for_each_action(writing: Running) -> None:
 def test_an_unknown_action_is_named(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s") as store, pytest.raises(InvalidInputError, match="'burn'"):
         act(store, "burn", {})
+
+
+def test_a_label_stays_if_its_removal_names_an_invalid_revision(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s") as store:
+        session = store.session("s")
+        session.append(casstore.NodeDraft("n", "hello"))
+        session.label("good", 1)
+        with pytest.raises(InvalidInputError, match="a revision must be a number, got 'last'"):
+            act(store, "unlabel", {"session": "s", "name": "good", "at": "last"})
+        assert session.entry("good").revision == 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from casstore.errors import CasstoreError, CorruptionError, SessionDeletedError
+from casstore.errors import CasstoreError, CorruptionError
 from casstore.maintenance import systems
 from casstore.maintenance.check import last_check
 from casstore.maintenance.contents import measure_own
@@ -238,7 +238,7 @@ def _listed(viewed: Viewed, known: Known, depth: int, is_match: bool) -> Listed:
         return Listed(known, known.title, None, None, depth, known.size_bytes, is_match)
     try:
         info = viewed.store.session(known.id).info()
-    except (CasstoreError, SessionDeletedError) as exc:
+    except CasstoreError as exc:
         says = f"cannot be read: {one_line(str(exc))}"
         return Listed(known, says, None, None, depth, None, is_match)
     nodes = 0 if info.head is None else info.head.node_count

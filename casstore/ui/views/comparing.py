@@ -60,11 +60,7 @@ def compare(viewed: Viewed, old: str, new: str) -> Compared:
     sides = [_side(viewed, text) for text in (old, new)]
     digests = [Digest.from_hex(side.digest) for side in sides]
     found = viewed.store.compare(digests[0], digests[1])
-    described = [one for details in found.details.values() for one in details]
     plain = [one for one in found.changes if one.path[0] not in found.details]
-    shown = values.show_changes(plain)
-    shown += values.show_details(described, values.CHANGES - len(shown))
-    shown += values.show_failures(found.failures)
     return Compared(
         sides[0],
         sides[1],
@@ -74,8 +70,8 @@ def compare(viewed: Viewed, old: str, new: str) -> Compared:
         _nodes(viewed, found.added[:_NODES], sides[1]),
         len(found.dropped),
         len(found.added),
-        shown,
-        len(plain) + len(described),
+        values.show_difference(plain, found.details, found.failures),
+        len(plain) + sum(map(len, found.details.values())),
     )
 
 

@@ -17,6 +17,7 @@ from casstore.errors import CasstoreError
 from casstore.objects import graph
 from casstore.objects.node_index import NodeIndex, common_prefix
 from casstore.session.attempts import read_again
+from casstore.session.data import Origin
 from casstore.session.state import State
 from casstore.ui.views.catalogue import forks_of
 from casstore.ui.views.viewed import Viewed, ViewedPlace
@@ -111,7 +112,7 @@ def _others(viewed: Viewed, place: ViewedPlace, found: list[Lane]) -> Iterator[L
     yield from _left_behind(viewed, place)
     origin = place.head.head.origin
     if origin is not None:
-        source = _fork_lane(viewed, origin.session, origin.revision, origin.node, place.session)
+        source = _forked(viewed, SOURCE, origin.session, origin, 0)
         if source is not None:
             yield source._replace(start=min(source.start, len(place.path)))
     level = [(place.session, 0)]
@@ -123,12 +124,10 @@ def _others(viewed: Viewed, place: ViewedPlace, found: list[Lane]) -> Iterator[L
                 if session == place.session and fork.origin.revision > place.revision:
                     # It was forked later than the revision that is shown.
                     continue
-                lane = _lane_of_fork(viewed, fork.id, fork.origin.revision, fork.origin.node,
-                                     session, parent)  # fmt: skip
+                lane = _forked(viewed, FORK, fork.id, fork.origin, parent)
                 if lane is None:
                     continue
-                limit = found[parent].end
-                yield lane._replace(start=min(lane.start, limit))
+                yield lane._replace(start=min(lane.start, found[parent].end))
                 if len(found) < MAX_LANES:
                     following.append((fork.id, len(found) - 1))
         level = following
@@ -208,52 +207,32 @@ def _left_lane(viewed: Viewed, place: ViewedPlace, state: State) -> Lane | None:
     )  # fmt: skip
 
 
-def _depth_at(viewed: Viewed, session: str, revision: int, node: str | None) -> int | None:
-    """The depth of the node at which a fork begins; None if its revision is gone."""
-    try:
-        manifest = viewed.runtime.at(session, revision).manifest
-        digest = manifest.leaf
-        if node is not None:
-            [found] = viewed.runtime.index(manifest).find([node])
-            digest = None if found is None else found.digest
-        if digest is None:
-            return 0
-        return graph.read_headers(viewed.reader(), [digest])[0].depth
-    except CasstoreError:
-        # The revision was removed, or the session was deleted.
-        return None
-
-
-def _end_of(viewed: Viewed, session: str) -> int | None:
+def _forked(viewed: Viewed, kind: str, session: str, origin: Origin, parent: int) -> Lane | None:
+    """The lane of a fork, or of the session that it was forked from; None if it is gone."""
     try:
         state = viewed.runtime.find(session)
         if state is None:
             return None
-        leaf = state.manifest.leaf
-        return 0 if leaf is None else graph.read_headers(viewed.reader(), [leaf])[0].depth
+        end = _depth(viewed, state.manifest.leaf)
     except CasstoreError:
         return None
+    try:
+        manifest = viewed.runtime.at(origin.session, origin.revision).manifest
+        digest = manifest.leaf
+        if origin.node is not None:
+            [found] = viewed.runtime.index(manifest).find([origin.node])
+            digest = None if found is None else found.digest
+        start = min(_depth(viewed, digest), end)
+    except CasstoreError:
+        # The revision was removed, or the session was deleted.
+        if kind == SOURCE:
+            return None
+        start = end
+    return Lane(kind, session, start, end, parent, session)
 
 
-def _lane_of_fork(
-    viewed: Viewed, fork: str, revision: int, node: str | None, source: str, parent: int
-) -> Lane | None:
-    start = _depth_at(viewed, source, revision, node)
-    end = _end_of(viewed, fork)
-    if end is None:
-        return None
-    start = end if start is None else start
-    return Lane(FORK, fork, min(start, end), end, parent, fork)
-
-
-def _fork_lane(
-    viewed: Viewed, source: str, revision: int, node: str | None, session: str
-) -> Lane | None:
-    start = _depth_at(viewed, source, revision, node)
-    end = _end_of(viewed, source)
-    if start is None or end is None:
-        return None
-    return Lane(SOURCE, source, min(start, end), end, 0, source)
+def _depth(viewed: Viewed, digest: bytes | None) -> int:
+    return 0 if digest is None else graph.read_headers(viewed.reader(), [digest])[0].depth
 
 
 # --- drawing ------------------------------------------------------------------------------

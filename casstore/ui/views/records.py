@@ -17,7 +17,7 @@ from casstore.maintenance import systems
 from casstore.session.attempts import read_again
 from casstore.session.record_keys import past, split_texts
 from casstore.session.records import Table
-from casstore.ui.texts import one_line
+from casstore.ui.texts import cut, one_line
 from casstore.ui.views.timeline import PAGE, TEXT_CHARACTERS, WEIGHT_BYTES, node_time
 from casstore.ui.views.viewed import Viewed
 
@@ -26,6 +26,7 @@ CLAUDE: Final = "claude"
 _NAMESPACES: Final = 50
 _CHANNELS: Final = 40
 _MESSAGES: Final = 8
+_BLOCKS: Final = 12
 # Fields of a transcript's entry that are shown elsewhere, or not at all.
 _KNOWN_FIELDS: Final = frozenset(("uuid", "parentUuid", "sessionId", "timestamp", "type"))
 
@@ -107,14 +108,10 @@ def _fitting(rows: Iterator[RecordRow]) -> tuple[list[RecordRow], bool]:
 
 
 def _brief(message: ParsedPayload) -> tuple[ParsedPayload, bool]:
-    is_cut = len(message.blocks) > 12
-    blocks: list[Block] = []
-    for block in message.blocks[:12]:
-        if len(block.text) > TEXT_CHARACTERS:
-            is_cut = True
-            block = block._replace(text=block.text[:TEXT_CHARACTERS] + "…")
-        blocks.append(block)
-    return message._replace(blocks=tuple(blocks)), is_cut
+    """The first blocks of a message, their texts cut, and whether a part of it is left out."""
+    found = message.blocks[:_BLOCKS]
+    blocks = tuple([block._replace(text=cut(block.text, TEXT_CHARACTERS)) for block in found])
+    return message._replace(blocks=blocks), blocks != message.blocks
 
 
 # --- LangGraph ----------------------------------------------------------------------------
@@ -196,8 +193,7 @@ def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[ParsedPayloa
             new = f", {len(found) - known} new" if known else ""
             shown = tuple([_brief(message)[0] for message in messages])
             return shown, f"{count(len(found), 'message')}{new}"
-    text = as_json(found)
-    return (), text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"
+    return (), cut(as_json(found), TEXT_CHARACTERS)
 
 
 def _decoded(stored: Any) -> Any:
@@ -320,10 +316,12 @@ def _of_table(viewed: Viewed, name: str, entry: str) -> Iterator[tuple[tuple[str
             prefixes.add(systems.entry_key(entry, depth))
         except InvalidInputError:
             continue
+    # How many texts the keys of the table have is known from its first row.
+    parts = _parts(viewed, name)
+    if parts is None:
+        return
     for prefix in sorted(prefixes, key=len):
-        # How many texts the keys of the table have is known from its first row.
-        parts = _parts(viewed, name)
-        if parts is None or parts < len(prefix):
+        if parts < len(prefix):
             continue
         table = Table(viewed.store, name, parts)
         found = False

@@ -26,7 +26,7 @@ from casstore.ui.texts import one_line
 from casstore.ui.views import values
 from casstore.ui.views.catalogue import Known, forks_of
 from casstore.ui.views.values import Level, ShownChange, ValueBranch
-from casstore.ui.views.viewed import Viewed, ViewedPlace
+from casstore.ui.views.viewed import Viewed, ViewedPlace, tags_of, turns_before
 
 # The most characters of a component in a file.
 _MAX_CHARACTERS: Final = 4 << 20
@@ -123,12 +123,6 @@ def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
     before = next(handle.history(before=place.revision, limit=1), None)
     forks = forks_of(viewed, place.session)
     manifest = place.state.manifest
-    leaf = manifest.leaf
-    turns = 0
-    if len(place.path):
-        digest = place.nodes.digests([place.path[-1]])
-        turns = graph.read_headers(viewed.reader(), digest)[0].users
-    manifest_digest = place.state.head.manifest
     return Summary(
         session=place.session,
         meta=handle.meta(),
@@ -139,9 +133,9 @@ def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
         following=None if place.is_head else _following(viewed, key, place.revision),
         nodes=manifest.nodes,
         path_nodes=len(place.path),
-        turns=turns,
+        turns=turns_before(viewed, place, len(place.path)),
         hidden=len(place.hidden),
-        leaf=None if leaf in place.hidden else manifest.leaf_id,
+        leaf=None if manifest.leaf in place.hidden else manifest.leaf_id,
         usage=tuple(read_usage(viewed.reader(), manifest.ledger)),
         ticks=tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
         origin=place.head.head.origin,
@@ -149,9 +143,7 @@ def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
         forks_omitted=max(0, len(forks) - _FORKS),
         subjects=handle.subjects(),
         expires_at_ms=handle.expires_at_ms(),
-        tags=tuple(
-            [pin.name for pin in islice(viewed.store.pins(), 1000) if pin.digest == manifest_digest]
-        ),
+        tags=tags_of(viewed, place.state.head.manifest),
     )
 
 
@@ -241,15 +233,12 @@ def _state(viewed: Viewed, place: ViewedPlace) -> StateShown:
         earlier = graph.read_manifest(viewed.reader(), before.manifest)
         fields = _fields(earlier, manifest)
         details, failures = describe_fields(viewed.reader(), fields)
-        described = [one for found in details.values() for one in found]
         plain = [field for field in fields if field[0] not in details]
         found = iter(value_diff.diff_fields(viewed.reader(), plain, DEFAULT_MAX_BYTES))
         changes = list(islice(found, values.CHANGES))
         more = next(found, None) is not None
-        shown = values.show_changes(changes)
-        shown += values.show_details(described, values.CHANGES - len(shown))
-        more = more or len(shown) < len(changes) + len(described)
-        shown += values.show_failures(failures)
+        shown = values.show_difference(changes, details, failures)
+        more = more or len(changes) + sum(map(len, details.values())) > values.CHANGES
     changed = frozenset([change.path[:end] for change in changes
                          for end in range(1, len(change.path) + 1)])  # fmt: skip
     changed |= {(name,) for name in details}

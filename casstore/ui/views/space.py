@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Collecting, Measuring
 from casstore.errors import CasstoreError
-from casstore.format.digest import KIND_NAMES, Kind
+from casstore.format.digest import Kind
 from casstore.maintenance import gc, retention
 from casstore.maintenance import space as spaces
 from casstore.maintenance.check import LastCheck, check, last_check, result_of
 from casstore.maintenance.contents import Share, measure_contents, measure_sessions
 from casstore.maintenance.policy import policy_fields
 from casstore.ui.views.catalogue import SESSIONS, contents
-from casstore.ui.views.viewed import Viewed
+from casstore.ui.views.viewed import Viewed, kind_name
 
 _BIGGEST: Final = 25
 # The own size is measured for this many sessions, the newest: one pass cannot measure more.
@@ -148,7 +148,7 @@ def _charts(viewed: Viewed) -> Charts:
         found.revisions,
         _kinds(found.by_kind),
         tuple(days),
-        tuple([BigShown(one.digest.hex(), _kind(one.kind), one.size_bytes)
+        tuple([BigShown(one.digest.hex(), kind_name(one.kind), one.size_bytes)
                for one in found.biggest]),
     )  # fmt: skip
 
@@ -157,14 +157,10 @@ def _kinds(found: Mapping[int, tuple[int, int]]) -> tuple[KeptRow, ...]:
     """Objects by kind; a large blob and the lists of its parts are blobs."""
     summed: dict[str, KeptRow] = {}
     for kind, (objects, size_bytes) in found.items():
-        name = "blob" if kind == Kind.CHUNKS else _kind(kind)
+        name = "blob" if kind == Kind.CHUNKS else kind_name(kind)
         known = summed.get(name, KeptRow(name, 0, 0))
         summed[name] = KeptRow(name, known.objects + objects, known.size_bytes + size_bytes)
     return tuple(summed.values())
-
-
-def _kind(kind: int) -> str:
-    return "blob" if kind == Kind.ROPE else KIND_NAMES.get(kind, str(kind))
 
 
 def _date(day: int) -> str:

@@ -6,14 +6,13 @@ import base64
 import binascii
 import codecs
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.cli.payloads import ParsedPayload, read_message
 from casstore.errors import CasstoreError, NotFoundError, PathStep
 from casstore.format import tree
 from casstore.format.canonical import links_in
-from casstore.format.digest import KIND_NAMES, Digest, Kind
+from casstore.format.digest import Digest, Kind
 from casstore.maintenance.keepers import Keeper, find_keepers, remembered
 from casstore.maintenance.sharing import newest_first
 from casstore.objects import graph
@@ -24,7 +23,7 @@ from casstore.ui.views import values
 from casstore.ui.views.session import components, state_level
 from casstore.ui.views.timeline import begun, node_time
 from casstore.ui.views.values import Level, ValueBranch
-from casstore.ui.views.viewed import Viewed
+from casstore.ui.views.viewed import Viewed, kind_name, tags_of
 
 _LINKS: Final = 100
 _PARENTS: Final = 50
@@ -109,11 +108,9 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
     """An object by its digest; a node as it is seen in a session, or outside of all."""
     reader = viewed.reader()
     item = reader.get(digest)
-    is_blob = item.kind in (Kind.BLOB, Kind.ROPE)
-    kind = "blob" if is_blob else KIND_NAMES.get(item.kind, str(item.kind))
     found = Thing(
         digest=digest.hex(),
-        kind=kind,
+        kind=kind_name(item.kind),
         size_bytes=len(item.data),
         session=session,
         node=None,
@@ -126,7 +123,7 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
         image="",
         links=(),
         links_more=False,
-        tags=_tags(viewed, digest),
+        tags=tags_of(viewed, digest),
     )
     if item.kind == Kind.NODE:
         is_hidden = digest in hidden_digests(viewed, session)
@@ -146,7 +143,7 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
             for name, value in components(viewed, manifest)
         ]
         found = found._replace(branches=tuple(branches), entries=len(branches))
-    elif is_blob:
+    elif item.kind in (Kind.BLOB, Kind.ROPE):
         found = _blob(viewed, digest, found)
     elif item.kind in (Kind.VALUE, Kind.LIST, Kind.MAP):
         stored = open_stored(reader, digest, item)
@@ -163,7 +160,7 @@ def thing(viewed: Viewed, digest: bytes, session: str | None = None) -> Thing:
     return found._replace(
         links=tuple(
             [
-                LinkShown(one.hex(), _kind_name(None if stored is None else stored.kind))
+                LinkShown(one.hex(), "missing" if stored is None else kind_name(stored.kind))
                 for one, stored in zip(shown[:_LINKS], kinds, strict=True)
             ]
         ),
@@ -178,14 +175,8 @@ def object_level(viewed: Viewed, digest: bytes, path: Sequence[PathStep], start:
     if item.kind == Kind.MANIFEST:
         return state_level(viewed, graph.read_manifest(reader, digest), path, start)
     if item.kind not in (Kind.VALUE, Kind.LIST, Kind.MAP):
-        raise NotFoundError(f"a {_kind_name(item.kind)} has no entries")
+        raise NotFoundError(f"a {kind_name(item.kind)} has no entries")
     return values.level(open_stored(reader, digest, item).at(path), tuple(path), start=start)
-
-
-def _kind_name(kind: int | None) -> str:
-    if kind is None:
-        return "missing"
-    return "blob" if kind == Kind.ROPE else KIND_NAMES.get(kind, str(kind))
 
 
 def _links(kind: int, data: bytes) -> Sequence[bytes]:
@@ -219,10 +210,6 @@ def hidden_digests(viewed: Viewed, session: str | None) -> Mapping[bytes, str] |
         if head.hidden is not None:
             found.update(viewed.runtime.hidden(head))
     return found
-
-
-def _tags(viewed: Viewed, digest: bytes) -> tuple[str, ...]:
-    return tuple([pin.name for pin in islice(viewed.store.pins(), 1000) if pin.digest == digest])
 
 
 def _blob(viewed: Viewed, digest: bytes, found: Thing) -> Thing:
@@ -278,7 +265,7 @@ def _reached(viewed: Viewed, digest: bytes) -> Reached:
             break
         if own in info.children:
             found[info.digest] = info.kind
-    parents = [LinkShown(one.hex(), _kind_name(kind)) for one, kind in found.items()][:_PARENTS]
+    parents = [LinkShown(one.hex(), kind_name(kind)) for one, kind in found.items()][:_PARENTS]
     keepers = [_named(viewed, one) for one in find_keepers(engine, [digest])[:100]]
     return Reached(tuple(parents), len(found) > _PARENTS, tuple(keepers), False)
 
@@ -302,7 +289,7 @@ def raw_value(viewed: Viewed, digest: bytes, session: str | None = None) -> Any:
         return graph.stored_nodes(reader, [digest])[0].payload
     if item.kind in (Kind.VALUE, Kind.LIST, Kind.MAP):
         return open_stored(reader, digest, item)
-    raise NotFoundError(f"a {_kind_name(item.kind)} has no JSON")
+    raise NotFoundError(f"a {kind_name(item.kind)} has no JSON")
 
 
 def image_bytes(

@@ -27,7 +27,7 @@ from casstore.objects import graph
 from casstore.objects.stored import Stored
 from casstore.session.attempts import read_again
 from casstore.ui.views.commits import Created, TokenCounts, commits_of, tokens_of
-from casstore.ui.views.viewed import Viewed, ViewedPlace
+from casstore.ui.views.viewed import Viewed, ViewedPlace, turns_before
 
 #: The most nodes in a window.
 PAGE: Final = 80
@@ -159,8 +159,8 @@ def _timeline(
             stop = first + len(kept)
         drafts = kept
     drafts = _named_results(drafts)
-    users_before = _users_before(viewed, place, first)
-    rows, events = _joined(viewed, place, drafts, users_before, forks, is_end=stop == total)
+    turns = turns_before(viewed, place, first)
+    rows, events = _joined(viewed, place, drafts, turns, forks, is_end=stop == total)
     return Timeline(tuple(rows), first, stop, total, tuple(events))
 
 
@@ -252,13 +252,6 @@ def _fitting(drafts: list[_Draft], *, from_end: bool) -> list[_Draft]:
         kept.append(draft)
         left -= draft.weight
     return kept[::-1] if from_end else kept
-
-
-def _users_before(viewed: Viewed, place: ViewedPlace, first: int) -> int:
-    if first == 0:
-        return 0
-    digest = place.nodes.digests([place.path[first - 1]])
-    return graph.read_headers(viewed.reader(), digest)[0].users
 
 
 def _joined(

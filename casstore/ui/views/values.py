@@ -14,7 +14,7 @@ from casstore.format.canonical import Link
 from casstore.objects.diff import Change
 from casstore.objects.stored import Stored
 from casstore.session.component_formats import Detail
-from casstore.ui.texts import one_line
+from casstore.ui.texts import cut, one_line
 
 #: The most entries of one level that are listed at once.
 ENTRIES: Final = 100
@@ -92,8 +92,6 @@ def branch(
 ) -> ValueBranch:
     """One entry as the page shows it; its own entries too, for ``deeper`` levels."""
     is_changed = path in changed
-    if isinstance(value, Link):
-        return ValueBranch(name, path_text(path), "", "link", 0, value.digest.hex(), is_changed)
     count = value.entry_count() if isinstance(value, Stored) else None
     if count is None:
         begun = value.beginning(4 * _LINE, 4 * _LINE) if isinstance(value, Stored) else value
@@ -164,19 +162,21 @@ class ShownChange(NamedTuple):
         return text
 
 
-def show_changes(changes: Sequence[Change], limit: int = CHANGES) -> tuple[ShownChange, ...]:
-    """The first changes, up to a number, with their values cut."""
-    return tuple([_shown(change) for change in changes[:limit]])
+def show_difference(
+    changes: Sequence[Change],
+    details: Mapping[str, Sequence[Detail]],
+    failures: Mapping[str, str],
+) -> tuple[ShownChange, ...]:
+    """The first changes, with their values and texts cut: at most ``CHANGES``, and all failures.
 
-
-def show_details(details: Sequence[Detail], limit: int = CHANGES) -> tuple[ShownChange, ...]:
-    """The first changes within a component, such as files of a workspace, with their texts cut."""
-    return tuple([_shown_detail(one) for one in details[:limit]])
-
-
-def show_failures(failures: Mapping[str, str]) -> tuple[ShownChange, ...]:
-    """The components that the package of their format could not describe, and why."""
-    return tuple([ShownChange("changed", (name,), None, why, ()) for name, why in failures.items()])
+    ``details`` are changes within components, such as files of a workspace; ``failures`` are the
+    components that the package of their format could not describe, and why.
+    """
+    shown = [_shown(change) for change in changes[:CHANGES]]
+    described = [one for found in details.values() for one in found]
+    shown += [_shown_detail(one) for one in described[: CHANGES - len(shown)]]
+    shown += [ShownChange("changed", (name,), None, why, ()) for name, why in failures.items()]
+    return tuple(shown)
 
 
 def _shown_detail(one: Detail) -> ShownChange:
@@ -217,8 +217,7 @@ def _value(stored: Stored | None) -> str | None:
     if stored is None:
         return None
     begun = stored.beginning(_VALUE_CHARACTERS, _VALUE_CHARACTERS)
-    text = scalar(begun)
-    return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "…"
+    return cut(scalar(begun), _VALUE_CHARACTERS)
 
 
 def diff_lines(before: str, after: str) -> Iterator[Line]:

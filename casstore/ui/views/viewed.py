@@ -9,9 +9,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.errors import CorruptionError, NotFoundError, SessionNotFoundError
+from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.graph import Manifest, decode_manifest
 from casstore.objects import graph
 from casstore.objects.node_index import NodeIndex
@@ -25,6 +27,8 @@ Found = TypeVar("Found")
 #: The most rows that one answer holds.
 MAX_ROWS: Final = 300
 _KEPT: Final = 32
+# The most pins that are searched for tags.
+_PINS: Final = 1000
 # A result that took t seconds to compute is reused for 10 t seconds at least, so that a slow view
 # takes a tenth of the processor at most.
 _REUSE_FACTOR: Final = 10
@@ -163,6 +167,25 @@ class Viewed:
         """Clear the cache, after the viewer itself has changed the store."""
         with self._lock:
             self._kept.clear()
+
+
+def kind_name(kind: int) -> str:
+    """The name of a kind of object, as pages show it: a large blob is a blob."""
+    return "blob" if kind == Kind.ROPE else KIND_NAMES.get(kind, str(kind))
+
+
+def tags_of(viewed: Viewed, digest: bytes) -> tuple[str, ...]:
+    """The tags that name an object."""
+    pins = islice(viewed.store.pins(), _PINS)
+    return tuple([pin.name for pin in pins if pin.digest == digest])
+
+
+def turns_before(viewed: Viewed, place: ViewedPlace, at: int) -> int:
+    """The number of turns that begin before position ``at`` of the path."""
+    if at == 0:
+        return 0
+    digest = place.nodes.digests([place.path[at - 1]])
+    return graph.read_headers(viewed.reader(), digest)[0].users
 
 
 def read_manifests(viewed: Viewed, digests: Sequence[bytes]) -> list[Manifest | None]:
