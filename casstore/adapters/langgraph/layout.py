@@ -253,7 +253,7 @@ class CheckpointRow(NamedTuple):
     run: str | None = None
     #: Writes of tasks that have no row of their own: those of a copied checkpoint.
     folded_writes: tuple[PendingRow, ...] = ()
-    #: What delta channels need of deleted ancestors (``history``), by channel: [writes, seed?].
+    #: What delta channels need of deleted ancestors (``threads``), by channel: [writes, seed?].
     folded_history: Mapping[str, list[Any]] = MappingProxyType({})
     record: Record | None = None
 

@@ -11,7 +11,6 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory
 
 from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
-from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
 from casstore.adapters.langgraph.layout import (
     Channel,
     CheckpointKey,
@@ -21,7 +20,7 @@ from casstore.adapters.langgraph.layout import (
 )
 from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.steps import RecentCheckpoints
-from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
+from casstore.adapters.langgraph.threads import ChannelHistory, StoredCheckpoint, Threads
 from casstore.errors import CorruptionError, ObjectNotFoundError
 
 # Tuples that a listing reads at once.
@@ -123,7 +122,7 @@ class TupleReader:
         row = find_row(self._threads, config)
         if row is None:
             return {channel: {"writes": []} for channel in channels}
-        found = channel_histories(self._threads, row, channels)
+        found = self._threads.histories(row, channels)
         return {channel: self._history(channel, found[channel]) for channel in channels}
 
     def _history(self, channel: str, found: ChannelHistory) -> DeltaChannelHistory:
