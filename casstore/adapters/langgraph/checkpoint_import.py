@@ -1,7 +1,7 @@
 """Imports the checkpoints of LangGraph's own savers, with their pending writes.
 
 A repeated import adds the writes that stored checkpoints have got in the source since. Objects in
-the state are stored as they are encoded (``raw``).
+the state are stored as they are encoded (``encoding.Raw``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from casstore.adapters.langgraph.checkpoint_sources import (
     SaverSource,
     open_saver,
 )
+from casstore.adapters.langgraph.encoding import pack_raw
 from casstore.adapters.langgraph.layout import (
     Channel,
     CheckpointKey,
@@ -25,7 +26,6 @@ from casstore.adapters.langgraph.layout import (
     PendingRow,
     TaskRow,
 )
-from casstore.adapters.langgraph.raw import pack_raw
 from casstore.adapters.langgraph.threads import (
     Threads,
     pending_by_task,

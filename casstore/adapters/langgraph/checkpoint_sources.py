@@ -1,7 +1,7 @@
 """Reads the checkpoints that LangGraph's own savers stored, in SQLite or PostgreSQL.
 
-State is read without rebuilding the objects in it (``raw``): nothing that it names is imported, and
-no type needs to be allowed.
+State is read without rebuilding the objects in it (``encoding.load_raw``): nothing that it names is
+imported, and no type needs to be allowed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.encoding import (
+    Codec,
+    decode,
+    dump_raw,
+    encode,
+    load_raw,
+    open_snapshot,
+    pack_form,
+    pack_raw,
+)
 from casstore.adapters.langgraph.layout import CheckpointKey, PendingRow
-from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_form, pack_raw
 from casstore.compat.importing import PAGE_ROWS, Source, columns_bytes
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
@@ -104,13 +112,13 @@ class SaverSource(ABC):
     def encode(self, value: Any) -> Any:
         """The stored form of a value that was read."""
         if self._serde is not None:
-            return encoding.Codec(self._serde).encode(value)
-        return encoding.encode(open_snapshot(value), dump_raw)
+            return Codec(self._serde).encode(value)
+        return encode(open_snapshot(value), dump_raw)
 
     def decode(self, stored: Any) -> Any:
         """The value of a stored form."""
         load = load_raw if self._serde is None else self._serde.loads_typed
-        return encoding.decode(stored, load)
+        return decode(stored, load)
 
     def same(self, value: Any, stored: Any) -> bool:
         """Whether a stored form is that of the value."""

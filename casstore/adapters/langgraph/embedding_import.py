@@ -15,10 +15,9 @@ from itertools import islice
 from math import sqrt
 from typing import Final, NamedTuple
 
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.encoding import decode, load_raw
 from casstore.adapters.langgraph.item_records import TIMES_TABLE, ItemRow
 from casstore.adapters.langgraph.item_sources import EmbeddedItem, ItemSource
-from casstore.adapters.langgraph.raw import load_raw
 from casstore.adapters.langgraph.vector_index import VectorIndex, packed
 from casstore.adapters.langgraph.vector_records import FLOAT_BYTES, VectorTables, vectors_key
 from casstore.adapters.langgraph.vector_writing import describe, put_vectors
@@ -116,7 +115,7 @@ class Embeddings(RowPart[_Kept]):
 def _matched(found: EmbeddedItem, index: VectorIndex) -> _Kept | None:
     """An item whose embeddings are for the texts that an index embeds; None if they are not."""
     item = found.item.content
-    named = index.named_texts(encoding.decode(item.value, load_raw))
+    named = index.named_texts(decode(item.value, load_raw))
     vectors = [found.embeddings.get(name, b"") for name, _ in named]
     if len(found.embeddings) != len(named) or any(
         len(each) != index.dims * FLOAT_BYTES for each in vectors

@@ -13,6 +13,7 @@ from typing import Final
 from langgraph.store.base import IndexConfig
 
 from casstore.adapters.langgraph.embedding_import import LEFT_OUT, Embeddings
+from casstore.adapters.langgraph.encoding import pack_form
 from casstore.adapters.langgraph.item_records import (
     MS_US,
     ItemRow,
@@ -20,7 +21,6 @@ from casstore.adapters.langgraph.item_records import (
     lasting_us,
 )
 from casstore.adapters.langgraph.item_sources import FoundItem, ItemSource, naming, open_items
-from casstore.adapters.langgraph.raw import pack_form
 from casstore.adapters.langgraph.vector_index import VectorIndex
 from casstore.adapters.langgraph.vector_records import VectorTables
 from casstore.compat.importing import ImportNote, ImportReport, Part, Presence, RowPart, run

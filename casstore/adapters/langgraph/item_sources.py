@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.encoding import dump_raw, encode
 from casstore.adapters.langgraph.item_records import DOT, ItemRow, lasting_us, time_of
-from casstore.adapters.langgraph.raw import dump_raw
 from casstore.adapters.langgraph.vector_index import packed
 from casstore.compat import importing
 from casstore.compat.importing import Source
@@ -174,7 +173,7 @@ def found_item(
         lasting_us(ttl_minutes)
         ttl_minutes = float(ttl_minutes)
     place = (prefix + DOT if prefix else "", key)
-    stored = encoding.encode(value, dump_raw)
+    stored = encode(value, dump_raw)
     content = ItemRow(*place, stored, created_us, updated_us, ttl_minutes, expires_us)
     return FoundItem(place, content)
 

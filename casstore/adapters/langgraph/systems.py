@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from casstore.adapters.langgraph.encoding import decode
+from casstore.adapters.langgraph.encoding import Raw, decode, load_raw
 from casstore.adapters.langgraph.item_records import (
     DOT,
     ITEMS,
@@ -21,7 +21,6 @@ from casstore.adapters.langgraph.item_records import (
 )
 from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.layout import CHECKPOINTS, HEADS, TASKS, Channel, CheckpointRow
-from casstore.adapters.langgraph.raw import Raw, load_raw
 from casstore.adapters.langgraph.threads import Threads
 from casstore.adapters.langgraph.vector_records import (
     CHANGES,
