@@ -16,11 +16,9 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from casstore.adapters.langgraph.encoding import decode, load_raw
-from casstore.adapters.langgraph.item_records import TIMES_TABLE, ItemRow
+from casstore.adapters.langgraph.item_records import FLOAT_BYTES, TIMES_TABLE, ItemRow, VectorTables
 from casstore.adapters.langgraph.item_sources import EmbeddedItem, ItemSource
 from casstore.adapters.langgraph.vector_index import VectorIndex, packed
-from casstore.adapters.langgraph.vector_records import FLOAT_BYTES, VectorTables, vectors_key
-from casstore.adapters.langgraph.vector_writing import describe, put_vectors
 from casstore.compat.importing import ImportNote, Presence, RowPart, presence
 from casstore.records.unique_times import UniqueTimes
 from casstore.store import Store
@@ -75,20 +73,18 @@ class Embeddings(RowPart[_Kept]):
         described = self._tables.find_index()
         if described is None:
             return [Presence.MISSING] * len(page)
-        found = self._tables.vectors.find_many([vectors_key(*each.item[:2]) for each in page])
-        rows = map(self._tables.vectors.decode_found, found)
+        rows = self._tables.find_many([each.item for each in page])
         # Not compared by content: all vectors of this generation are of the same embedder.
         return presence(
-            row is not None
-            and (row.generation, row.updated_us) == (described.generation, each.item.updated_us)
+            row is not None and row.counts_for(each.item, described.generation)
             for each, row in zip(page, rows, strict=True)
         )
 
     def store(self, rows: Sequence[_Kept]) -> None:
         """Write the vectors of these items."""
-        generation = describe(self._store, self._index)
-        items, contents = [each.item for each in rows], [b"".join(each.vectors) for each in rows]
-        put_vectors(self._store, self._times, generation, items, contents)
+        generation = self._tables.describe(self._index.description)
+        vectors = [(each.item, b"".join(each.vectors)) for each in rows]
+        self._tables.put_stored(self._times, generation, vectors)
 
     def _kept(self) -> Iterator[list[_Kept]]:
         for page in self._source.embedded_pages():

@@ -17,12 +17,12 @@ from casstore.adapters.langgraph.encoding import pack_form
 from casstore.adapters.langgraph.item_records import (
     MS_US,
     ItemRow,
+    VectorTables,
     items_table,
     lasting_us,
 )
 from casstore.adapters.langgraph.item_sources import FoundItem, ItemSource, naming, open_items
 from casstore.adapters.langgraph.vector_index import VectorIndex
-from casstore.adapters.langgraph.vector_records import VectorTables
 from casstore.compat.importing import ImportNote, ImportReport, Part, Presence, RowPart, run
 from casstore.errors import ConditionFailedError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Progress

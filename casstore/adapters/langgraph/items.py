@@ -1,7 +1,7 @@
 """``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
 
 An item is a record under its namespace and key (``item_records``). With an index, the vectors of an
-item are written with it (``vector_records``) and searched with numpy (``vector_search``).
+item are written with it (``item_records``) and searched with numpy (``vector_search``).
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.collecting import Collectors, answered
 from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.item_records import (
+    INDEX_KEY,
     ITEMS,
     MS_US,
+    TICK_US,
     TIMES_TABLE,
     ItemRow,
+    VectorTables,
     items_table,
     joined,
     labels,
     lasting_us,
     latest_keys,
+    now_ticks,
     time_of,
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
@@ -59,15 +63,8 @@ from casstore.adapters.langgraph.vector_index import (
     fields_of,
     packed,
 )
-from casstore.adapters.langgraph.vector_records import (
-    INDEX_KEY,
-    IndexRow,
-    VectorTables,
-    vectors_key,
-)
 from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
 from casstore.adapters.langgraph.vector_server import ServerRanking
-from casstore.adapters.langgraph.vector_writing import TICK_US, describe, now_ticks, put_vectors
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
 from casstore.engine.protocol import VectorSearch, VectorSearching
@@ -554,11 +551,15 @@ class CasstoreStore(StoreClient, BaseStore):
             moment = self._times.read(store, table, keys, [(vectors.index, (INDEX_KEY,))])
             described = vectors.index.decode_found(moment.records[-1])
             if index is not None:
-                described = self._described(draft, index, described)
+                index.require(described)
+                if described is None:
+                    described = vectors.put_index(draft, None, index.description)
+                else:
+                    vectors.expect_index(draft, described)
             with self._times.reserve(draft, moment, now_ticks(now_ms), count=ticks) as first:
                 rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
                 times_us = iter(range(first * TICK_US, (first + ticks) * TICK_US))
-                changed: set[tuple[str, str]] = set()
+                contents: list[tuple[ItemRow, bytes]] = []
                 for key, value, op, known in rows:
                     draft.expect(table, key, known)
                     before = table.decode_found(known)
@@ -577,31 +578,14 @@ class CasstoreStore(StoreClient, BaseStore):
                         *key, value, created_us, updated_us, op.ttl, fields=fields_of(op)
                     )
                     table.put(draft, _begun(item, now_ms * MS_US), before)
-                    content = work.vectors(op)
-                    if described is not None and content:
-                        changed.add(vectors.put(draft, item, described.generation, content))
-                    elif described is not None:
-                        vectors.delete(draft, *key)
-                for bucket in changed:
-                    vectors.mark(draft, bucket, first * TICK_US)
+                    contents.append((item, work.vectors(op)))
+                if described is not None:
+                    vectors.put(draft, described.generation, contents, first * TICK_US)
                 try:
                     draft.commit()
                 except ConditionFailedError:
                     continue
             return
-
-    def _described(self, draft: Draft, index: VectorIndex, found: IndexRow | None) -> IndexRow:
-        """The stored description of the vector index, as a condition of a write.
-
-        If there is none, the write stores it. VectorIndexChangedError if it is of another index.
-        """
-        index.require(found)
-        table = VectorTables(self._pool.store).index
-        draft.expect(table, (INDEX_KEY,), None if found is None else found.record)
-        if found is None:
-            found = index.new_description()
-            table.put(draft, found)
-        return found
 
     def _refresh(self, items: Collection[ItemRow]) -> None:
         """Restart the time to live of items that were read."""
@@ -657,7 +641,8 @@ class CasstoreStore(StoreClient, BaseStore):
         check_count(batch, "batch", least=1)
         if self._index is None:
             raise NoVectorIndexError
-        return self._index, describe(self._pool.store, self._index, rebuild=rebuild)
+        tables = VectorTables(self._pool.store)
+        return self._index, tables.describe(self._index.description, rebuild=rebuild)
 
     def _unindexed(self, generation: str, batch: int) -> Iterator[list[ItemRow]]:
         """The items without vectors of a generation, in pages."""
@@ -665,17 +650,12 @@ class CasstoreStore(StoreClient, BaseStore):
         records = self._table.scan()
         while page := list(islice(records, _SWEEP_BATCH)):
             items = list(self._items(page))
-            known = tables.vectors.find_many([vectors_key(*item[:2]) for item in items])
-            missing: list[ItemRow] = []
-            for item, record in zip(items, known, strict=True):
-                row = tables.vectors.decode_found(record)
-                is_current = row is not None and (row.generation, row.updated_us) == (
-                    generation,
-                    item.updated_us,
-                )
+            missing = [
+                item
+                for item, row in zip(items, tables.find_many(items), strict=True)
                 # An item without texts has no row; one with index=False keeps none.
-                if not is_current and (item.fields != () or row is not None):
-                    missing.append(item)
+                if (item.fields != () if row is None else not row.counts_for(item, generation))
+            ]
             for start in range(0, len(missing), batch):
                 yield missing[start : start + batch]
 
@@ -687,7 +667,8 @@ class CasstoreStore(StoreClient, BaseStore):
         vectors: Embedded,
     ) -> int:
         contents = [packed([vectors[text] for text in each]) for each in texts]
-        return put_vectors(self._pool.store, self._times, generation, items, contents)
+        tables = VectorTables(self._pool.store)
+        return tables.put_stored(self._times, generation, list(zip(items, contents, strict=True)))
 
 
 class _Work:

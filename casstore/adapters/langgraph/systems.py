@@ -11,24 +11,21 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from casstore.adapters.langgraph.encoding import Raw, decode, load_raw
 from casstore.adapters.langgraph.item_records import (
+    CHANGES,
     DOT,
+    INDEX,
     ITEMS,
     MS_US,
     TIMES_TABLE,
-    delete_stale_recent,
+    VECTORS,
+    VectorTables,
+    delete_stale,
     items_table,
     labels,
 )
 from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.layout import CHECKPOINTS, HEADS, TASKS, Channel, CheckpointRow
 from casstore.adapters.langgraph.threads import Threads
-from casstore.adapters.langgraph.vector_records import (
-    CHANGES,
-    INDEX,
-    VECTORS,
-    VectorTables,
-    delete_stale_vectors,
-)
 from casstore.errors import CorruptionError
 from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
@@ -241,7 +238,7 @@ class MemorySystem(RecordSystem):
 
     def after_copy(self, source: Store, target: Store) -> int:
         """Remove vectors and index rows of items that the copy has replaced."""
-        return delete_stale_recent(target) + delete_stale_vectors(target)
+        return delete_stale(target)
 
 
 THREADS: Final = ThreadsSystem()

@@ -7,7 +7,6 @@ LangGraph's stores.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +24,11 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
-from casstore.adapters.langgraph.vector_records import INDEX_KEY, IndexRow
+from casstore.adapters.langgraph.item_records import INDEX_KEY, IndexRow
 from casstore.errors import InvalidInputError, VectorIndexChangedError
 
 _WHOLE: Final = "$"
 _MAX_DIMS: Final = 65_536
-_GENERATION_BYTES: Final = 12
 # The attributes in which the Embeddings of LangChain's packages have the name of their model.
 _MODEL_ATTRIBUTES: Final = ("model", "model_name", "model_id", "deployment")
 
@@ -76,10 +74,6 @@ class VectorIndex:
         """Raise VectorIndexChangedError if a store's vectors are of another index."""
         if found is not None and not found.is_like(self.description):
             raise VectorIndexChangedError(str(found), str(self.description))
-
-    def new_description(self) -> IndexRow:
-        """A description of this index with a generation of its own."""
-        return self.description._replace(generation=secrets.token_hex(_GENERATION_BYTES))
 
     def texts(self, value: Any, fields: Iterable[str] | None) -> list[str]:
         """The texts of an item to embed; ``fields`` as given to ``put``, None: the default."""

@@ -13,14 +13,14 @@ from itertools import groupby
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from casstore.adapters.langgraph.vector_index import Distance
-from casstore.adapters.langgraph.vector_records import (
+from casstore.adapters.langgraph.item_records import (
     CHANGES,
     FLOAT_BYTES,
     VECTORS,
     VectorsRow,
     VectorTables,
 )
+from casstore.adapters.langgraph.vector_index import Distance
 from casstore.engine.forks import Lock
 from casstore.errors import CorruptionError
 from casstore.session.records import Record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from casstore.adapters.langgraph.vector_records import VECTORS, VectorTables
+from casstore.adapters.langgraph.item_records import VECTORS, VectorTables
 from casstore.adapters.langgraph.vector_search import (
     UNIT_ERROR,
     Bucket,

@@ -18,7 +18,7 @@ from langgraph.store.base import PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from casstore.adapters.langgraph import CasstoreStore
-from casstore.adapters.langgraph.vector_records import VectorTables
+from casstore.adapters.langgraph.item_records import VectorTables
 from casstore.adapters.langgraph.vector_search import VectorCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
