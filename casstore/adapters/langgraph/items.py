@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from langgraph.store.base import (
     NOT_PROVIDED,
@@ -57,17 +57,13 @@ from casstore.adapters.langgraph.item_records import (
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.sweeping import Sweeper
 from casstore.adapters.langgraph.vector_index import (
-    Distance,
     Embedded,
     VectorIndex,
     fields_of,
     packed,
 )
-from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
-from casstore.adapters.langgraph.vector_server import ServerRanking
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
-from casstore.engine.protocol import VectorSearch, VectorSearching
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -80,6 +76,9 @@ from casstore.session.arguments import check_count, check_flag
 from casstore.session.attempts import Attempts
 from casstore.session.records import Draft, Record
 from casstore.store import Store
+
+if TYPE_CHECKING:
+    from casstore.adapters.langgraph.vector_search import SimilaritySearch
 
 _SWEEP_BATCH: Final = 1000
 # Rows read at once where the first is usually sufficient.
@@ -144,8 +143,8 @@ class CasstoreStore(StoreClient, BaseStore):
         Nothing else is needed: LangGraph's own stores create their tables here.
         """
         self._pool.open_blocking()
-        if self._index is not None:
-            self._vector_server(self._index, install=True)
+        if self._similarity is not None:
+            self._similarity.server(self._pool.store, install=True)
 
     asetup = awaited(setup)
 
@@ -171,17 +170,19 @@ class CasstoreStore(StoreClient, BaseStore):
         allowed: Collection[AllowedType],
     ) -> None:
         self._index: VectorIndex | None = None
+        self._similarity: SimilaritySearch | None = None
         if index:
-            require_numpy()
+            # Needs numpy.
+            from casstore.adapters.langgraph.vector_search import SimilaritySearch
+
             self._index = VectorIndex(index)
+            self._similarity = SimilaritySearch(self._index)
         self.index_config = index
         self.embeddings = None if self._index is None else self._index.embeddings
         self.ttl_config = ttl
         self._pool = pool
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
-        self._cache = VectorCache()
-        self._ranking = ServerRanking()
         self._collectors = Collectors(self.abatch, ttl)
         self._sweeper = Sweeper(self.sweep_ttl, ttl)
 
@@ -394,8 +395,8 @@ class CasstoreStore(StoreClient, BaseStore):
     def _search(self, op: SearchOp, work: _Work) -> list[SearchItem]:
         check_count(op.limit, "limit")
         check_count(op.offset, "offset")
-        if op.query and self._index is not None:
-            found = self._similar(op, self._index, work.queries[op.query])
+        if op.query and self._similarity is not None:
+            found = self._similar(op, self._similarity, work.queries[op.query])
         else:
             latest = islice(self._latest(op), op.offset, op.offset + op.limit)
             found = [(None, item) for item in latest]
@@ -440,7 +441,7 @@ class CasstoreStore(StoreClient, BaseStore):
         )
 
     def _similar(
-        self, op: SearchOp, index: VectorIndex, query: Sequence[float]
+        self, op: SearchOp, similarity: SimilaritySearch, query: Sequence[float]
     ) -> list[tuple[float | None, ItemRow]]:
         """The items most similar to a query, with their scores.
 
@@ -451,7 +452,7 @@ class CasstoreStore(StoreClient, BaseStore):
             return []
         end = op.offset + op.limit
         scored: list[tuple[float | None, ItemRow]] = []
-        for each in self._scored(op, index, query, end):
+        for each in self._scored(op, similarity, query, end):
             scored.append(each)
             if len(scored) == end:
                 return scored[op.offset :]
@@ -462,22 +463,13 @@ class CasstoreStore(StoreClient, BaseStore):
         return [*found, *[(None, item) for item in others[: op.limit - len(found)]]]
 
     def _scored(
-        self, op: SearchOp, index: VectorIndex, query: Sequence[float], first: int
+        self, op: SearchOp, similarity: SimilaritySearch, query: Sequence[float], first: int
     ) -> Iterator[tuple[float, ItemRow]]:
         """The items that have vectors and match, most similar first."""
-        tables, table = VectorTables(self._pool.store), self._table
-        moment = self._times.read(tables.store, tables.index, [(INDEX_KEY,)])
-        found = tables.index.decode_found(moment.records[0])
-        if found is None:
-            return
-        index.require(found)
-        now_ms = tables.store.engine.now_ms()
-        below = tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
-        server = self._vector_server(index)
-        if server is not None:
-            ranked = self._ranking.ranked(server, *below, query, first)
-        else:
-            ranked = self._cache.find(*below).ranked(query, first, index.distance)
+        store, table = self._pool.store, self._table
+        prefix = joined(op.namespace_prefix)
+        ranked = similarity.ranked(store, self._times, prefix, query, first)
+        now_ms = store.engine.now_ms()
         size = max(first, _FEW)
         while page := list(islice(ranked, size)):
             records = table.find_many([(each.prefix, each.key) for _, each in page])
@@ -491,13 +483,6 @@ class CasstoreStore(StoreClient, BaseStore):
                 ):
                     yield score, item
             size = min(2 * size, _SWEEP_BATCH)
-
-    def _vector_server(self, index: VectorIndex, *, install: bool = False) -> VectorSearch | None:
-        """The engine's own vector search; None if it has none, or none for the index's distance."""
-        engine = self._pool.store.engine
-        if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
-            return None
-        return engine.vector_search(index.dims, install=install)
 
     def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
         check_count(op.limit, "limit")

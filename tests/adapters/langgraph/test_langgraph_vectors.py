@@ -339,7 +339,7 @@ def test_many_changes_are_found_one_after_the_other(memory: CasstoreStore) -> No
 
 def test_the_cache_is_bounded(memory: CasstoreStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = VectorCache(size_bytes=100)
-    monkeypatch.setattr(memory, "_cache", cache)
+    monkeypatch.setattr(memory._similarity, "_cache", cache)
     for name in "xyz":
         memory.batch([PutOp((name,), f"{at}", {"text": "a"}) for at in range(5)])
         assert len(memory.search((name,), query="a")) == 5
