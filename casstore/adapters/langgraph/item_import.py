@@ -30,7 +30,7 @@ from casstore.session.arguments import check_flag
 from casstore.session.records import Draft, Record
 from casstore.store import Store, check_store
 
-EXPIRED: Final = "expired items, which CasstoreStore does not show; sweep_ttl() deletes them"
+EXPIRED: Final = "expired items; sweep_ttl() deletes them, and omit_expired hides them until then"
 
 
 def import_items(
