@@ -230,6 +230,15 @@ def unpack_channels(stored: Any) -> dict[str, Channel]:
     return channels
 
 
+def unpack_versions(channels: Mapping[str, Channel]) -> dict[str, Any]:
+    """The versions of the channels that have one."""
+    return {
+        name: unpack_version(each.version)
+        for name, each in channels.items()
+        if each.version is not None
+    }
+
+
 def unpack_seen(stored: Any) -> dict[str, dict[str, Any]]:
     """``versions_seen`` of a stored checkpoint."""
     try:

@@ -149,13 +149,8 @@ def _step(threads: Threads, row: CheckpointRow) -> EntryStep:
 
 
 def _channel_values(threads: Threads, row: CheckpointRow) -> dict[str, Any]:
-    [stored] = threads.read([row])
-    channels = {name: one.value for name, one in stored.channels.items() if one.has_value}
-    values = threads.resolve(channels.values())
-    return {
-        name: _readable(decode(value, load_raw))
-        for name, value in zip(channels, values, strict=True)
-    }
+    values = threads.values(threads.read([row])[0])
+    return {name: _readable(decode(value, load_raw)) for name, value in values.items()}
 
 
 def _readable(value: Any) -> Any:

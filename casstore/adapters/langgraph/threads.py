@@ -130,6 +130,11 @@ class Threads:
             for row, value in zip(rows, values, strict=True)
         ]
 
+    def values(self, stored: StoredCheckpoint) -> dict[str, Any]:
+        """The values of a checkpoint's channels, in stored form, by name."""
+        channels = {name: each.value for name, each in stored.channels.items() if each.has_value}
+        return dict(zip(channels, self.resolve(channels.values()), strict=True))
+
     def resolve(self, values: Iterable[Any]) -> list[Any]:
         """Stored forms with links followed, all at once."""
         known = list(values)
