@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from langgraph.store.base import (
-    NOT_PROVIDED,
     BaseStore,
     GetOp,
     IndexConfig,
     Item,
     ListNamespacesOp,
     MatchCondition,
-    NamespacePath,
-    NotProvided,
     Op,
     PutOp,
     Result,
@@ -33,10 +30,11 @@ from langgraph.store.base import (
     TTLConfig,
     validate_op_namespace,
 )
+from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding
-from casstore.adapters.langgraph.collecting import Collectors, answered
+from casstore.adapters.langgraph.collecting import Collectors, collected
 from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.item_records import (
     INDEX_KEY,
@@ -206,66 +204,11 @@ class CasstoreStore(StoreClient, BaseStore):
 
     # Calls on an event loop that are made in one tick of it become one batch.
 
-    async def aget(
-        self, namespace: tuple[str, ...], key: str, *, refresh_ttl: bool | None = None
-    ) -> Item | None:
-        """As ``get``; collected with the other calls of this tick of the event loop."""
-        call = self._collectors.here().aget(namespace, key, refresh_ttl=refresh_ttl)
-        return await answered(call)
-
-    async def asearch(
-        self,
-        namespace_prefix: tuple[str, ...],
-        /,
-        *,
-        query: str | None = None,
-        filter: dict[str, Any] | None = None,
-        limit: int = 10,
-        offset: int = 0,
-        refresh_ttl: bool | None = None,
-    ) -> list[SearchItem]:
-        """As ``search``; collected with the other calls of this tick of the event loop."""
-        call = self._collectors.here().asearch(
-            namespace_prefix,
-            query=query,
-            filter=filter,
-            limit=limit,
-            offset=offset,
-            refresh_ttl=refresh_ttl,
-        )
-        return await answered(call)
-
-    async def aput(
-        self,
-        namespace: tuple[str, ...],
-        key: str,
-        value: Mapping[str, Any],
-        index: Literal[False] | list[str] | None = None,
-        *,
-        ttl: float | NotProvided | None = NOT_PROVIDED,
-    ) -> None:
-        """As ``put``; collected with the other calls of this tick of the event loop."""
-        given: Any = value
-        await answered(self._collectors.here().aput(namespace, key, given, index, ttl=ttl))
-
-    async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
-        """As ``delete``; collected with the other calls of this tick of the event loop."""
-        await answered(self._collectors.here().adelete(namespace, key))
-
-    async def alist_namespaces(
-        self,
-        *,
-        prefix: NamespacePath | None = None,
-        suffix: NamespacePath | None = None,
-        max_depth: int | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[tuple[str, ...]]:
-        """As ``list_namespaces``; collected with the other calls of this tick of the loop."""
-        call = self._collectors.here().alist_namespaces(
-            prefix=prefix, suffix=suffix, max_depth=max_depth, limit=limit, offset=offset
-        )
-        return await answered(call)
+    aget = collected(AsyncBatchedBaseStore.aget)
+    asearch = collected(AsyncBatchedBaseStore.asearch)
+    aput = collected(AsyncBatchedBaseStore.aput)
+    adelete = collected(AsyncBatchedBaseStore.adelete)
+    alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
     def _run(self, work: _Work) -> list[Result]:
         got = iter(self._get_all([op for op in work.ops if isinstance(op, GetOp)]))
