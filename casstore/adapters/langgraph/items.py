@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from langgraph.store.base import (
     BaseStore,
@@ -33,13 +33,12 @@ from langgraph.store.base import (
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from casstore import store as stores
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph import encoding, expiry
 from casstore.adapters.langgraph.collecting import Collectors, collected
 from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.item_records import (
     INDEX_KEY,
     ITEMS,
-    MS_US,
     TICK_US,
     TIMES_TABLE,
     ItemRow,
@@ -47,13 +46,11 @@ from casstore.adapters.langgraph.item_records import (
     items_table,
     joined,
     labels,
-    lasting_us,
     latest_keys,
     now_ticks,
     time_of,
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
-from casstore.adapters.langgraph.sweeping import Sweeper
 from casstore.adapters.langgraph.vector_index import (
     Embedded,
     VectorIndex,
@@ -78,13 +75,11 @@ from casstore.store import Store
 if TYPE_CHECKING:
     from casstore.adapters.langgraph.vector_search import SimilaritySearch
 
-_SWEEP_BATCH: Final = 1000
-# Rows read at once where the first is usually sufficient.
+# The most rows read at once, and how many are read where the first is usually sufficient.
+_PAGE: Final = 1000
 _FEW: Final = 8
 # How many items reindex embeds at once.
 _EMBED_BATCH: Final = 100
-
-Changed = TypeVar("Changed")
 
 
 class CasstoreStore(StoreClient, BaseStore):
@@ -182,7 +177,7 @@ class CasstoreStore(StoreClient, BaseStore):
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
         self._collectors = Collectors(self.abatch, ttl)
-        self._sweeper = Sweeper(self.sweep_ttl, ttl)
+        self._sweeper = expiry.Sweeper(self.sweep_ttl, ttl)
 
     # --- LangGraph's two methods; all others call them ------------------------------------
 
@@ -220,16 +215,7 @@ class CasstoreStore(StoreClient, BaseStore):
 
     def sweep_ttl(self) -> int:
         """Remove expired items; returns how many."""
-        table, store = self._table, self._pool.store
-        swept = 0
-        late: list[Record] = []
-        for item in self._items(table.scan()):
-            if item.record is not None and not item.is_live(store.engine.now_ms()):
-                late.append(item.record)
-            if len(late) == _SWEEP_BATCH:
-                swept += self._remove(late)
-                late = []
-        return swept + self._remove(late)
+        return expiry.sweep(self._pool.store)
 
     asweep_ttl = awaited(sweep_ttl)
 
@@ -258,37 +244,6 @@ class CasstoreStore(StoreClient, BaseStore):
     def _is_shown(self, item: ItemRow, now_ms: int) -> bool:
         """True if reads return an item: it has not expired, or ``omit_expired`` is not set."""
         return item.is_live(now_ms) or not (self.ttl_config or {}).get("omit_expired")
-
-    def _remove(self, records: list[Record]) -> int:
-        """Remove records that are unchanged; returns how many."""
-        table = self._table
-
-        vectors = VectorTables(self._pool.store)
-
-        def change(draft: Draft, record: Record) -> None:
-            draft.expect(table, record.key, record)
-            table.remove(draft, ITEMS.read(record))
-            vectors.delete(draft, *record.key)
-
-        return self._change_unchanged(records, change)
-
-    def _change_unchanged(
-        self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
-    ) -> int:
-        """Change items that no other writer has changed, in one write if possible.
-
-        Returns how many. The others were put or read meanwhile, which restarted their time to live.
-        """
-        draft = Draft(self._pool.store)
-        for item in items:
-            change(draft, item)
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            if len(items) == 1:
-                return 0
-            return sum([self._change_unchanged([item], change) for item in items])
-        return len(items)
 
     # --- reading ------------------------------------------------------------------------
 
@@ -332,7 +287,7 @@ class CasstoreStore(StoreClient, BaseStore):
                     updated_at=time_of(item.updated_us),
                 )
             )
-        self._refresh(read)
+        expiry.refresh(self._pool.store, read)
         return found
 
     def _search(self, op: SearchOp, work: _Work) -> list[SearchItem]:
@@ -344,7 +299,7 @@ class CasstoreStore(StoreClient, BaseStore):
             latest = islice(self._latest(op), op.offset, op.offset + op.limit)
             found = [(None, item) for item in latest]
         if op.refresh_ttl:
-            self._refresh([item for _, item in found])
+            expiry.refresh(self._pool.store, [item for _, item in found])
         return [
             SearchItem(
                 namespace=item.namespace,
@@ -361,7 +316,7 @@ class CasstoreStore(StoreClient, BaseStore):
         """The items of a search without a query, latest first, read as they are taken."""
         store, table = self._pool.store, self._table
         now_ms = store.engine.now_ms()
-        size = min(max(op.offset + op.limit, _FEW), _SWEEP_BATCH)
+        size = min(max(op.offset + op.limit, _FEW), _PAGE)
         keys = latest_keys(store, joined(op.namespace_prefix), size)
         while page := list(islice(keys, size)):
             for record in table.find_many(page):
@@ -369,7 +324,7 @@ class CasstoreStore(StoreClient, BaseStore):
                 item = table.decode_found(record)
                 if item is not None and self._is_wanted(item, op, now_ms):
                     yield item
-            size = min(2 * size, _SWEEP_BATCH)
+            size = min(2 * size, _PAGE)
 
     def _matching(self, op: SearchOp) -> Iterator[ItemRow]:
         """The items below a search's namespace that match its filter."""
@@ -425,7 +380,7 @@ class CasstoreStore(StoreClient, BaseStore):
                     and self._is_wanted(item, op, now_ms)
                 ):
                     yield score, item
-            size = min(2 * size, _SWEEP_BATCH)
+            size = min(2 * size, _PAGE)
 
     def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
         check_count(op.limit, "limit")
@@ -505,7 +460,7 @@ class CasstoreStore(StoreClient, BaseStore):
                     item = ItemRow(
                         *key, value, created_us, updated_us, op.ttl, fields=fields_of(op)
                     )
-                    table.put(draft, _begun(item, now_ms * MS_US), before)
+                    table.put(draft, expiry.begun(item, now_ms), before)
                     contents.append((item, work.vectors(op)))
                 if described is not None:
                     vectors.put(draft, described.generation, contents, first * TICK_US)
@@ -514,18 +469,6 @@ class CasstoreStore(StoreClient, BaseStore):
                 except ConditionFailedError:
                     continue
             return
-
-    def _refresh(self, items: Collection[ItemRow]) -> None:
-        """Restart the time to live of items that were read."""
-        table, now_us = self._table, self._pool.store.engine.now_ms() * MS_US
-
-        def change(draft: Draft, item: ItemRow) -> None:
-            draft.expect(table, item[:2], item.record)
-            table.put(draft, _begun(item, now_us), item)
-
-        timed = [item for item in items if item.ttl_minutes is not None]
-        if timed:
-            self._change_unchanged(timed, change)
 
     # --- the vector index ---------------------------------------------------------------
 
@@ -576,7 +519,7 @@ class CasstoreStore(StoreClient, BaseStore):
         """The items without vectors of a generation, in pages."""
         tables = VectorTables(self._pool.store)
         records = self._table.scan()
-        while page := list(islice(records, _SWEEP_BATCH)):
+        while page := list(islice(records, _PAGE)):
             items = list(self._items(page))
             missing = [
                 item
@@ -632,15 +575,6 @@ class _Work:
         """The vectors of a put, packed; empty if it has none."""
         texts = self._texts.get((op.namespace, op.key), ())
         return packed([self.documents[text] for text in texts]) if texts else b""
-
-
-def _begun(item: ItemRow, now_us: int) -> ItemRow:
-    """An item whose time to live, if it has one, begins now."""
-    ttl = item.ttl_minutes
-    if ttl is None:
-        return item
-    expires_us = now_us + lasting_us(ttl)
-    return item._replace(ttl_minutes=float(ttl), expires_us=expires_us)
 
 
 def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from casstore.adapters.langgraph.encoding import Raw, decode, load_raw
+from casstore.adapters.langgraph.expiry import sweep
 from casstore.adapters.langgraph.item_records import (
     CHANGES,
     DOT,
@@ -23,7 +24,6 @@ from casstore.adapters.langgraph.item_records import (
     items_table,
     labels,
 )
-from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.layout import CHECKPOINTS, HEADS, TASKS, Channel, CheckpointRow
 from casstore.adapters.langgraph.threads import Threads
 from casstore.errors import CorruptionError
@@ -229,7 +229,7 @@ class MemorySystem(RecordSystem):
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove items that have expired."""
-        return CasstoreStore(store).sweep_ttl()
+        return sweep(store)
 
     def after_copy(self, source: Store, target: Store) -> int:
         """Remove vectors and index rows of items that the copy has replaced."""
