@@ -1,7 +1,7 @@
 """``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
 
-An item is a record under its namespace and key (``item_records``). With an index, the vectors of an
-item are written with it (``item_records``) and searched with numpy (``vector_search``).
+An item is a record under its namespace and key (``item_records``), read by ``item_search``. With an
+index, the vectors of an item are written with it, and searched by ``vector_search``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langgraph.store.base import (
     BaseStore,
-    GetOp,
     IndexConfig,
-    Item,
-    ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     Result,
-    SearchItem,
     SearchOp,
     TTLConfig,
     validate_op_namespace,
@@ -35,7 +30,6 @@ from langgraph.store.base.batch import AsyncBatchedBaseStore
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding, expiry
 from casstore.adapters.langgraph.collecting import Collectors, collected
-from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.item_records import (
     INDEX_KEY,
     ITEMS,
@@ -45,11 +39,9 @@ from casstore.adapters.langgraph.item_records import (
     VectorTables,
     items_table,
     joined,
-    labels,
-    latest_keys,
     now_ticks,
-    time_of,
 )
+from casstore.adapters.langgraph.item_search import ItemReader, decoded
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.vector_index import (
     Embedded,
@@ -61,23 +53,19 @@ from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
     ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
     NoVectorIndexError,
 )
-from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.attempts import Attempts
-from casstore.session.records import Draft, Record
+from casstore.session.records import Draft
 from casstore.store import Store
 
 if TYPE_CHECKING:
     from casstore.adapters.langgraph.vector_search import SimilaritySearch
 
-# The most rows read at once, and how many are read where the first is usually sufficient.
+# How many items reindex reads at once.
 _PAGE: Final = 1000
-_FEW: Final = 8
 # How many items reindex embeds at once.
 _EMBED_BATCH: Final = 100
 
@@ -206,10 +194,16 @@ class CasstoreStore(StoreClient, BaseStore):
     alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
     def _run(self, work: _Work) -> list[Result]:
-        got = iter(self._get_all([op for op in work.ops if isinstance(op, GetOp)]))
-        results = [next(got) if isinstance(op, GetOp) else self._read(op, work) for op in work.ops]
+        results = self._reader.read_all(work.ops, work.queries)
         self._write(work)
         return results
+
+    @property
+    def _reader(self) -> ItemReader:
+        omit_expired = bool((self.ttl_config or {}).get("omit_expired"))
+        return ItemReader(
+            self._pool.store, self._serde, self._times, self._similarity, omit_expired=omit_expired
+        )
 
     # --- time to live -------------------------------------------------------------------
 
@@ -241,184 +235,14 @@ class CasstoreStore(StoreClient, BaseStore):
         """As ``stop_ttl_sweeper``; waits off the event loop."""
         return await asyncio.to_thread(self.stop_ttl_sweeper, timeout)
 
-    def _is_shown(self, item: ItemRow, now_ms: int) -> bool:
-        """True if reads return an item: it has not expired, or ``omit_expired`` is not set."""
-        return item.is_live(now_ms) or not (self.ttl_config or {}).get("omit_expired")
-
-    # --- reading ------------------------------------------------------------------------
-
-    @property
-    def _table(self) -> RowTable[ItemRow]:
-        return items_table(self._pool.store)
-
-    def _read(self, op: Op, work: _Work) -> Result:
-        if isinstance(op, SearchOp):
-            return self._search(op, work)
-        if isinstance(op, ListNamespacesOp):
-            return self._namespaces(op)
-        if isinstance(op, PutOp):
-            return None
-        raise InvalidInputError(
-            "an operation must be a GetOp, SearchOp, PutOp or ListNamespacesOp, got "
-            f"{type(op).__name__}"
-        )
-
-    def _get_all(self, ops: Sequence[GetOp]) -> list[Item | None]:
-        """The items of gets, in one call of the engine."""
-        if not ops:
-            return []
-        now_ms = self._pool.store.engine.now_ms()
-        records = self._table.find_many([(joined(op.namespace), op.key) for op in ops])
-        found: list[Item | None] = []
-        read: list[ItemRow] = []
-        for op, record in zip(ops, records, strict=True):
-            item = None if record is None else ITEMS.read(record)
-            if item is None or not self._is_shown(item, now_ms):
-                found.append(None)
-                continue
-            if op.refresh_ttl:
-                read.append(item)
-            found.append(
-                Item(
-                    value=self._value(item),
-                    key=op.key,
-                    namespace=op.namespace,
-                    created_at=time_of(item.created_us),
-                    updated_at=time_of(item.updated_us),
-                )
-            )
-        expiry.refresh(self._pool.store, read)
-        return found
-
-    def _search(self, op: SearchOp, work: _Work) -> list[SearchItem]:
-        check_count(op.limit, "limit")
-        check_count(op.offset, "offset")
-        if op.query and self._similarity is not None:
-            found = self._similar(op, self._similarity, work.queries[op.query])
-        else:
-            latest = islice(self._latest(op), op.offset, op.offset + op.limit)
-            found = [(None, item) for item in latest]
-        if op.refresh_ttl:
-            expiry.refresh(self._pool.store, [item for _, item in found])
-        return [
-            SearchItem(
-                namespace=item.namespace,
-                key=item.key,
-                value=self._value(item),
-                created_at=time_of(item.created_us),
-                updated_at=time_of(item.updated_us),
-                score=score,
-            )
-            for score, item in found
-        ]
-
-    def _latest(self, op: SearchOp) -> Iterator[ItemRow]:
-        """The items of a search without a query, latest first, read as they are taken."""
-        store, table = self._pool.store, self._table
-        now_ms = store.engine.now_ms()
-        size = min(max(op.offset + op.limit, _FEW), _PAGE)
-        keys = latest_keys(store, joined(op.namespace_prefix), size)
-        while page := list(islice(keys, size)):
-            for record in table.find_many(page):
-                # An item that was replaced meanwhile is returned as it is now.
-                item = table.decode_found(record)
-                if item is not None and self._is_wanted(item, op, now_ms):
-                    yield item
-            size = min(2 * size, _PAGE)
-
-    def _matching(self, op: SearchOp) -> Iterator[ItemRow]:
-        """The items below a search's namespace that match its filter."""
-        now_ms = self._pool.store.engine.now_ms()
-        for item in self._items(self._table.scan_starting(joined(op.namespace_prefix))):
-            if self._is_wanted(item, op, now_ms):
-                yield item
-
-    def _is_wanted(self, item: ItemRow, op: SearchOp, now_ms: int) -> bool:
-        return self._is_shown(item, now_ms) and (
-            not op.filter or matches(self._value(item), op.filter)
-        )
-
-    def _similar(
-        self, op: SearchOp, similarity: SimilaritySearch, query: Sequence[float]
-    ) -> list[tuple[float | None, ItemRow]]:
-        """The items most similar to a query, with their scores.
-
-        As in ``InMemoryStore``, items without vectors follow, oldest first, if there are not
-        enough others.
-        """
-        if not op.limit:
-            return []
-        end = op.offset + op.limit
-        scored: list[tuple[float | None, ItemRow]] = []
-        for each in self._scored(op, similarity, query, end):
-            scored.append(each)
-            if len(scored) == end:
-                return scored[op.offset :]
-        known = {item[:2] for _, item in scored}
-        others = [item for item in self._matching(op) if item[:2] not in known]
-        others.sort(key=lambda item: (item.created_us, item[:2]))
-        found = scored[op.offset :]
-        return [*found, *[(None, item) for item in others[: op.limit - len(found)]]]
-
-    def _scored(
-        self, op: SearchOp, similarity: SimilaritySearch, query: Sequence[float], first: int
-    ) -> Iterator[tuple[float, ItemRow]]:
-        """The items that have vectors and match, most similar first."""
-        store, table = self._pool.store, self._table
-        prefix = joined(op.namespace_prefix)
-        ranked = similarity.ranked(store, self._times, prefix, query, first)
-        now_ms = store.engine.now_ms()
-        size = max(first, _FEW)
-        while page := list(islice(ranked, size)):
-            records = table.find_many([(each.prefix, each.key) for _, each in page])
-            for (score, each), record in zip(page, records, strict=True):
-                item = None if record is None else ITEMS.read(record)
-                # The item may have been deleted or replaced since its vectors were cached.
-                if (
-                    item is not None
-                    and item.updated_us == each.updated_us
-                    and self._is_wanted(item, op, now_ms)
-                ):
-                    yield score, item
-            size = min(2 * size, _PAGE)
-
-    def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
-        check_count(op.limit, "limit")
-        check_count(op.offset, "offset")
-        found: set[tuple[str, ...]] = set()
-        now_ms = self._pool.store.engine.now_ms()
-        for (text,) in self._table.groups(1):
-            namespace = labels(text)
-            shown = namespace if op.max_depth is None else namespace[: op.max_depth]
-            if (
-                shown not in found
-                and all(_is_match(each, namespace) for each in op.match_conditions or ())
-                and self._is_inhabited(text, now_ms)
-            ):
-                found.add(shown)
-        return sorted(found)[op.offset : op.offset + op.limit]
-
-    def _is_inhabited(self, text: str, now_ms: int) -> bool:
-        """Whether a namespace has an item that has not expired; usually the first has not."""
-        items = self._items(self._table.scan(text, page=_FEW))
-        return any(self._is_shown(item, now_ms) for item in items)
-
-    def _items(self, records: Iterable[Record]) -> Iterator[ItemRow]:
-        return map(ITEMS.read, records)
-
-    def _value(self, item: ItemRow) -> dict[str, Any]:
-        value = encoding.decode(item.value, self._serde.loads_typed)
-        if type(value) is not dict:
-            raise CorruptionError(f"item {item[:2]} is damaged")
-        return value
-
     # --- writing ------------------------------------------------------------------------
 
     def _write(self, work: _Work) -> None:
         puts = work.puts
         if not puts:
             return
-        store, table, index = self._pool.store, self._table, self._index
+        store, index = self._pool.store, self._index
+        table = items_table(store)
         vectors = VectorTables(store)
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
@@ -489,7 +313,7 @@ class CasstoreStore(StoreClient, BaseStore):
         index, generation = self._begin_reindex(rebuild, batch)
         done = 0
         for page in self._unindexed(generation, batch):
-            texts = [index.texts(self._value(item), item.fields) for item in page]
+            texts = self._texts(index, page)
             vectors = index.embed([text for each in texts for text in each])
             done += self._put_vectors(generation, page, texts, vectors)
         return done
@@ -501,7 +325,7 @@ class CasstoreStore(StoreClient, BaseStore):
         done = 0
         pages = await run(self._unindexed, generation, batch)
         while page := await run(next, pages, None):
-            texts = [index.texts(self._value(item), item.fields) for item in page]
+            texts = self._texts(index, page)
             vectors = await index.aembed([text for each in texts for text in each])
             done += await run(self._put_vectors, generation, page, texts, vectors)
         return done
@@ -518,9 +342,8 @@ class CasstoreStore(StoreClient, BaseStore):
     def _unindexed(self, generation: str, batch: int) -> Iterator[list[ItemRow]]:
         """The items without vectors of a generation, in pages."""
         tables = VectorTables(self._pool.store)
-        records = self._table.scan()
-        while page := list(islice(records, _PAGE)):
-            items = list(self._items(page))
+        stored = map(ITEMS.read, items_table(tables.store).scan())
+        while items := list(islice(stored, _PAGE)):
             missing = [
                 item
                 for item, row in zip(items, tables.find_many(items), strict=True)
@@ -529,6 +352,10 @@ class CasstoreStore(StoreClient, BaseStore):
             ]
             for start in range(0, len(missing), batch):
                 yield missing[start : start + batch]
+
+    def _texts(self, index: VectorIndex, items: Sequence[ItemRow]) -> list[list[str]]:
+        """The texts of each item to embed."""
+        return [index.texts(decoded(item, self._serde), item.fields) for item in items]
 
     def _put_vectors(
         self,
@@ -575,18 +402,3 @@ class _Work:
         """The vectors of a put, packed; empty if it has none."""
         texts = self._texts.get((op.namespace, op.key), ())
         return packed([self.documents[text] for text in texts]) if texts else b""
-
-
-def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
-    path = tuple(condition.path)
-    if len(labels) < len(path):
-        return False
-    if condition.match_type == "prefix":
-        part = labels[: len(path)]
-    elif condition.match_type == "suffix":
-        part = labels[len(labels) - len(path) :]
-    else:
-        raise InvalidInputError(
-            f"match_type must be prefix or suffix, got {condition.match_type!r}"
-        )
-    return all(want in ("*", label) for want, label in zip(path, part, strict=True))

@@ -18,7 +18,7 @@ from langgraph.store.base import PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from casstore.adapters.langgraph import CasstoreStore
-from casstore.adapters.langgraph.item_records import VectorTables
+from casstore.adapters.langgraph.item_records import VectorTables, items_table
 from casstore.adapters.langgraph.vector_search import VectorCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -263,7 +263,7 @@ def test_vectors_without_their_item_are_found_by_check(store: Store, memory: Cas
     memory.put(("a",), "k", {"text": "a"})
     assert check(store, level="full").counts == {}
     draft = Draft(store)
-    draft.delete(memory._table, ("a.", "k"))
+    draft.delete(items_table(store), ("a.", "k"))
     draft.commit()
     assert check(store).counts == {"record_index_wrong": 1, "record_orphaned": 1}
 
