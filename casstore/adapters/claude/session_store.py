@@ -21,6 +21,7 @@ from casstore.adapters.claude.transcripts import Transcript, TranscriptKey, Tran
 from casstore.adapters.in_order import InOrder
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
+from casstore.session.arguments import check_count
 from casstore.store import Store
 
 Result = TypeVar("Result")
@@ -167,10 +168,8 @@ class CasstoreSessionStore(SessionStore):
         is written to meanwhile stays. ``dry_run`` deletes nothing. gc reclaims the space.
         """
         for number, what in ((idle_ms, "idle_ms"), (keep, "keep")):
-            if number is not None and (type(number) is not int or number < 0):
-                raise InvalidInputError(
-                    f"{what} must be a whole number of at least 0, got {number!r}"
-                )
+            if number is not None:
+                check_count(number, what)
         if idle_ms is None and keep is None:
             raise InvalidInputError("idle_ms and keep are missing: pass one of them, or both")
         return await _in_thread(

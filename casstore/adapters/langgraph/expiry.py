@@ -23,7 +23,8 @@ from casstore.adapters.langgraph.item_records import (
     lasting_us,
 )
 from casstore.engine.forks import Lock
-from casstore.errors import ConditionFailedError, InvalidInputError
+from casstore.errors import ConditionFailedError
+from casstore.session.arguments import check_positive
 from casstore.session.records import Draft
 from casstore.store import Store
 
@@ -111,10 +112,8 @@ class Sweeper:
             done.set_result(None)
             return done
         interval = minutes or self._ttl.get("sweep_interval_minutes") or _DEFAULT_MINUTES
-        if isinstance(interval, str) or not 0 < interval <= threading.TIMEOUT_MAX / _MINUTE_S:
-            raise InvalidInputError(
-                f"sweep_interval_minutes must be a number above 0, got {interval!r}"
-            )
+        most = threading.TIMEOUT_MAX / _MINUTE_S
+        check_positive(interval, "sweep_interval_minutes", most=most)
         with self._lock:
             if self._running is not None and self._running[0].is_alive():
                 return self._running[2]

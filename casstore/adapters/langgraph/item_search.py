@@ -34,7 +34,7 @@ from casstore.adapters.langgraph.serializer import StrictSerializer
 from casstore.adapters.langgraph.vector_index import Embedded
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_choice, check_count
 from casstore.store import Store
 
 if TYPE_CHECKING:
@@ -245,14 +245,9 @@ def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
     path = tuple(condition.path)
     if len(labels) < len(path):
         return False
-    if condition.match_type == "prefix":
-        part = labels[: len(path)]
-    elif condition.match_type == "suffix":
-        part = labels[len(labels) - len(path) :]
-    else:
-        raise InvalidInputError(
-            f"match_type must be prefix or suffix, got {condition.match_type!r}"
-        )
+    check_choice(condition.match_type, "match_type", ("prefix", "suffix"))
+    start = 0 if condition.match_type == "prefix" else len(labels) - len(path)
+    part = labels[start : start + len(path)]
     return all(want in ("*", label) for want, label in zip(path, part, strict=True))
 
 

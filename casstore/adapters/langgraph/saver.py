@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -33,6 +33,7 @@ from casstore.adapters.langgraph.threads import KEEP_LATEST, Threads
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited, iterated
 from casstore.errors import InvalidInputError
+from casstore.session.arguments import check_choice
 from casstore.store import Store
 
 
@@ -101,8 +102,7 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None,
         on_branch: OnBranch,
     ) -> None:
-        if on_branch not in ("keep", "refuse"):
-            raise InvalidInputError(f"on_branch must be 'keep' or 'refuse', got {on_branch!r}")
+        check_choice(on_branch, "on_branch", get_args(OnBranch))
         if serde is not None and allowed:
             raise InvalidInputError(
                 "allowed is for the saver's own serialiser: pass allowed or serde, not both"

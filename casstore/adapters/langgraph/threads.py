@@ -30,9 +30,10 @@ from casstore.adapters.langgraph.layout import (
     TaskRow,
     unpack_channels,
 )
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
 from casstore.records.schema import RowTable
+from casstore.session.arguments import check_choice
 from casstore.session.attempts import transact
 from casstore.session.records import Draft, Record
 from casstore.store import Store
@@ -233,10 +234,7 @@ class Threads:
 
     def prune(self, thread_ids: Iterable[str], strategy: str) -> None:
         """Keep only the latest checkpoint of each namespace of these threads, or delete all."""
-        if strategy not in (KEEP_LATEST, DELETE):
-            raise InvalidInputError(
-                f"strategy must be {KEEP_LATEST!r} or {DELETE!r}, got {strategy!r}"
-            )
+        check_choice(strategy, "strategy", (KEEP_LATEST, DELETE))
         for thread in map(str, thread_ids):
             if strategy == DELETE:
                 self.delete_thread(thread)

@@ -26,6 +26,7 @@ from langgraph.store.base import (
 
 from casstore.adapters.langgraph.item_records import INDEX_KEY, IndexRow
 from casstore.errors import InvalidInputError, VectorIndexChangedError
+from casstore.session.arguments import check_count
 
 _WHOLE: Final = "$"
 _MAX_DIMS: Final = 65_536
@@ -51,9 +52,8 @@ class VectorIndex:
         embed = config.get("embed")
         if embed is None:
             raise InvalidInputError("index must have 'embed': an embedder or a function")
-        dims = config.get("dims")
-        if type(dims) is not int or not 1 <= dims <= _MAX_DIMS:
-            raise InvalidInputError(f"dims must be from 1 to {_MAX_DIMS}, got {dims!r}")
+        dims: Any = config.get("dims")
+        check_count(dims, "dims", least=1, most=_MAX_DIMS)
         fields = config.get("fields") or [_WHOLE]
         if isinstance(fields, str) or not all(type(field) is str for field in fields):
             raise InvalidInputError(f"fields must be a list of texts, got {fields!r:.80}")
@@ -65,7 +65,7 @@ class VectorIndex:
             )
         self.distance = Distance(str(distance))
         self.embeddings: Embeddings = ensure_embeddings(embed)
-        self.dims = dims
+        self.dims: int = dims
         self.fields = tuple(fields)
         self.description = IndexRow(INDEX_KEY, "", embedder_name(embed), dims, self.fields)
         self._tokens = {field: _tokens(field) for field in self.fields}
