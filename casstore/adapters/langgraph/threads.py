@@ -94,20 +94,16 @@ class Threads:
 
         Keeps one id for each namespace in memory, not its rows.
         """
-        newest: list[tuple[_Descending, tuple[str, ...]]] = []
-        for group in self.checkpoints.groups(2, *(() if thread is None else (thread,))):
-            if (first := self._newest_id(group, before)) is not None:
-                newest.append((_Descending(first), group))
-        heapq.heapify(newest)
-        while newest:
-            (latest, group) = newest[0]
-            row = self.find(CheckpointKey(group[0], group[1], latest.text))
-            if row is not None:
+        groups = self.checkpoints.groups(2, *(() if thread is None else (thread,)))
+        newest = [self._keys(group, before) for group in groups]
+        for place in heapq.merge(*newest, key=lambda place: place.checkpoint, reverse=True):
+            if (row := self.find(place)) is not None:
                 yield row
-            if (following := self._newest_id(group, latest.text)) is None:
-                heapq.heappop(newest)
-            else:
-                heapq.heapreplace(newest, (_Descending(following), group))
+
+    def _keys(self, group: tuple[str, ...], before: str | None) -> Iterator[CheckpointKey]:
+        """The keys of the checkpoints of one namespace, newest first, read one at a time."""
+        while (before := self._newest_id(group, before)) is not None:
+            yield CheckpointKey(group[0], group[1], before)
 
     def _newest_id(self, group: tuple[str, ...], before: str | None) -> str | None:
         for record in self.checkpoints.scan(*group, before=before, reverse=True, page=1):
@@ -367,20 +363,3 @@ def sorted_writes(
     for own in by_task.values():
         writes += own
     return sorted(writes, key=lambda each: writes_sort_key(each.path, each.task, each.slot))
-
-
-class _Descending:
-    """A text with inverted sort order."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __lt__(self, other: _Descending) -> bool:
-        return self.text > other.text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descending) and self.text == other.text
-
-    __hash__ = None  # type: ignore[assignment]
