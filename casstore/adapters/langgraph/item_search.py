@@ -66,7 +66,7 @@ class ItemReader:
         omit_expired: bool,
     ) -> None:
         self._store = store
-        self._table = items_table(store)
+        self.table = items_table(store)
         self._serde = serde
         self._times = times
         self._similarity = similarity
@@ -98,7 +98,7 @@ class ItemReader:
         if not ops:
             return []
         now_ms = self._store.engine.now_ms()
-        records = self._table.find_many([(joined(op.namespace), op.key) for op in ops])
+        records = self.table.find_many([(joined(op.namespace), op.key) for op in ops])
         found: list[Item | None] = []
         read: list[ItemRow] = []
         for op, record in zip(ops, records, strict=True):
@@ -144,7 +144,7 @@ class ItemReader:
 
     def _latest(self, op: SearchOp) -> Iterator[ItemRow]:
         """The items of a search without a query, latest first, read as they are taken."""
-        table, now_ms = self._table, self._store.engine.now_ms()
+        table, now_ms = self.table, self._store.engine.now_ms()
         size = min(max(op.offset + op.limit, _FEW), _PAGE)
         keys = latest_keys(self._store, joined(op.namespace_prefix), size)
         while page := list(islice(keys, size)):
@@ -158,7 +158,7 @@ class ItemReader:
     def _matching(self, op: SearchOp) -> Iterator[ItemRow]:
         """The items below a search's namespace that match its filter."""
         now_ms = self._store.engine.now_ms()
-        for item in map(ITEMS.read, self._table.scan_starting(joined(op.namespace_prefix))):
+        for item in map(ITEMS.read, self.table.scan_starting(joined(op.namespace_prefix))):
             if self._is_wanted(item, op, now_ms):
                 yield item
 
@@ -193,7 +193,7 @@ class ItemReader:
         self, op: SearchOp, similarity: SimilaritySearch, query: Sequence[float], first: int
     ) -> Iterator[tuple[float, ItemRow]]:
         """The items that have vectors and match, most similar first."""
-        store, table = self._store, self._table
+        store, table = self._store, self.table
         prefix = joined(op.namespace_prefix)
         ranked = similarity.ranked(store, self._times, prefix, query, first)
         now_ms = store.engine.now_ms()
@@ -216,7 +216,7 @@ class ItemReader:
         check_count(op.offset, "offset")
         found: set[tuple[str, ...]] = set()
         now_ms = self._store.engine.now_ms()
-        for (text,) in self._table.groups(1):
+        for (text,) in self.table.groups(1):
             namespace = labels(text)
             shown = namespace if op.max_depth is None else namespace[: op.max_depth]
             if (
@@ -229,7 +229,7 @@ class ItemReader:
 
     def _is_inhabited(self, text: str, now_ms: int) -> bool:
         """Whether a namespace has an item that has not expired; usually the first has not."""
-        items = map(ITEMS.read, self._table.scan(text, page=_FEW))
+        items = map(ITEMS.read, self.table.scan(text, page=_FEW))
         return any(self._is_shown(item, now_ms) for item in items)
 
 

@@ -55,6 +55,7 @@ from casstore.errors import (
     ConditionFailedError,
     NoVectorIndexError,
 )
+from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.attempts import Attempts
@@ -194,8 +195,9 @@ class CasstoreStore(StoreClient, BaseStore):
     alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
     def _run(self, work: _Work) -> list[Result]:
-        results = self._reader.read_all(work.ops, work.queries)
-        self._write(work)
+        reader = self._reader
+        results = reader.read_all(work.ops, work.queries)
+        self._write(work, reader.table)
         return results
 
     @property
@@ -237,12 +239,11 @@ class CasstoreStore(StoreClient, BaseStore):
 
     # --- writing ------------------------------------------------------------------------
 
-    def _write(self, work: _Work) -> None:
+    def _write(self, work: _Work, table: RowTable[ItemRow]) -> None:
         puts = work.puts
         if not puts:
             return
         store, index = self._pool.store, self._index
-        table = items_table(store)
         vectors = VectorTables(store)
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
