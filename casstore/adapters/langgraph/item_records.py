@@ -40,7 +40,7 @@ from casstore.store import Store
 DOT: Final = "."
 #: Microseconds in a millisecond.
 MS_US: Final = 1000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: The table of the times that writes have used (``records.unique_times``).
 TIMES_TABLE: Final = "lgm.times"
 #: The length of a tick. A write reserves whole ticks of times for its items, so these run ahead of
@@ -150,7 +150,7 @@ def lasting_us(ttl_minutes: float) -> int:
 
 def time_of(stamp_us: int) -> datetime:
     """A time as LangGraph has it."""
-    return EPOCH + timedelta(microseconds=stamp_us)
+    return _EPOCH + timedelta(microseconds=stamp_us)
 
 
 def now_ticks(now_ms: int) -> int:
