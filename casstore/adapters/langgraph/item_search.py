@@ -178,15 +178,14 @@ class ItemReader:
         if not op.limit:
             return []
         end = op.offset + op.limit
-        scored: list[tuple[float | None, ItemRow]] = []
-        for each in self._scored(op, similarity, query, end):
-            scored.append(each)
-            if len(scored) == end:
-                return scored[op.offset :]
+        ranked = self._scored(op, similarity, query, end)
+        scored: list[tuple[float | None, ItemRow]] = list(islice(ranked, end))
+        found = scored[op.offset :]
+        if len(scored) == end:
+            return found
         known = {item[:2] for _, item in scored}
         others = [item for item in self._matching(op) if item[:2] not in known]
         others.sort(key=lambda item: (item.created_us, item[:2]))
-        found = scored[op.offset :]
         return [*found, *[(None, item) for item in others[: op.limit - len(found)]]]
 
     def _scored(
