@@ -48,7 +48,7 @@ from casstore.errors import (
 from casstore.format.digest import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import loads, storable
-from casstore.session.arguments import check_flag
+from casstore.session.arguments import check_count, check_flag
 from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
@@ -112,8 +112,7 @@ def import_jsonl(
         raise InvalidInputError(
             f"format must be auto or one of {', '.join(_FORMATS)}, got {format!r}"
         )
-    if type(max_line_bytes) is not int or max_line_bytes < 1:
-        raise InvalidInputError(f"max_line_bytes must be 1 or more, got {max_line_bytes!r}")
+    check_count(max_line_bytes, "max_line_bytes", least=1)
     with _seekable(source) as (stream, file):
         lines = _Lines(stream, max_line_bytes, leave_out_damaged)
         survey = _survey(lines, None if format == "auto" else format, progress)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, cast
 
 from anyio import to_thread
 from claude_agent_sdk.types import (
@@ -21,9 +20,8 @@ from casstore.adapters.claude.transcripts import Transcript, TranscriptKey, Tran
 from casstore.adapters.in_order import InOrder
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
+from casstore.session.arguments import check_count
 from casstore.store import Store
-
-Result = TypeVar("Result")
 
 # The number of queues. The writes to one transcript use the same queue and stay in order; those in
 # different queues can share a flush.
@@ -53,7 +51,7 @@ class CasstoreSessionStore(SessionStore):
     """A session store for ``ClaudeAgentOptions(session_store=…)``, with all optional methods.
 
     The caller opens and closes the store. Safe to use from several event loops, of asyncio or trio,
-    and from several processes.
+    and from several processes. A call that is cancelled ends when its thread has.
 
     >>> import asyncio
     >>> async def main():
@@ -81,14 +79,14 @@ class CasstoreSessionStore(SessionStore):
         line = self._lines[hash(place) % _LINES]
         own = line.take_place(partial(self._transcripts.append, place, checked))
         try:
-            await _in_thread(own.finish)
+            await to_thread.run_sync(own.finish)
         finally:
             # Has an effect only if the caller was cancelled before a thread was free.
             own.give_up()
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """All entries of a transcript, in order; None if it does not exist."""
-        found = await _in_thread(partial(self._transcripts.load, place_of(key)))
+        found = await to_thread.run_sync(self._transcripts.load, place_of(key))
         # The entries have the type that append took.
         return cast(list[SessionStoreEntry] | None, found)
 
@@ -102,7 +100,7 @@ class CasstoreSessionStore(SessionStore):
                 if found.place.is_main
             ]
 
-        return await _in_thread(read)
+        return await to_thread.run_sync(read)
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """The SDK's summary of each session of a project, kept up to date by ``append``."""
@@ -118,11 +116,11 @@ class CasstoreSessionStore(SessionStore):
                 if found.place.is_main
             ]
 
-        return await _in_thread(read)
+        return await to_thread.run_sync(read)
 
     async def delete(self, key: SessionKey) -> None:
         """Delete a session with its subagents' transcripts, or only one of those."""
-        await _in_thread(partial(self._transcripts.delete, place_of(key)))
+        await to_thread.run_sync(self._transcripts.delete, place_of(key))
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """The subpaths of the transcripts of a session's subagents."""
@@ -132,13 +130,13 @@ class CasstoreSessionStore(SessionStore):
             below = self._transcripts.below(main)
             return [found.place.subpath for found in below if not found.place.is_main]
 
-        return await _in_thread(read)
+        return await to_thread.run_sync(read)
 
     # --- listing and deleting, which the SDK does not ask a store for ------------------------
 
     async def list_projects(self) -> list[str]:
         """The keys of all projects that have transcripts."""
-        return await _in_thread(lambda: list(self._transcripts.projects()))
+        return await to_thread.run_sync(lambda: list(self._transcripts.projects()))
 
     async def delete_project(self, project_key: str) -> int:
         """Delete all sessions of a project; returns how many."""
@@ -149,7 +147,7 @@ class CasstoreSessionStore(SessionStore):
                 self._transcripts.delete(TranscriptKey(project_key, session))
             return len(sessions)
 
-        return await _in_thread(delete)
+        return await to_thread.run_sync(delete)
 
     async def expire(
         self,
@@ -167,13 +165,11 @@ class CasstoreSessionStore(SessionStore):
         is written to meanwhile stays. ``dry_run`` deletes nothing. gc reclaims the space.
         """
         for number, what in ((idle_ms, "idle_ms"), (keep, "keep")):
-            if number is not None and (type(number) is not int or number < 0):
-                raise InvalidInputError(
-                    f"{what} must be a whole number of at least 0, got {number!r}"
-                )
+            if number is not None:
+                check_count(number, what)
         if idle_ms is None and keep is None:
             raise InvalidInputError("idle_ms and keep are missing: pass one of them, or both")
-        return await _in_thread(
+        return await to_thread.run_sync(
             partial(self._expire, idle_ms, keep, project_key, dry_run, progress)
         )
 
@@ -222,8 +218,3 @@ def _expired(transcripts: list[Transcript]) -> ExpiredSession:
     place = transcripts[0].place
     entries = sum(each.entries for each in transcripts)
     return ExpiredSession(place.project, place.session, entries, _mtime_ms(transcripts))
-
-
-async def _in_thread(call: Callable[[], Result]) -> Result:
-    """Run a call in a thread, and wait for it even if the caller is cancelled."""
-    return await to_thread.run_sync(call)

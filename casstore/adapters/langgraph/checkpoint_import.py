@@ -1,7 +1,7 @@
 """Imports the checkpoints of LangGraph's own savers, with their pending writes.
 
 A repeated import adds the writes that stored checkpoints have got in the source since. Objects in
-the state are stored as they are encoded (``raw``).
+the state are stored as they are encoded (``encoding.Raw``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from casstore.adapters.langgraph.checkpoint_sources import (
     SaverSource,
     open_saver,
 )
+from casstore.adapters.langgraph.encoding import pack_raw
 from casstore.adapters.langgraph.layout import (
     Channel,
     CheckpointKey,
@@ -25,7 +26,6 @@ from casstore.adapters.langgraph.layout import (
     PendingRow,
     TaskRow,
 )
-from casstore.adapters.langgraph.raw import pack_raw
 from casstore.adapters.langgraph.threads import (
     Threads,
     pending_by_task,
@@ -170,16 +170,12 @@ class _Checkpoints(_Drafted[FoundCheckpoint]):
         if self._group != place[:2]:
             self._group, self._before = (place.thread, place.namespace), {}
         values = fields["channel_values"]
+        versions = fields.get("channel_versions") or {}
         channels: dict[str, Channel] = {}
-        for name, version in (fields.get("channel_versions") or {}).items():
-            stored = layout.pack_version(version)
-            if name in values:
-                channels[name] = Channel(stored, True, self._value(name, values[name]))
-            else:
-                channels[name] = Channel(stored, False, None)
-        for name in values:
-            if name not in channels:
-                channels[name] = Channel(None, True, self._value(name, values[name]))
+        for name in {**versions, **values}:
+            version = layout.pack_version(versions[name]) if name in versions else None
+            value = self._value(name, values[name]) if name in values else None
+            channels[name] = Channel(version, name in values, value)
         packed = layout.pack_fields(
             {**fields, "id": fields.get("id", place.checkpoint)},
             self._source.encode(layout.other_fields(fields)),
@@ -208,23 +204,14 @@ def _is_same(
     """Whether a stored checkpoint equals one of the source, apart from its writes."""
     fields = checkpoint.fields
     stored = threads.read([row])[0]
-    channels = stored.channels
-    valued = [name for name, each in channels.items() if each.has_value]
-    values = dict(
-        zip(valued, threads.resolve(channels[name].value for name in valued), strict=True)
-    )
+    values = threads.values(stored)
     return (
         row.parent == checkpoint.parent
         and set(values) == set(fields["channel_values"])
         and all(
             source.same(value, values[name]) for name, value in fields["channel_values"].items()
         )
-        and {
-            name: layout.unpack_version(each.version)
-            for name, each in channels.items()
-            if each.version is not None
-        }
-        == (fields.get("channel_versions") or {})
+        and layout.unpack_versions(stored.channels) == (fields.get("channel_versions") or {})
         and layout.unpack_seen(stored.value) == (fields.get("versions_seen") or {})
         and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
         and source.same(layout.other_fields(fields), stored.value["more"])

@@ -1,7 +1,7 @@
 """Reads the checkpoints that LangGraph's own savers stored, in SQLite or PostgreSQL.
 
-State is read without rebuilding the objects in it (``raw``): nothing that it names is imported, and
-no type needs to be allowed.
+State is read without rebuilding the objects in it (``encoding.load_raw``): nothing that it names is
+imported, and no type needs to be allowed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.encoding import (
+    Codec,
+    decode,
+    dump_raw,
+    encode,
+    load_raw,
+    open_snapshot,
+    pack_form,
+    pack_raw,
+)
 from casstore.adapters.langgraph.layout import CheckpointKey, PendingRow
-from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_form, pack_raw
 from casstore.compat.importing import PAGE_ROWS, Source, columns_bytes
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
@@ -50,6 +58,9 @@ class FoundCheckpoint(NamedTuple):
 class Queries(NamedTuple):
     """The queries of every saver, in the dialect of its database."""
 
+    count: Any
+    #: One checkpoint; the first column is its parent.
+    checkpoint: Any
     #: The keys of the checkpoints after one, in order, up to a limit.
     keys: Any
     #: The writes of a checkpoint: task, path, index, channel, tag, payload.
@@ -74,12 +85,14 @@ class SaverSource(ABC):
         self._serde = serde
 
     @abstractmethod
-    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
-        """One checkpoint with its writes."""
+    def read(
+        self, place: CheckpointKey, row: tuple[Any, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """The fields and the metadata of a checkpoint, and about the bytes of its state."""
 
-    @abstractmethod
     def count(self) -> int:
         """The number of checkpoints."""
+        return int(next(self._ask(self._queries.count, ()))[0])
 
     def checkpoints(self) -> Iterator[FoundCheckpoint]:
         """All checkpoints, by thread, namespace and id."""
@@ -87,8 +100,18 @@ class SaverSource(ABC):
         while page := [
             CheckpointKey(*row) for row in self._ask(self._queries.keys, (*after, PAGE_ROWS))
         ]:
-            yield from map(self.checkpoint, page)
+            yield from map(self._checkpoint, page)
             after = page[-1]
+
+    def _checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
+        row = next(self._ask(self._queries.checkpoint, place), None)
+        if row is None:
+            raise ConflictError(
+                f"checkpoint {place.checkpoint} was deleted from {self.name} during the import; "
+                "import again"
+            )
+        fields, metadata, size_bytes = self.read(place, row)
+        return FoundCheckpoint(place, row[0], fields, metadata, self.writes(place), size_bytes)
 
     def early(self) -> Iterator[CheckpointKey]:
         """The keys of checkpoints that do not exist, and have writes."""
@@ -104,13 +127,13 @@ class SaverSource(ABC):
     def encode(self, value: Any) -> Any:
         """The stored form of a value that was read."""
         if self._serde is not None:
-            return encoding.Codec(self._serde).encode(value)
-        return encoding.encode(open_snapshot(value), dump_raw)
+            return Codec(self._serde).encode(value)
+        return encode(open_snapshot(value), dump_raw)
 
     def decode(self, stored: Any) -> Any:
         """The value of a stored form."""
         load = load_raw if self._serde is None else self._serde.loads_typed
-        return encoding.decode(stored, load)
+        return decode(stored, load)
 
     def same(self, value: Any, stored: Any) -> bool:
         """Whether a stored form is that of the value."""
@@ -217,13 +240,6 @@ class SaverSource(ABC):
             raise CorruptionError(f"the {what} of {place} in {self.name} is not a map")
         return found
 
-    def lost(self, place: CheckpointKey) -> ConflictError:
-        """The error for a checkpoint that was deleted during the import."""
-        return ConflictError(
-            f"checkpoint {place.checkpoint} was deleted from {self.name} during the import; "
-            "import again"
-        )
-
 
 @contextmanager
 def open_saver(
@@ -267,22 +283,18 @@ class _SqliteSaver(SaverSource):
             raise ForeignSourceError(f"{source.path} is not a database of LangGraph's SqliteSaver")
         # Databases of an older LangGraph lack the column task_path.
         writes = _SQLITE_WRITES.format(path="task_path" if "task_path" in columns else "''")
-        queries = Queries(_SQLITE_KEYS, writes, _SQLITE_EARLY)
+        count = "SELECT count(*) FROM checkpoints"
+        queries = Queries(count, _SQLITE_CHECKPOINT, _SQLITE_KEYS, writes, _SQLITE_EARLY)
         super().__init__(source.name, source.ask, queries, serde)
 
-    def count(self) -> int:
-        return int(next(self._ask("SELECT count(*) FROM checkpoints", ()))[0])
-
-    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
-        found = next(self._ask(_SQLITE_CHECKPOINT, place), None)
-        if found is None:
-            raise self.lost(place)
-        parent, tag, payload, metadata = found
+    def read(
+        self, place: CheckpointKey, row: tuple[Any, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any], int]:
+        _, tag, payload, metadata = row
         fields = self.load(place, tag, payload)
         meta = self.parse(place, metadata, "metadata") if metadata else {}
         self.require_fields(place, fields)
-        size = columns_bytes(found)
-        return FoundCheckpoint(place, parent, fields, meta, self.writes(place), size)
+        return fields, meta, columns_bytes(row)
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------
@@ -336,14 +348,6 @@ _TASKS_SINCE: Final = 4
 _FIRST_VERSION: Final = f"{1:032}.{0:016}"
 
 
-class _Sql(NamedTuple):
-    """The queries of PostgresSaver alone."""
-
-    checkpoint: bytes
-    blobs: bytes
-    sends: bytes
-
-
 class _PostgresSaver(SaverSource):
     """The tables of PostgresSaver, or of ShallowPostgresSaver.
 
@@ -368,26 +372,21 @@ class _PostgresSaver(SaverSource):
         # Tables of an older LangGraph lack the column task_path.
         path = b"task_path" if "task_path" in found["checkpoint_writes"] else b"''"
         queries = Queries(
+            b"SELECT count(*) FROM checkpoints",
+            _CHECKPOINT if has_ids else _SHALLOW_CHECKPOINT,
             _KEYS if has_ids else _SHALLOW_KEYS,
             _WRITES.replace(b"%PATH%", path),
             _EARLY if has_ids else _SHALLOW_EARLY,
         )
         super().__init__(source.name, source.ask, queries, serde)
         self._is_shallow = not has_ids
-        self._sql = (
-            _Sql(_CHECKPOINT, _BLOBS, _SENDS.replace(b"%PATH%", path))
-            if has_ids
-            else _Sql(_SHALLOW_CHECKPOINT, _SHALLOW_BLOBS, _SHALLOW_SENDS.replace(b"%PATH%", path))
-        )
+        self._blobs = _BLOBS if has_ids else _SHALLOW_BLOBS
+        self._sends = (_SENDS if has_ids else _SHALLOW_SENDS).replace(b"%PATH%", path)
 
-    def count(self) -> int:
-        return int(next(self._ask(b"SELECT count(*) FROM checkpoints", ()))[0])
-
-    def checkpoint(self, place: CheckpointKey) -> FoundCheckpoint:
-        found = next(self._ask(self._sql.checkpoint, place), None)
-        if found is None:
-            raise self.lost(place)
-        parent, document, metadata = found
+    def read(
+        self, place: CheckpointKey, row: tuple[Any, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any], int]:
+        parent, document, metadata = row
         fields = self.parse(place, document, "checkpoint")
         values, versions = fields.get("channel_values"), fields.get("channel_versions")
         is_named = bool(place.checkpoint)
@@ -395,8 +394,8 @@ class _PostgresSaver(SaverSource):
             raise CorruptionError(f"checkpoint {place.checkpoint} in {self.name} is damaged")
         fields["channel_values"] = values = values or {}
         # Blobs replace values of the document, which only marks a delta snapshot.
-        size = columns_bytes(found)
-        for channel, tag, payload in self._ask(self._sql.blobs, place):
+        size = columns_bytes(row)
+        for channel, tag, payload in self._ask(self._blobs, place):
             values[channel] = self.load(place, tag, payload or b"")
             size += len(payload or b"")
         self.require_fields(place, fields)
@@ -405,8 +404,7 @@ class _PostgresSaver(SaverSource):
                 self._add_tasks(place, fields)
             elif parent is not None:
                 self._add_tasks(place._replace(checkpoint=parent), fields)
-        meta = self.parse(place, metadata, "metadata")
-        return FoundCheckpoint(place, parent, fields, meta, self.writes(place), size)
+        return fields, self.parse(place, metadata, "metadata"), size
 
     def _add_tasks(self, place: CheckpointKey, fields: dict[str, Any]) -> None:
         """Add the next tasks to the channel where today's LangGraph looks for them.
@@ -414,9 +412,7 @@ class _PostgresSaver(SaverSource):
         They are among the writes of the checkpoint at ``place``.
         """
         values = (*place, TASKS)
-        sends = [
-            self.load(place, tag, payload) for tag, payload in self._ask(self._sql.sends, values)
-        ]
+        sends = [self.load(place, tag, payload) for tag, payload in self._ask(self._sends, values)]
         if sends:
             versions = fields["channel_versions"] = fields.get("channel_versions") or {}
             fields["channel_values"][TASKS] = sends

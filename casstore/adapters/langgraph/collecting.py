@@ -8,15 +8,17 @@ operations is retried by itself: a call fails only for its own operation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from langgraph.store.base import BaseStore, Op, Result, TTLConfig
+from langgraph.store.base import Op, Result, TTLConfig
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from casstore.engine.forks import Lock
 
 Answer = TypeVar("Answer")
+Parameters = ParamSpec("Parameters")
 RunBatch = Callable[[Iterable[Op]], Awaitable[list[Result]]]
 
 
@@ -65,7 +67,7 @@ class Collectors:
         self._lock = Lock()
         self._known: dict[asyncio.AbstractEventLoop, _Collector] = {}
 
-    def here(self) -> BaseStore:
+    def here(self) -> AsyncBatchedBaseStore:
         """The collector of the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -78,9 +80,17 @@ class Collectors:
             return found
 
 
-async def answered(call: Awaitable[Answer]) -> Answer:
-    """The result of a collected call; raises what its operation raised."""
-    result = await call
-    if isinstance(result, _Failed):
-        raise result.error
-    return result
+def collected(
+    method: Callable[Concatenate[AsyncBatchedBaseStore, Parameters], Awaitable[Answer]],
+) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Answer]]:
+    """The method of a store with ``Collectors``; its calls in one tick become one batch."""
+
+    @wraps(method)
+    async def call(store: Any, /, *args: Parameters.args, **options: Parameters.kwargs) -> Answer:
+        collectors: Collectors = store._collectors
+        result = await method(collectors.here(), *args, **options)
+        if isinstance(result, _Failed):
+            raise result.error
+        return result
+
+    return call

@@ -12,6 +12,10 @@ Most messages have the last form: bytes alone are one object, not a map and its 
 
 Equal messages therefore have equal bytes and are stored once. Decoding runs only the code of the
 serialiser, on the bytes of one element at a time.
+
+LangGraph's bytes name types inside msgpack extensions. With ``load_raw`` and ``dump_raw`` in place
+of a serialiser an extension stays a number and bytes (``Raw``). So state can be shown, and moved
+from one saver to another, where its types are not installed, and nothing that it names is imported.
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final
 
+import ormsgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from casstore.adapters.langgraph.serializer import StrictSerializer
-from casstore.errors import CorruptionError
+from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
 from casstore.format.limits import OUTLINE_MIN_BYTES
 
 Dump = Callable[[Any], tuple[str, bytes]]
@@ -36,6 +41,7 @@ _SNAPSHOT: Final = "s"
 _TAG: Final = "t"
 _BYTES: Final = "b"
 _MSGPACK: Final = "msgpack"
+_OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 
 # Deeper nested lists and dicts go to the serialiser as they are. A dict takes two levels of
 # the 64 that a stored value has.
@@ -168,3 +174,76 @@ def _is_plain_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# --- state without its objects --------------------------------------------------------------------
+
+
+class Raw:
+    """An object in its serialised form."""
+
+    __slots__ = ("code", "data")
+
+    def __init__(self, code: int, data: bytes) -> None:
+        self.code = code
+        self.data = data
+
+
+def load_raw(data: tuple[str, bytes]) -> Any:
+    """Decode tag and bytes; objects stay in their serialised form."""
+    tag, payload = data
+    if tag == "null":
+        return None
+    if tag in ("bytes", "bytearray"):
+        return bytes(payload) if tag == "bytes" else bytearray(payload)
+    if tag != "msgpack":
+        raise UnsafePayloadError(repr(tag), "state in this codec is read only by running its code")
+    try:
+        return ormsgpack.unpackb(payload, ext_hook=Raw, option=_OPTION)
+    except ormsgpack.MsgpackDecodeError as exc:
+        raise CorruptionError(f"serialised state is damaged: {exc}") from exc
+
+
+def dump_raw(value: Any) -> tuple[str, bytes]:
+    """Encode what ``load_raw`` returned, to the bytes of LangGraph's serialiser for the value."""
+    if value is None:
+        return "null", b""
+    if type(value) is bytes:
+        return "bytes", value
+    if type(value) is bytearray:
+        return "bytearray", bytes(value)
+    return "msgpack", pack_raw(value)
+
+
+def pack_raw(value: Any) -> bytes:
+    """The msgpack of what ``load_raw`` returned; equal values have equal bytes, also with NaN.
+
+    InvalidInputError if it cannot be encoded: JSON may hold numbers beyond 64 bits.
+    """
+    try:
+        return ormsgpack.packb(value, default=_extension, option=_OPTION)
+    except ormsgpack.MsgpackEncodeError as exc:
+        raise InvalidInputError(f"LangGraph's serialiser cannot encode this state: {exc}") from exc
+
+
+def pack_form(form: Any) -> bytes:
+    """The bytes of a stored form with sorted keys, to compare it with another.
+
+    Unlike ==, this distinguishes 1, 1.0 and True.
+    """
+    return ormsgpack.packb(form, option=ormsgpack.OPT_SORT_KEYS)
+
+
+def open_snapshot(value: Any) -> Any:
+    """Decode a delta snapshot that is a channel's whole value; any other value is unchanged."""
+    if type(value) is Raw and value.code == EXT_DELTA_SNAPSHOT:
+        return _DeltaSnapshot(load_raw(("msgpack", value.data)))
+    return value
+
+
+def _extension(value: Any) -> Any:
+    if type(value) is Raw:
+        return ormsgpack.Ext(value.code, value.data)
+    if type(value) is _DeltaSnapshot:
+        return ormsgpack.Ext(EXT_DELTA_SNAPSHOT, pack_raw(value.value))
+    raise TypeError(f"{type(value).__name__} cannot be encoded")

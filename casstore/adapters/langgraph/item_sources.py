@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.encoding import dump_raw, encode
 from casstore.adapters.langgraph.item_records import DOT, ItemRow, lasting_us, time_of
-from casstore.adapters.langgraph.raw import dump_raw
 from casstore.adapters.langgraph.vector_index import packed
 from casstore.compat import importing
 from casstore.compat.importing import Source
@@ -28,28 +27,10 @@ _TABLE: Final = "store"
 _VECTORS: Final = "store_vectors"
 
 
-class FoundItem(NamedTuple):
-    """An item of the source, as a record will hold it."""
-
-    #: The key of the record.
-    place: tuple[str, str]
-    content: ItemRow
-
-    @property
-    def namespace(self) -> str:
-        """Its labels, joined by dots."""
-        return self.place[0].removesuffix(DOT)
-
-    @property
-    def key(self) -> str:
-        """Its key."""
-        return self.place[1]
-
-
 class EmbeddedItem(NamedTuple):
     """An item of the source with its embeddings: packed float32, by the path of their text."""
 
-    item: FoundItem
+    item: ItemRow
     embeddings: Mapping[str, bytes]
 
 
@@ -81,7 +62,7 @@ class ItemSource(ABC):
         self._start = start
 
     @abstractmethod
-    def read(self, row: tuple[Any, ...]) -> FoundItem:
+    def read(self, row: tuple[Any, ...]) -> ItemRow:
         """The item of a row; BadItemError if it cannot be stored."""
 
     def count(self) -> int:
@@ -93,7 +74,7 @@ class ItemSource(ABC):
         query = self._queries.count_vectors
         return 0 if query is None else int(next(self._ask(query, ()))[0])
 
-    def pages(self) -> Iterator[list[FoundItem]]:
+    def pages(self) -> Iterator[list[ItemRow]]:
         """All items in order, in pages of bounded size."""
         for rows in self._rows():
             yield [self.read(row) for row in rows]
@@ -107,15 +88,14 @@ class ItemSource(ABC):
         if not self.count_vectors():
             return
         for rows in self._rows():
-            names = self.named(rows)
             found: dict[tuple[str, str], dict[str, bytes]] = {}
             for prefix, key, path, vector, is_current in self._ask(query, self.span(rows)):
                 made = found.setdefault((prefix, key), {})
                 made[path] = self.vector(vector) if is_current else b""
             yield [
                 EmbeddedItem(self.read(row), found[name])
-                for row, name in zip(rows, names, strict=True)
-                if name in found
+                for row in rows
+                if (name := self.name(row)) in found
             ]
 
     def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
@@ -127,8 +107,8 @@ class ItemSource(ABC):
             after = rows[-1][: len(self._start)]
 
     @abstractmethod
-    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
-        """The prefix and key of rows, as the query of the embeddings returns them."""
+    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The prefix and key of a row, as the query of the embeddings returns them."""
 
     @abstractmethod
     def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -150,7 +130,7 @@ def naming(namespace: str, key: str) -> Iterator[None]:
         raise BadItemError(namespace, key, str(exc)) from exc
 
 
-def found_item(
+def item_row(
     prefix: str,
     key: str,
     text: str,
@@ -159,7 +139,7 @@ def found_item(
     updated_us: int,
     ttl_minutes: float | None,
     expires_us: int | None,
-) -> FoundItem:
+) -> ItemRow:
     """An item from the columns of its row; ValueError if it cannot be stored as it is.
 
     Labels contain no dots, which every store of LangGraph checks: dots separate the labels.
@@ -173,10 +153,9 @@ def found_item(
     if ttl_minutes is not None:
         lasting_us(ttl_minutes)
         ttl_minutes = float(ttl_minutes)
-    place = (prefix + DOT if prefix else "", key)
-    stored = encoding.encode(value, dump_raw)
-    content = ItemRow(*place, stored, created_us, updated_us, ttl_minutes, expires_us)
-    return FoundItem(place, content)
+    prefix = prefix + DOT if prefix else ""
+    stored = encode(value, dump_raw)
+    return ItemRow(prefix, key, stored, created_us, updated_us, ttl_minutes, expires_us)
 
 
 def _require_time(time_us: int) -> None:
@@ -236,13 +215,13 @@ class _SqliteStore(ItemSource):
         super().__init__(source.ask, queries, (_FIRST,))
         self._encoding = source.encoding
 
-    def read(self, row: tuple[Any, ...]) -> FoundItem:
+    def read(self, row: tuple[Any, ...]) -> ItemRow:
         _, prefix_kind, prefix, key_kind, key, kind, value, created, updated, ttl, expires = row
         names = [each.decode(self._encoding, "backslashreplace") for each in (prefix, key)]
         with naming(*names):
             if (prefix_kind, key_kind) != (_TEXT, _TEXT):
                 raise ValueError("its namespace or key is not a text")
-            return found_item(
+            return item_row(
                 prefix.decode(self._encoding),
                 key.decode(self._encoding),
                 # LangGraph writes values as bytes; other programs may write text.
@@ -253,8 +232,8 @@ class _SqliteStore(ItemSource):
                 expires_us=None if expires is None else utc_us(expires),
             )
 
-    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
-        return [(row[2], row[4]) for row in rows]
+    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
+        return row[2], row[4]
 
     def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         return rows[0][0], rows[-1][0]
@@ -309,10 +288,10 @@ class _PostgresStore(ItemSource):
         queries = ItemQueries(b"SELECT count(*) FROM store", vectors, _POSTGRES_VECTORS, page)
         super().__init__(source.ask, queries, (True, "", ""))
 
-    def read(self, row: tuple[Any, ...]) -> FoundItem:
+    def read(self, row: tuple[Any, ...]) -> ItemRow:
         _, prefix, key, value, created, updated, ttl, expires = row
         with naming(prefix, key):
-            return found_item(
+            return item_row(
                 prefix,
                 key,
                 value,
@@ -322,8 +301,8 @@ class _PostgresStore(ItemSource):
                 expires_us=None if expires is None else _microseconds(expires),
             )
 
-    def named(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
-        return [row[1:3] for row in rows]
+    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
+        return row[1], row[2]
 
     def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         return *rows[0][1:3], *rows[-1][1:3]

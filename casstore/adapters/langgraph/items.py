@@ -1,96 +1,74 @@
 """``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
 
-An item is a record under its namespace and key (``item_records``). With an index, the vectors of an
-item are written with it (``vector_records``) and searched with numpy (``vector_search``).
+An item is a record under its namespace and key (``item_records``), read by ``item_search``. With an
+index, the vectors of an item are written with it, and searched by ``vector_search``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from langgraph.store.base import (
-    NOT_PROVIDED,
     BaseStore,
-    GetOp,
     IndexConfig,
-    Item,
-    ListNamespacesOp,
-    MatchCondition,
-    NamespacePath,
-    NotProvided,
     Op,
     PutOp,
     Result,
-    SearchItem,
     SearchOp,
     TTLConfig,
     validate_op_namespace,
 )
+from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from casstore import store as stores
-from casstore.adapters.langgraph import encoding
-from casstore.adapters.langgraph.collecting import Collectors, answered
-from casstore.adapters.langgraph.filters import matches
+from casstore.adapters.langgraph import encoding, expiry
+from casstore.adapters.langgraph.collecting import Collectors, collected
 from casstore.adapters.langgraph.item_records import (
+    INDEX_KEY,
     ITEMS,
-    MS_US,
+    TICK_US,
     TIMES_TABLE,
     ItemRow,
+    VectorTables,
     items_table,
     joined,
-    labels,
-    lasting_us,
-    latest_keys,
-    time_of,
+    now_ticks,
 )
+from casstore.adapters.langgraph.item_search import ItemReader, decoded
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
-from casstore.adapters.langgraph.sweeping import Sweeper
 from casstore.adapters.langgraph.vector_index import (
-    Distance,
     Embedded,
     VectorIndex,
     fields_of,
     packed,
 )
-from casstore.adapters.langgraph.vector_records import (
-    INDEX_KEY,
-    IndexRow,
-    VectorTables,
-    vectors_key,
-)
-from casstore.adapters.langgraph.vector_search import VectorCache, require_numpy
-from casstore.adapters.langgraph.vector_server import ServerRanking
-from casstore.adapters.langgraph.vector_writing import TICK_US, describe, now_ticks, put_vectors
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
-from casstore.engine.protocol import VectorSearch, VectorSearching
 from casstore.errors import (
     ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
     NoVectorIndexError,
 )
 from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count, check_flag
 from casstore.session.attempts import Attempts
-from casstore.session.records import Draft, Record
+from casstore.session.records import Draft
 from casstore.store import Store
 
-_SWEEP_BATCH: Final = 1000
-# Rows read at once where the first is usually sufficient.
-_FEW: Final = 8
+if TYPE_CHECKING:
+    from casstore.adapters.langgraph.vector_search import SimilaritySearch
+
+# How many items reindex reads at once.
+_PAGE: Final = 1000
 # How many items reindex embeds at once.
 _EMBED_BATCH: Final = 100
-
-Changed = TypeVar("Changed")
 
 
 class CasstoreStore(StoreClient, BaseStore):
@@ -147,8 +125,8 @@ class CasstoreStore(StoreClient, BaseStore):
         Nothing else is needed: LangGraph's own stores create their tables here.
         """
         self._pool.open_blocking()
-        if self._index is not None:
-            self._vector_server(self._index, install=True)
+        if self._similarity is not None:
+            self._similarity.server(self._pool.store, install=True)
 
     asetup = awaited(setup)
 
@@ -174,19 +152,21 @@ class CasstoreStore(StoreClient, BaseStore):
         allowed: Collection[AllowedType],
     ) -> None:
         self._index: VectorIndex | None = None
+        self._similarity: SimilaritySearch | None = None
         if index:
-            require_numpy()
+            # Needs numpy.
+            from casstore.adapters.langgraph.vector_search import SimilaritySearch
+
             self._index = VectorIndex(index)
+            self._similarity = SimilaritySearch(self._index)
         self.index_config = index
         self.embeddings = None if self._index is None else self._index.embeddings
         self.ttl_config = ttl
         self._pool = pool
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
-        self._cache = VectorCache()
-        self._ranking = ServerRanking()
         self._collectors = Collectors(self.abatch, ttl)
-        self._sweeper = Sweeper(self.sweep_ttl, ttl)
+        self._sweeper = expiry.Sweeper(self.sweep_ttl, ttl)
 
     # --- LangGraph's two methods; all others call them ------------------------------------
 
@@ -208,87 +188,30 @@ class CasstoreStore(StoreClient, BaseStore):
 
     # Calls on an event loop that are made in one tick of it become one batch.
 
-    async def aget(
-        self, namespace: tuple[str, ...], key: str, *, refresh_ttl: bool | None = None
-    ) -> Item | None:
-        """As ``get``; collected with the other calls of this tick of the event loop."""
-        call = self._collectors.here().aget(namespace, key, refresh_ttl=refresh_ttl)
-        return await answered(call)
-
-    async def asearch(
-        self,
-        namespace_prefix: tuple[str, ...],
-        /,
-        *,
-        query: str | None = None,
-        filter: dict[str, Any] | None = None,
-        limit: int = 10,
-        offset: int = 0,
-        refresh_ttl: bool | None = None,
-    ) -> list[SearchItem]:
-        """As ``search``; collected with the other calls of this tick of the event loop."""
-        call = self._collectors.here().asearch(
-            namespace_prefix,
-            query=query,
-            filter=filter,
-            limit=limit,
-            offset=offset,
-            refresh_ttl=refresh_ttl,
-        )
-        return await answered(call)
-
-    async def aput(
-        self,
-        namespace: tuple[str, ...],
-        key: str,
-        value: Mapping[str, Any],
-        index: Literal[False] | list[str] | None = None,
-        *,
-        ttl: float | NotProvided | None = NOT_PROVIDED,
-    ) -> None:
-        """As ``put``; collected with the other calls of this tick of the event loop."""
-        given: Any = value
-        await answered(self._collectors.here().aput(namespace, key, given, index, ttl=ttl))
-
-    async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
-        """As ``delete``; collected with the other calls of this tick of the event loop."""
-        await answered(self._collectors.here().adelete(namespace, key))
-
-    async def alist_namespaces(
-        self,
-        *,
-        prefix: NamespacePath | None = None,
-        suffix: NamespacePath | None = None,
-        max_depth: int | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[tuple[str, ...]]:
-        """As ``list_namespaces``; collected with the other calls of this tick of the loop."""
-        call = self._collectors.here().alist_namespaces(
-            prefix=prefix, suffix=suffix, max_depth=max_depth, limit=limit, offset=offset
-        )
-        return await answered(call)
+    aget = collected(AsyncBatchedBaseStore.aget)
+    asearch = collected(AsyncBatchedBaseStore.asearch)
+    aput = collected(AsyncBatchedBaseStore.aput)
+    adelete = collected(AsyncBatchedBaseStore.adelete)
+    alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
     def _run(self, work: _Work) -> list[Result]:
-        got = iter(self._get_all([op for op in work.ops if isinstance(op, GetOp)]))
-        results = [next(got) if isinstance(op, GetOp) else self._read(op, work) for op in work.ops]
-        self._write(work)
+        reader = self._reader
+        results = reader.read_all(work.ops, work.queries)
+        self._write(work, reader.table)
         return results
+
+    @property
+    def _reader(self) -> ItemReader:
+        omit_expired = bool((self.ttl_config or {}).get("omit_expired"))
+        return ItemReader(
+            self._pool.store, self._serde, self._times, self._similarity, omit_expired=omit_expired
+        )
 
     # --- time to live -------------------------------------------------------------------
 
     def sweep_ttl(self) -> int:
         """Remove expired items; returns how many."""
-        table, store = self._table, self._pool.store
-        swept = 0
-        late: list[Record] = []
-        for item in self._items(table.scan()):
-            if item.record is not None and not item.is_live(store.engine.now_ms()):
-                late.append(item.record)
-            if len(late) == _SWEEP_BATCH:
-                swept += self._remove(late)
-                late = []
-        return swept + self._remove(late)
+        return expiry.sweep(self._pool.store)
 
     asweep_ttl = awaited(sweep_ttl)
 
@@ -314,231 +237,13 @@ class CasstoreStore(StoreClient, BaseStore):
         """As ``stop_ttl_sweeper``; waits off the event loop."""
         return await asyncio.to_thread(self.stop_ttl_sweeper, timeout)
 
-    def _is_shown(self, item: ItemRow, now_ms: int) -> bool:
-        """True if reads return an item: it has not expired, or ``omit_expired`` is not set."""
-        return item.is_live(now_ms) or not (self.ttl_config or {}).get("omit_expired")
-
-    def _remove(self, records: list[Record]) -> int:
-        """Remove records that are unchanged; returns how many."""
-        table = self._table
-
-        vectors = VectorTables(self._pool.store)
-
-        def change(draft: Draft, record: Record) -> None:
-            draft.expect(table, record.key, record)
-            table.remove(draft, ITEMS.read(record))
-            vectors.delete(draft, *record.key)
-
-        return self._change_unchanged(records, change)
-
-    def _change_unchanged(
-        self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
-    ) -> int:
-        """Change items that no other writer has changed, in one write if possible.
-
-        Returns how many. The others were put or read meanwhile, which restarted their time to live.
-        """
-        draft = Draft(self._pool.store)
-        for item in items:
-            change(draft, item)
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            if len(items) == 1:
-                return 0
-            return sum([self._change_unchanged([item], change) for item in items])
-        return len(items)
-
-    # --- reading ------------------------------------------------------------------------
-
-    @property
-    def _table(self) -> RowTable[ItemRow]:
-        return items_table(self._pool.store)
-
-    def _read(self, op: Op, work: _Work) -> Result:
-        if isinstance(op, SearchOp):
-            return self._search(op, work)
-        if isinstance(op, ListNamespacesOp):
-            return self._namespaces(op)
-        if isinstance(op, PutOp):
-            return None
-        raise InvalidInputError(
-            "an operation must be a GetOp, SearchOp, PutOp or ListNamespacesOp, got "
-            f"{type(op).__name__}"
-        )
-
-    def _get_all(self, ops: Sequence[GetOp]) -> list[Item | None]:
-        """The items of gets, in one call of the engine."""
-        if not ops:
-            return []
-        now_ms = self._pool.store.engine.now_ms()
-        records = self._table.find_many([(joined(op.namespace), op.key) for op in ops])
-        found: list[Item | None] = []
-        read: list[ItemRow] = []
-        for op, record in zip(ops, records, strict=True):
-            item = None if record is None else ITEMS.read(record)
-            if item is None or not self._is_shown(item, now_ms):
-                found.append(None)
-                continue
-            if op.refresh_ttl:
-                read.append(item)
-            found.append(
-                Item(
-                    value=self._value(item),
-                    key=op.key,
-                    namespace=op.namespace,
-                    created_at=time_of(item.created_us),
-                    updated_at=time_of(item.updated_us),
-                )
-            )
-        self._refresh(read)
-        return found
-
-    def _search(self, op: SearchOp, work: _Work) -> list[SearchItem]:
-        check_count(op.limit, "limit")
-        check_count(op.offset, "offset")
-        if op.query and self._index is not None:
-            found = self._similar(op, self._index, work.queries[op.query])
-        else:
-            latest = islice(self._latest(op), op.offset, op.offset + op.limit)
-            found = [(None, item) for item in latest]
-        if op.refresh_ttl:
-            self._refresh([item for _, item in found])
-        return [
-            SearchItem(
-                namespace=item.namespace,
-                key=item.key,
-                value=self._value(item),
-                created_at=time_of(item.created_us),
-                updated_at=time_of(item.updated_us),
-                score=score,
-            )
-            for score, item in found
-        ]
-
-    def _latest(self, op: SearchOp) -> Iterator[ItemRow]:
-        """The items of a search without a query, latest first, read as they are taken."""
-        store, table = self._pool.store, self._table
-        now_ms = store.engine.now_ms()
-        size = min(max(op.offset + op.limit, _FEW), _SWEEP_BATCH)
-        keys = latest_keys(store, joined(op.namespace_prefix), size)
-        while page := list(islice(keys, size)):
-            for record in table.find_many(page):
-                # An item that was replaced meanwhile is returned as it is now.
-                item = table.decode_found(record)
-                if item is not None and self._is_wanted(item, op, now_ms):
-                    yield item
-            size = min(2 * size, _SWEEP_BATCH)
-
-    def _matching(self, op: SearchOp) -> Iterator[ItemRow]:
-        """The items below a search's namespace that match its filter."""
-        now_ms = self._pool.store.engine.now_ms()
-        for item in self._items(self._table.scan_starting(joined(op.namespace_prefix))):
-            if self._is_wanted(item, op, now_ms):
-                yield item
-
-    def _is_wanted(self, item: ItemRow, op: SearchOp, now_ms: int) -> bool:
-        return self._is_shown(item, now_ms) and (
-            not op.filter or matches(self._value(item), op.filter)
-        )
-
-    def _similar(
-        self, op: SearchOp, index: VectorIndex, query: Sequence[float]
-    ) -> list[tuple[float | None, ItemRow]]:
-        """The items most similar to a query, with their scores.
-
-        As in ``InMemoryStore``, items without vectors follow, oldest first, if there are not
-        enough others.
-        """
-        if not op.limit:
-            return []
-        end = op.offset + op.limit
-        scored: list[tuple[float | None, ItemRow]] = []
-        for each in self._scored(op, index, query, end):
-            scored.append(each)
-            if len(scored) == end:
-                return scored[op.offset :]
-        known = {item[:2] for _, item in scored}
-        others = [item for item in self._matching(op) if item[:2] not in known]
-        others.sort(key=lambda item: (item.created_us, item[:2]))
-        found = scored[op.offset :]
-        return [*found, *[(None, item) for item in others[: op.limit - len(found)]]]
-
-    def _scored(
-        self, op: SearchOp, index: VectorIndex, query: Sequence[float], first: int
-    ) -> Iterator[tuple[float, ItemRow]]:
-        """The items that have vectors and match, most similar first."""
-        tables, table = VectorTables(self._pool.store), self._table
-        moment = self._times.read(tables.store, tables.index, [(INDEX_KEY,)])
-        found = tables.index.decode_found(moment.records[0])
-        if found is None:
-            return
-        index.require(found)
-        now_ms = tables.store.engine.now_ms()
-        below = tables, joined(op.namespace_prefix), found.generation, index.dims, moment.slots
-        server = self._vector_server(index)
-        if server is not None:
-            ranked = self._ranking.ranked(server, *below, query, first)
-        else:
-            ranked = self._cache.find(*below).ranked(query, first, index.distance)
-        size = max(first, _FEW)
-        while page := list(islice(ranked, size)):
-            records = table.find_many([(each.prefix, each.key) for _, each in page])
-            for (score, each), record in zip(page, records, strict=True):
-                item = None if record is None else ITEMS.read(record)
-                # The item may have been deleted or replaced since its vectors were cached.
-                if (
-                    item is not None
-                    and item.updated_us == each.updated_us
-                    and self._is_wanted(item, op, now_ms)
-                ):
-                    yield score, item
-            size = min(2 * size, _SWEEP_BATCH)
-
-    def _vector_server(self, index: VectorIndex, *, install: bool = False) -> VectorSearch | None:
-        """The engine's own vector search; None if it has none, or none for the index's distance."""
-        engine = self._pool.store.engine
-        if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
-            return None
-        return engine.vector_search(index.dims, install=install)
-
-    def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
-        check_count(op.limit, "limit")
-        check_count(op.offset, "offset")
-        found: set[tuple[str, ...]] = set()
-        now_ms = self._pool.store.engine.now_ms()
-        for (text,) in self._table.groups(1):
-            namespace = labels(text)
-            shown = namespace if op.max_depth is None else namespace[: op.max_depth]
-            if (
-                shown not in found
-                and all(_is_match(each, namespace) for each in op.match_conditions or ())
-                and self._is_inhabited(text, now_ms)
-            ):
-                found.add(shown)
-        return sorted(found)[op.offset : op.offset + op.limit]
-
-    def _is_inhabited(self, text: str, now_ms: int) -> bool:
-        """Whether a namespace has an item that has not expired; usually the first has not."""
-        items = self._items(self._table.scan(text, page=_FEW))
-        return any(self._is_shown(item, now_ms) for item in items)
-
-    def _items(self, records: Iterable[Record]) -> Iterator[ItemRow]:
-        return map(ITEMS.read, records)
-
-    def _value(self, item: ItemRow) -> dict[str, Any]:
-        value = encoding.decode(item.value, self._serde.loads_typed)
-        if type(value) is not dict:
-            raise CorruptionError(f"item {item[:2]} is damaged")
-        return value
-
     # --- writing ------------------------------------------------------------------------
 
-    def _write(self, work: _Work) -> None:
+    def _write(self, work: _Work, table: RowTable[ItemRow]) -> None:
         puts = work.puts
         if not puts:
             return
-        store, table, index = self._pool.store, self._table, self._index
+        store, index = self._pool.store, self._index
         vectors = VectorTables(store)
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
@@ -554,11 +259,15 @@ class CasstoreStore(StoreClient, BaseStore):
             moment = self._times.read(store, table, keys, [(vectors.index, (INDEX_KEY,))])
             described = vectors.index.decode_found(moment.records[-1])
             if index is not None:
-                described = self._described(draft, index, described)
+                index.require(described)
+                if described is None:
+                    described = vectors.put_index(draft, None, index.description)
+                else:
+                    vectors.expect_index(draft, described)
             with self._times.reserve(draft, moment, now_ticks(now_ms), count=ticks) as first:
                 rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
                 times_us = iter(range(first * TICK_US, (first + ticks) * TICK_US))
-                changed: set[tuple[str, str]] = set()
+                contents: list[tuple[ItemRow, bytes]] = []
                 for key, value, op, known in rows:
                     draft.expect(table, key, known)
                     before = table.decode_found(known)
@@ -576,44 +285,15 @@ class CasstoreStore(StoreClient, BaseStore):
                     item = ItemRow(
                         *key, value, created_us, updated_us, op.ttl, fields=fields_of(op)
                     )
-                    table.put(draft, _begun(item, now_ms * MS_US), before)
-                    content = work.vectors(op)
-                    if described is not None and content:
-                        changed.add(vectors.put(draft, item, described.generation, content))
-                    elif described is not None:
-                        vectors.delete(draft, *key)
-                for bucket in changed:
-                    vectors.mark(draft, bucket, first * TICK_US)
+                    table.put(draft, expiry.begun(item, now_ms), before)
+                    contents.append((item, work.vectors(op)))
+                if described is not None:
+                    vectors.put(draft, described.generation, contents, first * TICK_US)
                 try:
                     draft.commit()
                 except ConditionFailedError:
                     continue
             return
-
-    def _described(self, draft: Draft, index: VectorIndex, found: IndexRow | None) -> IndexRow:
-        """The stored description of the vector index, as a condition of a write.
-
-        If there is none, the write stores it. VectorIndexChangedError if it is of another index.
-        """
-        index.require(found)
-        table = VectorTables(self._pool.store).index
-        draft.expect(table, (INDEX_KEY,), None if found is None else found.record)
-        if found is None:
-            found = index.new_description()
-            table.put(draft, found)
-        return found
-
-    def _refresh(self, items: Collection[ItemRow]) -> None:
-        """Restart the time to live of items that were read."""
-        table, now_us = self._table, self._pool.store.engine.now_ms() * MS_US
-
-        def change(draft: Draft, item: ItemRow) -> None:
-            draft.expect(table, item[:2], item.record)
-            table.put(draft, _begun(item, now_us), item)
-
-        timed = [item for item in items if item.ttl_minutes is not None]
-        if timed:
-            self._change_unchanged(timed, change)
 
     # --- the vector index ---------------------------------------------------------------
 
@@ -634,7 +314,7 @@ class CasstoreStore(StoreClient, BaseStore):
         index, generation = self._begin_reindex(rebuild, batch)
         done = 0
         for page in self._unindexed(generation, batch):
-            texts = [index.texts(self._value(item), item.fields) for item in page]
+            texts = self._texts(index, page)
             vectors = index.embed([text for each in texts for text in each])
             done += self._put_vectors(generation, page, texts, vectors)
         return done
@@ -646,7 +326,7 @@ class CasstoreStore(StoreClient, BaseStore):
         done = 0
         pages = await run(self._unindexed, generation, batch)
         while page := await run(next, pages, None):
-            texts = [index.texts(self._value(item), item.fields) for item in page]
+            texts = self._texts(index, page)
             vectors = await index.aembed([text for each in texts for text in each])
             done += await run(self._put_vectors, generation, page, texts, vectors)
         return done
@@ -657,27 +337,26 @@ class CasstoreStore(StoreClient, BaseStore):
         check_count(batch, "batch", least=1)
         if self._index is None:
             raise NoVectorIndexError
-        return self._index, describe(self._pool.store, self._index, rebuild=rebuild)
+        tables = VectorTables(self._pool.store)
+        return self._index, tables.describe(self._index.description, rebuild=rebuild)
 
     def _unindexed(self, generation: str, batch: int) -> Iterator[list[ItemRow]]:
         """The items without vectors of a generation, in pages."""
         tables = VectorTables(self._pool.store)
-        records = self._table.scan()
-        while page := list(islice(records, _SWEEP_BATCH)):
-            items = list(self._items(page))
-            known = tables.vectors.find_many([vectors_key(*item[:2]) for item in items])
-            missing: list[ItemRow] = []
-            for item, record in zip(items, known, strict=True):
-                row = tables.vectors.decode_found(record)
-                is_current = row is not None and (row.generation, row.updated_us) == (
-                    generation,
-                    item.updated_us,
-                )
+        stored = map(ITEMS.read, items_table(tables.store).scan())
+        while items := list(islice(stored, _PAGE)):
+            missing = [
+                item
+                for item, row in zip(items, tables.find_many(items), strict=True)
                 # An item without texts has no row; one with index=False keeps none.
-                if not is_current and (item.fields != () or row is not None):
-                    missing.append(item)
+                if (item.fields != () if row is None else not row.counts_for(item, generation))
+            ]
             for start in range(0, len(missing), batch):
                 yield missing[start : start + batch]
+
+    def _texts(self, index: VectorIndex, items: Sequence[ItemRow]) -> list[list[str]]:
+        """The texts of each item to embed."""
+        return [index.texts(decoded(item, self._serde), item.fields) for item in items]
 
     def _put_vectors(
         self,
@@ -687,7 +366,8 @@ class CasstoreStore(StoreClient, BaseStore):
         vectors: Embedded,
     ) -> int:
         contents = [packed([vectors[text] for text in each]) for each in texts]
-        return put_vectors(self._pool.store, self._times, generation, items, contents)
+        tables = VectorTables(self._pool.store)
+        return tables.put_stored(self._times, generation, list(zip(items, contents, strict=True)))
 
 
 class _Work:
@@ -723,27 +403,3 @@ class _Work:
         """The vectors of a put, packed; empty if it has none."""
         texts = self._texts.get((op.namespace, op.key), ())
         return packed([self.documents[text] for text in texts]) if texts else b""
-
-
-def _begun(item: ItemRow, now_us: int) -> ItemRow:
-    """An item whose time to live, if it has one, begins now."""
-    ttl = item.ttl_minutes
-    if ttl is None:
-        return item
-    expires_us = now_us + lasting_us(ttl)
-    return item._replace(ttl_minutes=float(ttl), expires_us=expires_us)
-
-
-def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
-    path = tuple(condition.path)
-    if len(labels) < len(path):
-        return False
-    if condition.match_type == "prefix":
-        part = labels[: len(path)]
-    elif condition.match_type == "suffix":
-        part = labels[len(labels) - len(path) :]
-    else:
-        raise InvalidInputError(
-            f"match_type must be prefix or suffix, got {condition.match_type!r}"
-        )
-    return all(want in ("*", label) for want, label in zip(path, part, strict=True))

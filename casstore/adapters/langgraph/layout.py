@@ -230,6 +230,15 @@ def unpack_channels(stored: Any) -> dict[str, Channel]:
     return channels
 
 
+def unpack_versions(channels: Mapping[str, Channel]) -> dict[str, Any]:
+    """The versions of the channels that have one."""
+    return {
+        name: unpack_version(each.version)
+        for name, each in channels.items()
+        if each.version is not None
+    }
+
+
 def unpack_seen(stored: Any) -> dict[str, dict[str, Any]]:
     """``versions_seen`` of a stored checkpoint."""
     try:
@@ -253,7 +262,7 @@ class CheckpointRow(NamedTuple):
     run: str | None = None
     #: Writes of tasks that have no row of their own: those of a copied checkpoint.
     folded_writes: tuple[PendingRow, ...] = ()
-    #: What delta channels need of deleted ancestors (``history``), by channel: [writes, seed?].
+    #: What delta channels need of deleted ancestors (``threads``), by channel: [writes, seed?].
     folded_history: Mapping[str, list[Any]] = MappingProxyType({})
     record: Record | None = None
 

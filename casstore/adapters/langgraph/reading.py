@@ -11,7 +11,6 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory
 
 from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
-from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
 from casstore.adapters.langgraph.layout import (
     Channel,
     CheckpointKey,
@@ -21,36 +20,11 @@ from casstore.adapters.langgraph.layout import (
 )
 from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.steps import RecentCheckpoints
-from casstore.adapters.langgraph.threads import StoredCheckpoint, Threads
+from casstore.adapters.langgraph.threads import ChannelHistory, StoredCheckpoint, Threads
 from casstore.errors import CorruptionError, ObjectNotFoundError
 
 # Tuples that a listing reads at once.
 PAGE: Final = 16
-
-
-def find_row(threads: Threads, config: RunnableConfig) -> CheckpointRow | None:
-    """The row of the checkpoint that a config names, or of the latest."""
-    thread, namespace, checkpoint = config_parts(config)
-    if checkpoint is None:
-        return threads.find_latest(thread, namespace)
-    return threads.find(CheckpointKey(thread, namespace, checkpoint))
-
-
-def find_rows(
-    threads: Threads, config: RunnableConfig | None, before: str | None
-) -> Iterator[CheckpointRow]:
-    """The rows of a listing, newest first."""
-    if config is None:
-        return threads.merged_rows(None, before)
-    thread, namespace, checkpoint = config_parts(config)
-    everywhere = config["configurable"].get("checkpoint_ns") is None
-    if checkpoint is not None:
-        namespaces = threads.namespaces(thread) if everywhere else [namespace]
-        found = [threads.find(CheckpointKey(thread, each, checkpoint)) for each in namespaces]
-        return iter([row for row in found if row and (before is None or checkpoint < before)])
-    if everywhere:
-        return threads.merged_rows(thread, before)
-    return threads.rows(thread, namespace, before)
 
 
 class TupleReader:
@@ -70,21 +44,44 @@ class TupleReader:
 
     def find(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that a config names, or the latest; None if it does not exist."""
-        while (row := find_row(self._threads, config)) is not None:
+        while (row := self._find_row(config)) is not None:
             if found := self._present([row], {}):
                 return found[0]
         return None
+
+    def _find_row(self, config: RunnableConfig) -> CheckpointRow | None:
+        thread, namespace, checkpoint = config_parts(config)
+        if checkpoint is None:
+            return self._threads.find_latest(thread, namespace)
+        return self._threads.find(CheckpointKey(thread, namespace, checkpoint))
 
     def list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any], before: str | None
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints whose metadata matches, newest first."""
-        rows = find_rows(self._threads, config, before)
+        rows = self._find_rows(config, before)
         # Read one first, because many callers need no more; then read pages.
         page = 1
         while batch := [*islice(rows, page)]:
             yield from self._present(batch, wanted)
             page = PAGE
+
+    def _find_rows(
+        self, config: RunnableConfig | None, before: str | None
+    ) -> Iterator[CheckpointRow]:
+        """The rows of a listing, newest first."""
+        threads = self._threads
+        if config is None:
+            return threads.merged_rows(None, before)
+        thread, namespace, checkpoint = config_parts(config)
+        everywhere = config["configurable"].get("checkpoint_ns") is None
+        if checkpoint is not None:
+            namespaces = threads.namespaces(thread) if everywhere else [namespace]
+            found = [threads.find(CheckpointKey(thread, each, checkpoint)) for each in namespaces]
+            return iter([row for row in found if row and (before is None or checkpoint < before)])
+        if everywhere:
+            return threads.merged_rows(thread, before)
+        return threads.rows(thread, namespace, before)
 
     def _present(
         self, rows: Sequence[CheckpointRow], wanted: Mapping[str, Any]
@@ -120,10 +117,10 @@ class TupleReader:
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> dict[str, DeltaChannelHistory]:
         """For delta channels of a checkpoint: the last stored value, and the writes since."""
-        row = find_row(self._threads, config)
+        row = self._find_row(config)
         if row is None:
             return {channel: {"writes": []} for channel in channels}
-        found = channel_histories(self._threads, row, channels)
+        found = self._threads.histories(row, channels)
         return {channel: self._history(channel, found[channel]) for channel in channels}
 
     def _history(self, channel: str, found: ChannelHistory) -> DeltaChannelHistory:
@@ -175,11 +172,7 @@ class TupleReader:
             "channel_values": {
                 name: next(values) for name, each in channels.items() if each.has_value
             },
-            "channel_versions": {
-                name: layout.unpack_version(each.version)
-                for name, each in channels.items()
-                if each.version is not None
-            },
+            "channel_versions": layout.unpack_versions(channels),
             "versions_seen": layout.unpack_seen(value),
             **self._fields(stored, "more"),
         }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -22,17 +22,18 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from casstore import store as stores
-from casstore.adapters.langgraph import care, layout
+from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec, encodes_as_langgraph
 from casstore.adapters.langgraph.layout import CheckpointKey, config_of, config_parts
 from casstore.adapters.langgraph.lists import KnownLists, ListCodec
 from casstore.adapters.langgraph.reading import PAGE, TupleReader
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.steps import OnBranch, RecentCheckpoints, Step, StepWriter
-from casstore.adapters.langgraph.threads import Threads
+from casstore.adapters.langgraph.threads import KEEP_LATEST, Threads
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited, iterated
 from casstore.errors import InvalidInputError
+from casstore.session.arguments import check_choice
 from casstore.store import Store
 
 
@@ -101,8 +102,7 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None,
         on_branch: OnBranch,
     ) -> None:
-        if on_branch not in ("keep", "refuse"):
-            raise InvalidInputError(f"on_branch must be 'keep' or 'refuse', got {on_branch!r}")
+        check_choice(on_branch, "on_branch", get_args(OnBranch))
         if serde is not None and allowed:
             raise InvalidInputError(
                 "allowed is for the saver's own serialiser: pass allowed or serde, not both"
@@ -211,19 +211,19 @@ class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
-        care.delete_thread(self._parts.threads, str(thread_id))
+        self._parts.threads.delete_thread(str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs; the others can be read as before."""
-        care.delete_for_runs(self._parts.threads, run_ids)
+        self._parts.threads.delete_for_runs(run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints of a thread to another thread; they share all objects."""
-        care.copy_thread(self._parts.threads, str(source_thread_id), str(target_thread_id))
+        self._parts.threads.copy_thread(str(source_thread_id), str(target_thread_id))
 
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = KEEP_LATEST) -> None:
         """Keep only the latest checkpoint of each namespace, or (``delete``) none."""
-        care.prune(self._parts.threads, thread_ids, strategy)
+        self._parts.threads.prune(thread_ids, strategy)
 
     def get_next_version(self, current: str | int | float | None, channel: None) -> str:
         """The version after ``current``; deterministic, so equal steps give equal versions."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
-from casstore.adapters.langgraph import care, layout
+from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.layout import (
     Channel,
@@ -388,4 +388,4 @@ class StepWriter:
             draft.expect(threads.writes, key, record)
             draft_row(draft, known)
 
-        care.retry(f"task {task}", attempt, threads)
+        threads.change(f"task {task}", attempt)

@@ -9,27 +9,23 @@ from typing import Any, Final
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from casstore.adapters.langgraph.encoding import decode
+from casstore.adapters.langgraph.encoding import Raw, decode, load_raw
+from casstore.adapters.langgraph.expiry import sweep
 from casstore.adapters.langgraph.item_records import (
+    CHANGES,
     DOT,
+    INDEX,
     ITEMS,
     MS_US,
     TIMES_TABLE,
-    delete_stale_recent,
+    VECTORS,
+    VectorTables,
+    delete_stale,
     items_table,
     labels,
 )
-from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.layout import CHECKPOINTS, HEADS, TASKS, Channel, CheckpointRow
-from casstore.adapters.langgraph.raw import Raw, load_raw
 from casstore.adapters.langgraph.threads import Threads
-from casstore.adapters.langgraph.vector_records import (
-    CHANGES,
-    INDEX,
-    VECTORS,
-    VectorTables,
-    delete_stale_vectors,
-)
 from casstore.errors import CorruptionError
 from casstore.format.printing import count
 from casstore.maintenance.consistency import Facts, Judges
@@ -153,13 +149,8 @@ def _step(threads: Threads, row: CheckpointRow) -> EntryStep:
 
 
 def _channel_values(threads: Threads, row: CheckpointRow) -> dict[str, Any]:
-    [stored] = threads.read([row])
-    channels = {name: one.value for name, one in stored.channels.items() if one.has_value}
-    values = threads.resolve(channels.values())
-    return {
-        name: _readable(decode(value, load_raw))
-        for name, value in zip(channels, values, strict=True)
-    }
+    values = threads.values(threads.read([row])[0])
+    return {name: _readable(decode(value, load_raw)) for name, value in values.items()}
 
 
 def _readable(value: Any) -> Any:
@@ -238,11 +229,11 @@ class MemorySystem(RecordSystem):
 
     def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
         """Remove items that have expired."""
-        return CasstoreStore(store).sweep_ttl()
+        return sweep(store)
 
     def after_copy(self, source: Store, target: Store) -> int:
         """Remove vectors and index rows of items that the copy has replaced."""
-        return delete_stale_recent(target) + delete_stale_vectors(target)
+        return delete_stale(target)
 
 
 THREADS: Final = ThreadsSystem()

@@ -7,7 +7,6 @@ LangGraph's stores.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +24,12 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
-from casstore.adapters.langgraph.vector_records import INDEX_KEY, IndexRow
+from casstore.adapters.langgraph.item_records import INDEX_KEY, IndexRow
 from casstore.errors import InvalidInputError, VectorIndexChangedError
+from casstore.session.arguments import check_count
 
 _WHOLE: Final = "$"
 _MAX_DIMS: Final = 65_536
-_GENERATION_BYTES: Final = 12
 # The attributes in which the Embeddings of LangChain's packages have the name of their model.
 _MODEL_ATTRIBUTES: Final = ("model", "model_name", "model_id", "deployment")
 
@@ -53,9 +52,8 @@ class VectorIndex:
         embed = config.get("embed")
         if embed is None:
             raise InvalidInputError("index must have 'embed': an embedder or a function")
-        dims = config.get("dims")
-        if type(dims) is not int or not 1 <= dims <= _MAX_DIMS:
-            raise InvalidInputError(f"dims must be from 1 to {_MAX_DIMS}, got {dims!r}")
+        dims: Any = config.get("dims")
+        check_count(dims, "dims", least=1, most=_MAX_DIMS)
         fields = config.get("fields") or [_WHOLE]
         if isinstance(fields, str) or not all(type(field) is str for field in fields):
             raise InvalidInputError(f"fields must be a list of texts, got {fields!r:.80}")
@@ -67,7 +65,7 @@ class VectorIndex:
             )
         self.distance = Distance(str(distance))
         self.embeddings: Embeddings = ensure_embeddings(embed)
-        self.dims = dims
+        self.dims: int = dims
         self.fields = tuple(fields)
         self.description = IndexRow(INDEX_KEY, "", embedder_name(embed), dims, self.fields)
         self._tokens = {field: _tokens(field) for field in self.fields}
@@ -76,10 +74,6 @@ class VectorIndex:
         """Raise VectorIndexChangedError if a store's vectors are of another index."""
         if found is not None and not found.is_like(self.description):
             raise VectorIndexChangedError(str(found), str(self.description))
-
-    def new_description(self) -> IndexRow:
-        """A description of this index with a generation of its own."""
-        return self.description._replace(generation=secrets.token_hex(_GENERATION_BYTES))
 
     def texts(self, value: Any, fields: Iterable[str] | None) -> list[str]:
         """The texts of an item to embed; ``fields`` as given to ``put``, None: the default."""

@@ -1,9 +1,14 @@
-"""Exact search over packed vectors, with numpy: by cosine, inner product or distance.
+"""Search over packed vectors, with numpy: by cosine, inner product or distance. Always exact.
 
-``VectorCache.find`` returns the vectors below a namespace as one matrix, and re-reads only the
-buckets that changed since the last call, in this or any other process. ``Snapshot.ranked`` yields
-items, most similar first. The product with the whole matrix is in float32. The leading rows are
-scored in float64, one by one, so that equal vectors have equal scores.
+``SimilaritySearch.ranked`` yields items, most similar first. ``VectorCache.find`` returns the
+vectors below a namespace as one matrix, and re-reads only the buckets that changed since the last
+call, in this or any other process. ``Snapshot.ranked`` multiplies it with the query in float32, and
+scores the leading rows in float64, one by one, so that equal vectors have equal scores.
+
+Where the engine can compare vectors (pgvector on PostgreSQL), ``ServerRanking.ranked`` brings the
+copies of the vectors on the server up to date, bucket by bucket, lets it choose candidates, and
+scores those as above: the ranks and scores are the same. The stamp of a bucket's copy is its time
+in ``lgm.changes``.
 """
 
 from __future__ import annotations
@@ -11,34 +16,50 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from casstore.adapters.langgraph.vector_index import Distance
-from casstore.adapters.langgraph.vector_records import (
+try:
+    import numpy as np
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "index= needs numpy: pip install '.[vectors]' in the clone of casstore", name=exc.name
+    ) from exc
+from numpy.typing import NDArray
+
+from casstore.adapters.langgraph.item_records import (
     CHANGES,
     FLOAT_BYTES,
+    INDEX_KEY,
     VECTORS,
     VectorsRow,
     VectorTables,
 )
+from casstore.adapters.langgraph.vector_index import Distance, VectorIndex
 from casstore.engine.forks import Lock
-from casstore.errors import CorruptionError
+from casstore.engine.protocol import (
+    VectorChange,
+    VectorCopy,
+    VectorPart,
+    VectorSearch,
+    VectorSearching,
+)
+from casstore.errors import BusyError, CorruptionError
+from casstore.records.unique_times import UniqueTimes
 from casstore.session.records import Record
+from casstore.store import Store
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Whole = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Bucket = tuple[str, ...]
 
-    Floats = NDArray[np.float32]
-    Doubles = NDArray[np.float64]
-    Whole = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
-
-#: The bytes of matrices that a cache keeps; the one used last always stays.
-CACHE_BYTES: Final = 1 << 30
-#: More than the error of a product in float32, of vectors of length 1.
-UNIT_ERROR: Final = 1e-4
-_FIRST_ROWS: Final = 64
+# The bytes of matrices that a cache keeps; the one used last always stays.
+_CACHE_BYTES: Final = 1 << 30
+# More than the error of a product in float32, of vectors of length 1.
+_UNIT_ERROR: Final = 1e-4
+# The first number of vectors to score exactly, and the factor to the next number.
+_FIRST_VECTORS: Final = 64
 _GROWTH: Final = 4
 # Rows that are scored in float64 at once.
 _CHUNK_ROWS: Final = 4096
@@ -46,8 +67,10 @@ _CHUNK_ROWS: Final = 4096
 _MAX_UNUSED: Final = 0.25
 # Rows of vectors read at once.
 _PAGE: Final = 1024
+_COPY_ATTEMPTS: Final = 5
 
-Bucket = tuple[str, ...]
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 class VectorItem(NamedTuple):
@@ -61,35 +84,107 @@ class VectorItem(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Vectors as they were read: the rows of a matrix, and the item of each."""
+    """Vectors as they were read: the rows of a matrix, and their items."""
 
     items: list[VectorItem]
-    #: How many vectors each item has.
-    counts: list[int]
+    #: When each item was created.
+    created: Whole
+    #: The position in ``items`` of each row.
+    item_of: Whole
     matrix: Floats
+    #: The length of each row.
+    norms: Floats
+    #: The most vectors of an item.
+    most: int
+
+    def followed_by(self, other: _Rows) -> _Rows:
+        """The rows of both."""
+        return _Rows(
+            [*self.items, *other.items],
+            np.concatenate([self.created, other.created]),
+            np.concatenate([self.item_of, other.item_of + len(self.items)]),
+            np.concatenate([self.matrix, other.matrix]),
+            np.concatenate([self.norms, other.norms]),
+            max(self.most, other.most),
+        )
+
+
+class VectorRange(NamedTuple):
+    """The vectors of a generation in the namespaces that start with a prefix."""
+
+    tables: VectorTables
+    prefix: str
+    generation: str
+    dims: int
+    #: Read from the store by the caller; different after each put of a vector.
+    times: Any
+
+    def stamps(self) -> dict[Bucket, int]:
+        """The time of the latest change of each bucket."""
+        records = self.tables.changes.scan_starting(self.prefix)
+        return {record.key: CHANGES.read(record).changed_us for record in records}
+
+    def changed(self, known: Mapping[Bucket, int]) -> tuple[dict[Bucket, int], list[Bucket]]:
+        """The times of the buckets, and the buckets whose times are not the ``known`` ones."""
+        stamps = self.stamps()
+        return stamps, [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
+
+    def read(self, records: Iterable[Record]) -> _Rows:
+        """The vectors of records, of this generation."""
+        items: list[VectorItem] = []
+        counts: list[int] = []
+        parts: list[Floats] = [np.zeros((0, self.dims), dtype=np.float32)]
+        numbered = groupby(enumerate(records), lambda each: each[0] // _PAGE)
+        for _, page in numbered:
+            packed: list[bytes] = []
+            for _, record in page:
+                row = VECTORS.read(record)
+                if row.generation == self.generation:
+                    counts.append(self._count(row))
+                    items.append(VectorItem(*row[:3], row.created_us, row.updated_us))
+                    packed.append(row.vectors)
+            parts.append(np.frombuffer(b"".join(packed), dtype="<f4").reshape(-1, self.dims))
+        matrix = np.concatenate(parts)
+        squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
+        return _Rows(
+            items,
+            np.array([item.created_us for item in items], dtype=np.int64),
+            np.repeat(np.arange(len(items)), counts),
+            matrix,
+            np.sqrt(squares).astype(np.float32),
+            max(counts, default=1),
+        )
+
+    def _count(self, row: VectorsRow) -> int:
+        count, rest = divmod(len(row.vectors), self.dims * FLOAT_BYTES)
+        if rest:
+            raise CorruptionError(
+                f"the vectors of item {row.key!r:.80} do not have {self.dims} dims; call "
+                "reindex(), and check the store"
+            )
+        return count
+
+
+# --- in this process ------------------------------------------------------------------------------
 
 
 class Snapshot:
     """The vectors below a namespace at one time. Immutable: ``changed`` returns another one."""
 
-    def __init__(self, rows: _Rows, stamps: dict[Bucket, int], generation: str) -> None:
-        import numpy as np
-
+    def __init__(
+        self, rows: _Rows, used: Flags, stamps: dict[Bucket, int], generation: str
+    ) -> None:
         self.generation = generation
         self.stamps = stamps
-        self._items = rows.items
-        self._matrix = rows.matrix
-        self._item_of = np.repeat(np.arange(len(rows.items)), rows.counts)
-        self._created = np.array([item.created_us for item in rows.items], dtype=np.int64)
-        self._norms = _norms(rows.matrix)
-        self._most_norm = float(self._norms.max(initial=0.0))
-        self._used = np.ones(len(rows.matrix), dtype=np.bool_)
-        self._most = max(rows.counts, default=1)
+        self._rows = rows
+        #: False for the rows of deleted and replaced vectors.
+        self._used = used
+        self._most_norm = float(rows.norms.max(initial=0.0))
 
     @property
     def size_bytes(self) -> int:
         """The size of the matrix."""
-        return int(self._matrix.nbytes)
+        return int(self._rows.matrix.nbytes)
 
     def changed(
         self, rows: _Rows, gone: Iterable[Bucket], stamps: dict[Bucket, int]
@@ -98,26 +193,13 @@ class Snapshot:
 
         None if too many rows of the matrix would be unused.
         """
-        import numpy as np
-
         replaced = set(gone)
-        lost = [at for at, item in enumerate(self._items) if item[:2] in replaced]
-        used = self._used & ~np.isin(self._item_of, lost)
+        lost = [at for at, item in enumerate(self._rows.items) if item[:2] in replaced]
+        used = self._used & ~np.isin(self._rows.item_of, lost)
         if len(used) - int(used.sum()) > len(used) * _MAX_UNUSED:
             return None
-        made = Snapshot.__new__(Snapshot)
-        made.generation, made.stamps = self.generation, stamps
-        made._items = [*self._items, *rows.items]
-        made._matrix = np.concatenate([self._matrix, rows.matrix])
-        added = np.repeat(np.arange(len(rows.items)) + len(self._items), rows.counts)
-        made._item_of = np.concatenate([self._item_of, added])
-        created = np.array([item.created_us for item in rows.items], dtype=np.int64)
-        made._created = np.concatenate([self._created, created])
-        made._norms = np.concatenate([self._norms, _norms(rows.matrix)])
-        made._most_norm = float(made._norms.max(initial=0.0))
-        made._used = np.concatenate([used, np.ones(len(rows.matrix), dtype=np.bool_)])
-        made._most = max(self._most, max(rows.counts, default=1))
-        return made
+        used = np.concatenate([used, _all_used(rows)])
+        return Snapshot(self._rows.followed_by(rows), used, stamps, self.generation)
 
     def ranked(
         self, query: Sequence[float], first: int, distance: str = Distance.COSINE
@@ -126,18 +208,17 @@ class Snapshot:
 
         ``first`` is about how many the caller needs.
         """
-        import numpy as np
-
-        rows = len(self._matrix)
+        items, created, item_of, matrix, norms, most = self._rows
+        rows = len(matrix)
         if not rows:
             return
         compare = _COMPARISONS[distance](np.asarray(query, dtype=np.float64), self._most_norm)
-        scores = compare.scores(self._matrix, self._norms)
+        scores = compare.scores(matrix, norms)
         if not self._used.all():
             scores[~self._used] = -np.inf
         error = compare.error
         done: set[int] = set()
-        count = max(first * self._most, _FIRST_ROWS)
+        count = max(first * most, _FIRST_VECTORS)
         while True:
             least = -np.inf
             if count < rows:
@@ -145,24 +226,22 @@ class Snapshot:
             # The exact score of a row that is not chosen is below ``least`` - error.
             chosen = np.flatnonzero((scores >= least - 2 * error) & self._used)
             exact = self._exact(chosen, compare)
-            for at in np.lexsort((self._created[self._item_of[chosen]], -exact)):
+            for at in np.lexsort((created[item_of[chosen]], -exact)):
                 if exact[at] < least - error:
                     break
-                item = int(self._item_of[chosen[at]])
+                item = int(item_of[chosen[at]])
                 if item not in done:
                     done.add(item)
-                    yield compare.shown(float(exact[at])), self._items[item]
+                    yield compare.shown(float(exact[at])), items[item]
             if count >= rows:
                 return
             count *= _GROWTH
 
     def _exact(self, chosen: Whole, compare: _Cosine) -> Doubles:
-        import numpy as np
-
         found = np.zeros(len(chosen))
         for start in range(0, len(chosen), _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
-            found[part] = compare.exact(self._matrix[chosen[part]].astype(np.float64))
+            found[part] = compare.exact(self._rows.matrix[chosen[part]].astype(np.float64))
         return found
 
 
@@ -174,26 +253,20 @@ class _Cosine:
     """
 
     def __init__(self, query: Doubles, most_norm: float) -> None:
-        import numpy as np
-
         self.query = query
         self.length = float(np.sqrt(np.einsum("i,i->", query, query)))
         self.error = self._error(most_norm)
 
     def _error(self, most_norm: float) -> float:
-        return UNIT_ERROR
+        return _UNIT_ERROR
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
-        import numpy as np
-
         scores: Floats = matrix @ (self.query / (self.length or 1.0)).astype(np.float32)
         # A vector of zeros has the product 0, which is its score.
         np.divide(scores, norms, out=scores, where=norms != 0)
         return scores
 
     def exact(self, rows: Doubles) -> Doubles:
-        import numpy as np
-
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows)) * self.length
         # Row by row: a product with the matrix may round equal rows differently.
         found: Doubles = np.einsum("ij,j->i", rows, self.query)
@@ -209,17 +282,13 @@ class _InnerProduct(_Cosine):
     """Compares a query with rows by their product."""
 
     def _error(self, most_norm: float) -> float:
-        return UNIT_ERROR * self.length * most_norm
+        return _UNIT_ERROR * self.length * most_norm
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
-        import numpy as np
-
         found: Floats = matrix @ self.query.astype(np.float32)
         return found
 
     def exact(self, rows: Doubles) -> Doubles:
-        import numpy as np
-
         found: Doubles = np.einsum("ij,j->i", rows, self.query)
         return found
 
@@ -228,18 +297,14 @@ class _L2(_Cosine):
     """Compares a query with rows by their distance; the scores are negative squares."""
 
     def _error(self, most_norm: float) -> float:
-        return UNIT_ERROR * (self.length + most_norm) ** 2
+        return _UNIT_ERROR * (self.length + most_norm) ** 2
 
     def scores(self, matrix: Floats, norms: Floats) -> Floats:
-        import numpy as np
-
         product = matrix @ self.query.astype(np.float32)
         found: Floats = 2 * product - norms * norms - np.float32(self.length**2)
         return found
 
     def exact(self, rows: Doubles) -> Doubles:
-        import numpy as np
-
         away = rows - self.query
         found: Doubles = -np.einsum("ij,ij->i", away, away)
         return found
@@ -258,29 +323,24 @@ _COMPARISONS: Final[dict[str, type[_Cosine]]] = {
 class VectorCache:
     """Matrices of the namespaces that were searched last. Safe for threads."""
 
-    def __init__(self, size_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, size_bytes: int = _CACHE_BYTES) -> None:
         self._size_bytes = size_bytes
         self._lock = Lock()
         #: By namespace, the one used last at the end: a snapshot, and the times it was read at.
         self._known: dict[str, tuple[Any, Snapshot]] = {}
 
-    def find(
-        self, tables: VectorTables, prefix: str, generation: str, dims: int, times: Any
-    ) -> Snapshot:
-        """The vectors below a namespace.
-
-        ``times``, which the caller has read from the store, differs after each put of a vector.
-        """
+    def find(self, below: VectorRange) -> Snapshot:
+        """The vectors of a range."""
         with self._lock:
-            known = self._known.pop(prefix, None)
+            known = self._known.pop(below.prefix, None)
             snapshot = None
-            if known is not None and known[1].generation == generation:
+            if known is not None and known[1].generation == below.generation:
                 snapshot = known[1]
-                if known[0] != times:
-                    snapshot = _refreshed(tables, prefix, dims, snapshot)
+                if known[0] != below.times:
+                    snapshot = _refreshed(below, snapshot)
             if snapshot is None:
-                snapshot = _loaded(tables, prefix, generation, dims)
-            self._known[prefix] = times, snapshot
+                snapshot = _loaded(below)
+            self._known[below.prefix] = below.times, snapshot
             while len(self._known) > 1 and self._total_bytes() > self._size_bytes:
                 del self._known[next(iter(self._known))]
             return snapshot
@@ -289,91 +349,147 @@ class VectorCache:
         return sum([snapshot.size_bytes for _, snapshot in self._known.values()])
 
 
-def require_numpy() -> None:
-    """Raise ModuleNotFoundError, with what to install, if there is no numpy."""
-    try:
-        import numpy as _  # noqa: F401
-    except ModuleNotFoundError as exc:
-        raise ModuleNotFoundError(
-            "index= needs numpy: pip install '.[vectors]' in the clone of casstore", name=exc.name
-        ) from exc
-
-
-def _stamps(tables: VectorTables, prefix: str) -> dict[Bucket, int]:
-    return {
-        record.key: CHANGES.read(record).changed_us
-        for record in tables.changes.scan_starting(prefix)
-    }
-
-
-def _loaded(tables: VectorTables, prefix: str, generation: str, dims: int) -> Snapshot:
+def _loaded(below: VectorRange) -> Snapshot:
     # The times first: a change after they are read is noticed by the next call.
-    stamps = _stamps(tables, prefix)
-    records = tables.vectors.scan_starting(prefix, page=_PAGE)
-    return Snapshot(_read(records, generation, dims), stamps, generation)
+    stamps = below.stamps()
+    rows = below.read(below.tables.vectors.scan_starting(below.prefix, page=_PAGE))
+    return Snapshot(rows, _all_used(rows), stamps, below.generation)
 
 
-def changed_buckets(
-    tables: VectorTables, prefix: str, known: Mapping[Bucket, int]
-) -> tuple[dict[Bucket, int], list[Bucket]]:
-    """The times of the buckets below a namespace, and the buckets at other times than ``known``."""
-    stamps = _stamps(tables, prefix)
-    changed = [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
-    return stamps, changed
-
-
-def ranked_records(
-    records: Iterable[Record], generation: str, dims: int, query: Sequence[float]
-) -> Iterator[tuple[float, VectorItem]]:
-    """The items of some records by cosine, as ``Snapshot.ranked``."""
-    rows = _read(records, generation, dims)
-    return Snapshot(rows, {}, generation).ranked(query, len(rows.items))
-
-
-def _refreshed(tables: VectorTables, prefix: str, dims: int, known: Snapshot) -> Snapshot | None:
+def _refreshed(below: VectorRange, known: Snapshot) -> Snapshot | None:
     """``known`` with the changed buckets read again; None if so many changed that all must be."""
-    stamps, changed = changed_buckets(tables, prefix, known.stamps)
+    stamps, changed = below.changed(known.stamps)
     if not changed:
         return known
     if len(changed) > len(stamps) * _MAX_UNUSED:
         return None
-    records = (record for bucket in changed for record in tables.vectors.scan(*bucket, page=_PAGE))
-    return known.changed(_read(records, known.generation, dims), changed, stamps)
+    scan = below.tables.vectors.scan
+    records = (record for bucket in changed for record in scan(*bucket, page=_PAGE))
+    return known.changed(below.read(records), changed, stamps)
 
 
-def _read(records: Iterable[Record], generation: str, dims: int) -> _Rows:
-    import numpy as np
-
-    items: list[VectorItem] = []
-    counts: list[int] = []
-    parts: list[Floats] = [np.zeros((0, dims), dtype=np.float32)]
-    numbered = groupby(enumerate(records), lambda each: each[0] // _PAGE)
-    for _, page in numbered:
-        packed: list[bytes] = []
-        for _, record in page:
-            row = VECTORS.read(record)
-            if row.generation == generation:
-                counts.append(_count(row, dims))
-                items.append(VectorItem(*row[:3], row.created_us, row.updated_us))
-                packed.append(row.vectors)
-        parts.append(np.frombuffer(b"".join(packed), dtype="<f4").reshape(-1, dims))
-    return _Rows(items, counts, np.concatenate(parts))
+def _all_used(rows: _Rows) -> Flags:
+    return np.ones(len(rows.matrix), dtype=np.bool_)
 
 
-def _count(row: VectorsRow, dims: int) -> int:
-    count, rest = divmod(len(row.vectors), dims * FLOAT_BYTES)
-    if rest:
-        raise CorruptionError(
-            f"the vectors of item {row.key!r:.80} do not have {dims} dims; call reindex(), and "
-            "check the store"
-        )
-    return count
+# --- on the server --------------------------------------------------------------------------------
 
 
-def _norms(matrix: Floats) -> Floats:
-    import numpy as np
+class ServerRanking:
+    """Ranks items on the server. Safe for threads."""
 
-    norms: Floats = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)).astype(
-        np.float32
-    )
-    return norms
+    def __init__(self) -> None:
+        self._lock = Lock()
+        #: By namespace, the generation and ``times`` at which the copies were last up to date.
+        self._known: dict[str, tuple[str, Any]] = {}
+
+    def ranked(
+        self, search: VectorSearch, below: VectorRange, query: Sequence[float], first: int
+    ) -> Iterator[tuple[float, VectorItem]]:
+        """As ``Snapshot.ranked``, by cosine."""
+        with self._lock:
+            if self._known.get(below.prefix) != (below.generation, below.times):
+                _copy_changed(search, below)
+                self._known[below.prefix] = below.generation, below.times
+        done: set[VectorItem] = set()
+        count = max(first, _FIRST_VECTORS)
+        while True:
+            near = search.nearest(below.generation, *_span(below.prefix), query, count)
+            is_all = len(near) < count
+            least = float("-inf") if is_all else near[-1].score
+            # An item may have several vectors among them.
+            keys = dict.fromkeys([(each.path, each.part, each.name) for each in near])
+            texts = [(path.decode(), part.decode(), name.decode()) for path, part, name in keys]
+            found = below.tables.vectors.find_many(texts)
+            rows = below.read([record for record in found if record is not None])
+            scored = Snapshot(rows, _all_used(rows), {}, below.generation)
+            for score, item in scored.ranked(query, len(rows.items)):
+                # An item that is not among the candidates may have a higher score.
+                if score < least + _UNIT_ERROR and not is_all:
+                    break
+                if item not in done:
+                    done.add(item)
+                    yield score, item
+            if is_all:
+                return
+            count *= _GROWTH
+
+
+def _copy_changed(search: VectorSearch, below: VectorRange) -> None:
+    """Copy the buckets that have changed to the server."""
+    generation = below.generation
+    for _ in range(_COPY_ATTEMPTS):
+        theirs: dict[Bucket, int] = {
+            (part.path.decode(), part.part.decode()): stamp
+            for part, stamp in search.parts(generation, *_span(below.prefix)).items()
+        }
+        if not theirs:
+            search.keep_only(generation)
+        # The times first: a change after they are read is noticed by the next call.
+        ours, changed = below.changed(theirs)
+        if not changed:
+            return
+        changes = (_change(below, bucket, ours.get(bucket, 0)) for bucket in changed)
+        if search.replace(generation, changes):
+            return
+    raise BusyError("items change faster than their vectors can be copied; search once more")
+
+
+def _change(below: VectorRange, bucket: Bucket, stamp: int) -> VectorChange:
+    prefix, part = bucket
+    table = below.tables.vectors
+    copies: list[VectorCopy] = []
+    for record in table.scan(*bucket):
+        row = VECTORS.read(record)
+        if row.generation == below.generation:
+            place, name = table.place(*record.key), row.key.encode()
+            copies.append(
+                VectorCopy(place, name, row.created_us, row.updated_us, below.dims, row.vectors)
+            )
+    return VectorChange(VectorPart(prefix.encode(), part.encode()), stamp, copies)
+
+
+def _span(prefix: str) -> tuple[bytes, bytes]:
+    """The bytes of all texts that start with a prefix."""
+    # No UTF-8 begins with 0xff, and a namespace ends with a dot.
+    return prefix.encode(), prefix.encode() + b"\xff"
+
+
+# --- either ---------------------------------------------------------------------------------------
+
+
+class SimilaritySearch:
+    """Searches the vectors of an index: on the server if the engine can, else in this process."""
+
+    def __init__(self, index: VectorIndex) -> None:
+        self._index = index
+        self._cache = VectorCache()
+        self._ranking = ServerRanking()
+
+    def server(self, store: Store, *, install: bool = False) -> VectorSearch | None:
+        """The engine's own vector search; None if it has none, or none for the index's distance."""
+        engine, index = store.engine, self._index
+        if index.distance != Distance.COSINE or not isinstance(engine, VectorSearching):
+            return None
+        return engine.vector_search(index.dims, install=install)
+
+    def ranked(
+        self, store: Store, times: UniqueTimes, prefix: str, query: Sequence[float], first: int
+    ) -> Iterator[tuple[float, VectorItem]]:
+        """The items below a namespace that have vectors, with their scores, most similar first.
+
+        An item may have been deleted or replaced since its vectors were read. ``first`` is about
+        how many the caller needs. VectorIndexChangedError if the store's vectors are of another
+        index.
+        """
+        tables, index = VectorTables(store), self._index
+        moment = times.read(store, tables.index, [(INDEX_KEY,)])
+        described = tables.index.decode_found(moment.records[0])
+        if described is None:
+            return iter(())
+        index.require(described)
+        below = VectorRange(tables, prefix, described.generation, index.dims, moment.slots)
+        server = self.server(store)
+        if server is not None:
+            return self._ranking.ranked(server, below, query, first)
+        return self._cache.find(below).ranked(query, first, index.distance)

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.adapters.openai_agents import branches as table
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
-from casstore.adapters.openai_agents.items import is_user
 from casstore.errors import (
     CorruptionError,
     HeadConflictError,
@@ -108,8 +107,6 @@ class Conversation:
         self,
         at: CurrentBranch,
         pick: Callable[[ConversationView, Branch, Nodes], Result],
-        *,
-        payloads: bool = True,
     ) -> Result:
         """The result of ``pick`` for a branch and its nodes."""
         attempts = Attempts(f"session {self._session.id!r}")
@@ -118,7 +115,7 @@ class Conversation:
             view = self.view()
             branch = self.where(at, view)
             try:
-                return pick(view, branch, self.path(branch, payloads=payloads))
+                return pick(view, branch, self.path(branch))
             except NodeNotFoundError:
                 # Another writer may have cleared or pruned the branch since ``view`` was read. If
                 # the revision is the same, the node is missing from the store.
@@ -490,6 +487,11 @@ class _Growth:
             own = f"i{self._revision}.{len(self.drafts)}"
             self.drafts.append(NodeDraft(own, payload, self.leaf, frame=str(self.turns), time=time))
             self.leaf = own
+
+
+def is_user(item: Any) -> bool:
+    """Whether a turn starts with this item."""
+    return type(item) is dict and item.get("role") == "user"
 
 
 def _payloads(items: Sequence[Any]) -> list[Any]:

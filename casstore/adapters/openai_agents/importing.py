@@ -18,10 +18,10 @@ from casstore.adapters.openai_agents.conversation import (
     Conversation,
     ConversationView,
     TurnUsage,
+    is_user,
     spent,
     step,
 )
-from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sdk_database import (
     Item,
     SdkDatabase,

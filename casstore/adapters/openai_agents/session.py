@@ -19,11 +19,10 @@ from casstore.adapters.in_order import InOrder
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.conversation import (
     Conversation,
-    ConversationView,
     CurrentBranch,
     TurnUsage,
+    is_user,
 )
-from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sqlite_names import SqliteNames
 from casstore.engine.forks import Lock
 from casstore.errors import InvalidInputError
@@ -196,10 +195,11 @@ class CasstoreSession(SqliteNames):
     async def branches(self) -> list[Branch]:
         """All branches, oldest first."""
 
-        def pick(view: ConversationView, branch: Branch, nodes: Nodes) -> list[Branch]:
-            return sorted(view.branches.by_name.values(), key=lambda each: each.created_at_ms)
+        def read(at: CurrentBranch) -> list[Branch]:
+            found = self._conversation.view().branches.by_name.values()
+            return sorted(found, key=lambda each: each.created_at_ms)
 
-        return await self._read(MAIN, pick)
+        return await self._read_at(read)
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Delete a branch. The current one needs ``force``; main then becomes the current one.
@@ -267,16 +267,14 @@ class CasstoreSession(SqliteNames):
     async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
         """The recorded usage of the turns of each branch, or of one branch."""
 
-        def pick(
-            view: ConversationView, branch: Branch, nodes: Nodes
-        ) -> dict[str, list[TurnUsage]]:
+        def read(at: CurrentBranch) -> dict[str, list[TurnUsage]]:
             return {
                 name: sorted(TurnUsage(*row) for row in rows.values())
-                for name, rows in self._conversation.usage(view).items()
+                for name, rows in self._conversation.usage(self._conversation.view()).items()
                 if branch_id in (None, name)
             }
 
-        return await self._read(MAIN, pick)
+        return await self._read_at(read)
 
     # --- in threads -------------------------------------------------------------------------
 
@@ -295,13 +293,13 @@ class CasstoreSession(SqliteNames):
                 self._at = CurrentBranch(MAIN if known else self._at.branch, clears)
             return self._at
 
-    async def _read(
-        self, branch: str | None, pick: Callable[[ConversationView, Branch, Nodes], Result]
-    ) -> Result:
+    async def _read(self, branch: str | None, pick: Callable[[Nodes], Result]) -> Result:
+        """What ``pick`` returns for the nodes of the current branch or another one."""
+
         def read(at: CurrentBranch) -> Result:
             if branch is not None:
                 at = at._replace(branch=branch)
-            return self._conversation.read(at, pick)
+            return self._conversation.read(at, lambda view, branch, nodes: pick(nodes))
 
         return await self._read_at(read)
 
@@ -340,12 +338,12 @@ async def _settled(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-def _items(limit: int | None, view: ConversationView, branch: Branch, nodes: Nodes) -> list[Any]:
+def _items(limit: int | None, nodes: Nodes) -> list[Any]:
     chosen = nodes if limit is None or limit < 0 else nodes[max(len(nodes) - limit, 0) :]
     return [restored(node.payload) for node in chosen]
 
 
-def _turns(view: ConversationView, branch: Branch, nodes: Nodes) -> list[Turn]:
+def _turns(nodes: Nodes) -> list[Turn]:
     turns: list[Turn] = []
     for node in nodes:
         item = restored(node.payload)

@@ -198,8 +198,7 @@ def _channel(threads: Any, value: Any, earlier: Any) -> tuple[tuple[ParsedPayloa
 
 def _decoded(stored: Any) -> Any:
     """A stored form as plain values; objects by the name of their type and their fields."""
-    from casstore.adapters.langgraph import encoding
-    from casstore.adapters.langgraph.raw import load_raw
+    from casstore.adapters.langgraph.encoding import decode, load_raw
 
     def load(data: tuple[str, bytes]) -> Any:
         try:
@@ -208,13 +207,13 @@ def _decoded(stored: Any) -> Any:
             return f"<{len(data[1]):,} bytes of {data[0]}>"
 
     try:
-        return _plain(encoding.decode(stored, load))
+        return _plain(decode(stored, load))
     except CasstoreError as exc:
         return f"<cannot be read: {exc}>"
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    from casstore.adapters.langgraph.raw import Raw, load_raw
+    from casstore.adapters.langgraph.encoding import Raw, load_raw
 
     if depth > 24:
         return "…"

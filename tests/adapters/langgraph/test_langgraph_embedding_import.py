@@ -15,8 +15,8 @@ for needed in ("numpy", "psycopg", "langgraph.store.postgres", "langgraph.store.
 from langgraph.store.sqlite.base import VECTOR_MIGRATIONS
 
 from casstore.adapters.langgraph import CasstoreStore
-from casstore.adapters.langgraph.embedding_import import LEFT_OUT
-from casstore.adapters.langgraph.vector_records import VectorTables
+from casstore.adapters.langgraph.item_import import LEFT_OUT
+from casstore.adapters.langgraph.item_records import VectorTables
 from casstore.errors import VectorIndexChangedError
 from casstore.maintenance.check import check
 from casstore.store import Store

@@ -47,3 +47,17 @@ def test_importing_casstore_does_not_load_it() -> None:
         "print([name for name in sys.modules if name.split('.')[0] in ('langgraph', 'ormsgpack')])"
     )
     assert answer.stdout == "[]\n", answer.stderr
+
+
+def test_an_index_without_numpy_says_what_to_install() -> None:
+    answer = run(
+        "import sys; sys.modules['numpy'] = None\n"
+        "from casstore.adapters.langgraph import CasstoreStore\n"
+        "from casstore.engine.memory import MemoryEngine\n"
+        "from casstore.store import Store\n"
+        "store = Store(MemoryEngine())\n"
+        "print(CasstoreStore(store).search(('a',)))\n"
+        "CasstoreStore(store, index={'dims': 2, 'embed': lambda texts: []})"
+    )
+    assert answer.stdout == "[]\n", answer.stderr
+    assert "pip install '.[vectors]'" in answer.stderr

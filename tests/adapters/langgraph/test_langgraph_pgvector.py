@@ -67,6 +67,12 @@ def copies(url: str) -> int:
         return int(number)
 
 
+def cached(memory: CasstoreStore) -> dict[str, Any]:
+    """The matrices that this process has, by namespace."""
+    assert memory._similarity is not None
+    return memory._similarity._cache._known
+
+
 def scores(found: Sequence[Any]) -> list[tuple[str, float | None]]:
     return [(item.key, item.score) for item in found]
 
@@ -79,7 +85,7 @@ def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: s
     assert copies(url) == 0
     ours.delete(("x",), "k")
     ours.setup()
-    ours._cache._known.clear()
+    cached(ours).clear()
     texts = [LETTERS[n % 4] * (1 + n % 7) + LETTERS[n // 4 % 4] * (n % 3) for n in range(200)]
     texts[17] = "z"
     for each in (ours, model):
@@ -100,12 +106,12 @@ def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: s
             assert [item.score for item in found] == [item.score for item in expected]
             if namespace == ("x", "y"):
                 assert scores(found) == scores(expected)
-    assert not ours._cache._known
+    assert not cached(ours)
     assert copies(url) == 299
     # The other distances are computed in this process.
     other = CasstoreStore(store, index=index(distance_type="l2"))
     assert len(other.search(("x",), query="abbd")) == 10
-    assert other._cache._known
+    assert cached(other)
 
 
 def test_vector_copies_are_updated_and_deleted_with_their_items(store: Store, url: str) -> None:
@@ -179,7 +185,7 @@ def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(
                     limited = CasstoreStore(other, index=index())
                     limited.setup()
                     assert scores(limited.search(("x",), query="a")) == [("k", 1.0)]
-                    assert limited._cache._known
+                    assert cached(limited)
                 assert copies(url) == number
                 with casstore.open(url, "relaxed") as own:
                     CasstoreStore(own, index=index()).search(("x",), query="a")
@@ -200,5 +206,5 @@ def test_a_reader_of_a_store_searches_in_its_own_process(store: Store, url: str)
     with casstore.open(url, readonly=True) as reader:
         limited = CasstoreStore(reader, index=index())
         assert scores(limited.search(("x",), query="a")) == [("k", 1.0)]
-        assert limited._cache._known
+        assert cached(limited)
     assert copies(url) == 0

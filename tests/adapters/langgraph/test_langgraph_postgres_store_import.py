@@ -14,7 +14,7 @@ for needed in ("psycopg", "langgraph.store.postgres", "langgraph.store.sqlite"):
 import psycopg
 
 from casstore.adapters.langgraph import CasstoreStore, import_items
-from casstore.adapters.langgraph.embedding_import import LEFT_OUT
+from casstore.adapters.langgraph.item_import import LEFT_OUT
 from casstore.errors import ForeignSourceError, StorageUnavailableError
 from casstore.maintenance.progress import Step
 from casstore.store import Store

@@ -18,7 +18,7 @@ from langgraph.store.sqlite.aio import AsyncSqliteStore
 from langgraph.store.sqlite.base import VECTOR_MIGRATIONS
 
 from casstore.adapters.langgraph import CasstoreStore, import_items
-from casstore.adapters.langgraph.embedding_import import LEFT_OUT
+from casstore.adapters.langgraph.item_import import LEFT_OUT
 from casstore.errors import (
     BadItemError,
     BusyError,

@@ -314,6 +314,9 @@ def test_expired_items_are_reported_and_omitted_if_asked_for(memory: Memory, sto
     assert memory.move(store, dry_run=True).note(EXPIRED).number == 1
     report = memory.move(store)
     assert (report.imported, report.note(EXPIRED).number) == (2, 1)
+    # The note must not say that they are hidden: CasstoreStore returns them, too.
+    assert CasstoreStore(store).get(("a",), "late", refresh_ttl=False) is not None
+    assert "not show" not in EXPIRED
     assert CasstoreStore(store).get(("a",), "late", refresh_ttl=False) is not None
     ours = CasstoreStore(store, ttl={"omit_expired": True})
     assert ours.get(("a",), "late") is None

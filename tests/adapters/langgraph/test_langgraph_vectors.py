@@ -18,7 +18,7 @@ from langgraph.store.base import PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from casstore.adapters.langgraph import CasstoreStore
-from casstore.adapters.langgraph.vector_records import VectorTables
+from casstore.adapters.langgraph.item_records import VectorTables, items_table
 from casstore.adapters.langgraph.vector_search import VectorCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -263,7 +263,7 @@ def test_vectors_without_their_item_are_found_by_check(store: Store, memory: Cas
     memory.put(("a",), "k", {"text": "a"})
     assert check(store, level="full").counts == {}
     draft = Draft(store)
-    draft.delete(memory._table, ("a.", "k"))
+    draft.delete(items_table(store), ("a.", "k"))
     draft.commit()
     assert check(store).counts == {"record_index_wrong": 1, "record_orphaned": 1}
 
@@ -339,7 +339,7 @@ def test_many_changes_are_found_one_after_the_other(memory: CasstoreStore) -> No
 
 def test_the_cache_is_bounded(memory: CasstoreStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = VectorCache(size_bytes=100)
-    monkeypatch.setattr(memory, "_cache", cache)
+    monkeypatch.setattr(memory._similarity, "_cache", cache)
     for name in "xyz":
         memory.batch([PutOp((name,), f"{at}", {"text": "a"}) for at in range(5)])
         assert len(memory.search((name,), query="a")) == 5
