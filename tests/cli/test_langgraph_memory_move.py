@@ -50,7 +50,7 @@ def test_a_database_moves_over_once(tmp_path: Path, place: str) -> None:
     assert value(place, "colour") == {"likes": "blue"}
     again = run("import", "langgraph-items", source, store=place).out
     assert "imported 0 of 2 items" in again
-    assert "note: 1 expired items, which CasstoreStore does not show" in again
+    assert "note: 1 expired items; sweep_ttl() deletes them" in again
     assert "note: 1 embeddings, left out; CasstoreStore.reindex() embeds the items" in again
     nothing = run("import", "langgraph-items", str(tmp_path / "nowhere"), store=place, ends=4)
     assert nothing.err.startswith("error: ")
