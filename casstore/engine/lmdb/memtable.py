@@ -92,13 +92,10 @@ class BatchEntry:
         self.size_bytes = sum([len(item[2]) for item in objects])
         self._slab: tuple[bytes, bytes] | None = None
 
-    def named(self) -> Iterator[Name]:
+    def named(self) -> list[Name]:
         """The names of the new objects."""
-        for own, (item, links) in enumerate(
-            zip(self.objects, self.links, strict=True), self.first_id
-        ):
-            if links is not None:
-                yield item[0], own
+        numbered = enumerate(zip(self.objects, self.links, strict=True), self.first_id)
+        return [(item[0], own) for own, (item, links) in numbered if links is not None]
 
     def slab(self) -> tuple[bytes, bytes] | None:
         """The new objects as an uncompressed slab, so that a ``SlabReader`` can read them.

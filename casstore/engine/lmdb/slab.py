@@ -158,7 +158,8 @@ class Columns:
         if links is None:
             links = [own] * len(children)
             kind = DEAD | kind & KEEPS_LINKS
-        self._distances += [own - child for child in links]
+        if links:
+            self._distances += [own - child for child in links]
         self._digests.append(digest)
         self._kinds.append(kind)
         self._lengths.append(size)
