@@ -101,6 +101,15 @@ class TicketBatch(Generic[Work, Result]):
             ticket.place = place
             ticket.batch = self
 
+    def release(self) -> None:
+        """Forget the tickets of an answered batch.
+
+        Tickets and batch refer to each other. Without this, the objects of a write would stay in
+        memory until Python's cyclic garbage collector runs.
+        """
+        if self.answers is not None:
+            self.tickets = ()
+
 
 # Stands for the batch of tickets that were not put into one yet. It is never answered.
 _NO_BATCH: Final[TicketBatch[Any, Any]] = TicketBatch(())
@@ -146,6 +155,7 @@ class CommitQueue(Generic[Work, Result]):
                             ]
                             batch = TicketBatch(unfinished[:MAX_BATCH])
                         self._run(batch)
+                        batch.release()
                 self._pass_on()
         except BaseException:
             # Nothing is called before this assignment: a second interrupt could come after a call.
@@ -441,7 +451,9 @@ class Batches:
             if isinstance(exc, StorageError) and len(batch.tickets) > 1:
                 # A write that is too large must not fail the other writes of the batch.
                 for ticket in batch.tickets:
-                    self.run(WriteBatch([ticket]))
+                    alone = WriteBatch([ticket])
+                    self.run(alone)
+                    alone.release()
             else:
                 batch.answers = [exc] * len(batch.tickets)
 
