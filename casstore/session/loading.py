@@ -93,8 +93,9 @@ class Nodes(Sequence[Node]):
         before: bytes | None = None
         for start in range(0, len(self._positions), _BATCH):
             positions = self._positions[start : start + _BATCH]
+            rest = start + _BATCH < len(self._positions)
             try:
-                page = self._read(positions, before)
+                page = self._read(positions, before, ahead=rest)
             except LimitError:
                 # The page exceeds the size limit of one read: read its nodes one by one.
                 for position in positions:

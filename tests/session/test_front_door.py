@@ -333,13 +333,24 @@ def test_find_turn_refuses_an_invalid_turn(agent: Session, turn: Any) -> None:
 
 
 class CountingEngine(MemoryEngine):
-    """Counts the objects that are read."""
+    """Counts the objects that are read, and the requests for them."""
 
-    reads = 0
+    reads = requests = 0
 
     def get_many(self, digests: Any) -> Any:
         self.reads += len(digests)
+        self.requests += 1
         return super().get_many(digests)
+
+
+def test_iterating_over_a_path_reads_the_node_index_ahead() -> None:
+    engine = CountingEngine()
+    Store(engine).session("long").append(*range(1000))
+    engine.requests = 0
+    # By a store that has seen nothing of the session yet.
+    assert [node.payload for node in Store(engine).session("long").nodes()] == [*range(1000)]
+    # Manifest and index: 5 requests; nodes: 4.
+    assert engine.requests <= 9
 
 
 def test_an_edit_of_a_large_component_reads_only_what_it_needs() -> None:
