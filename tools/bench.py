@@ -103,6 +103,8 @@ def render(number: float, unit: str) -> str:
     """A figure with its unit."""
     if unit in ("bytes", "pieces"):
         return f"{number:,.0f} {unit}"
+    if not unit and 0 < number < 0.1:
+        return f"1/{1 / number:,.0f}"
     return f"{number:.2f}{'' if unit in ('×', '') else ' '}{unit}"
 
 
