@@ -27,7 +27,7 @@ from casstore.engine.lmdb import log as redo_log
 from casstore.engine.lmdb import recent, verification
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.log import LOG_FILE, Position, RecoveryPoint, RedoLog
-from casstore.engine.lmdb.memtable import BatchEntry, Memtable, Unchanged
+from casstore.engine.lmdb.memtable import BatchEntry, Memtable, MemtableView, Unchanged
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import (
     BusyError,
@@ -631,6 +631,40 @@ def test_a_memtable_view_is_unchanged_by_later_stores_and_deletes() -> None:
     memtable.add(12288, Position(3, 16384, b""), BatchEntry(3, 8, [blob], [[]], [], [], []))
     assert memtable.newest_id(blob.digest) == 8
     assert [view.find_id(blob.digest) for view in (stored, memtable.view())] == [7, 8]
+
+
+def test_a_memtable_view_reads_only_the_rows_in_the_range_of_a_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """300 scans, one for each checkpoint of a thread, each examined every row of the memtable."""
+    memtable = Memtable(RecoveryPoint(True, b"", Position(0, 4096, b"")), 1)
+    keys = [b"%03d" % number for number in range(200)]
+
+    def add(lsn: int, rows: list[tuple[str, bytes, bytes | None]]) -> None:
+        memtable.add(4096, Position(lsn, 8192, b""), BatchEntry(lsn, 1, [], [], rows, [], []))
+
+    add(1, [("heads", key, b"one") for key in reversed(keys)])
+    found: list[bytes] = []
+    whole = MemtableView.find_row
+
+    def find_row(self: MemtableView, table: str, key: bytes) -> bytes | Unchanged | None:
+        found.append(key)
+        return whole(self, table, key)
+
+    monkeypatch.setattr(MemtableView, "find_row", find_row)
+    before = memtable.view()
+    assert before.changed_between("heads", b"100", b"102", reverse=False) == [
+        (b"100", b"one"), (b"101", b"one"),
+    ]  # fmt: skip
+    assert found == [b"100", b"101"]
+    # Rows of later commits, also of other tables, are in the range of later views only.
+    add(2, [("heads", b"1005", b"two"), ("pins", b"1006", b"two"), ("heads", b"101", None)])
+    after = memtable.view()
+    assert after.changed_between("heads", b"100", b"102", reverse=True) == [
+        (b"101", None), (b"1005", b"two"), (b"100", b"one"),
+    ]  # fmt: skip
+    assert len(before.changed_between("heads", b"", None, reverse=False)) == 200
+    assert len(after.changed_between("heads", b"", None, reverse=False)) == 201
 
 
 @pytest.mark.parametrize("slabs", [1, 64])

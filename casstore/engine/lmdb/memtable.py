@@ -157,7 +157,7 @@ class Memtable:
     """The entries that the tables do not hold, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_last_ids", "_offsets", "_rows", "applied_ids", "changes", "deleted",
+        "_keys", "_last_ids", "_offsets", "_rows", "applied_ids", "changes", "deleted",
         "entries", "ids", "last", "next_id", "oldest_offset", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
@@ -182,6 +182,8 @@ class Memtable:
         self._last_ids: list[int] = []
         # The versions of each row by table and key: LSN and value, oldest first.
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
+        # By table: the sorted keys of its rows among the first n of ``_rows``, and n.
+        self._keys: dict[str, tuple[int, list[bytes]]] = {}
         #: The id of each object that an entry stored. Ids are assigned in commit order, so a view
         #: contains an object exactly if its id is below the view's next free id.
         self.ids: dict[bytes, int] = {}
@@ -270,10 +272,17 @@ class Memtable:
         at = bisect_left(self._last_ids, object_id)
         return entries[at][1] if at < len(entries) else None
 
-    def places(self, table: str) -> list[bytes]:
-        """The keys of all rows of a table that entries change."""
-        # ``list`` copies the dict in one call: another thread may add a commit to it meanwhile.
-        return [key for name, key in list(self._rows) if name == table]
+    def keys(self, table: str) -> Sequence[bytes]:
+        """The keys of all rows of a table that entries change, in order."""
+        count, keys = self._keys.get(table, (0, []))
+        if count != len(self._rows):
+            # ``list`` copies the dict in one call: another thread may add a commit to it meanwhile.
+            # Rows are only added, and at the end.
+            rows = list(self._rows)
+            # A new list: another thread may read the old one.
+            keys = sorted([*keys, *[key for name, key in rows[count:] if name == table]])
+            self._keys[table] = len(rows), keys
+        return keys
 
 
 class MemtableView:
@@ -314,13 +323,16 @@ class MemtableView:
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
     ) -> Changed:
         """The changed rows with ``start <= key < stop``, in key order or its reverse."""
+        keys = self.memtable.keys(table)
+        first = bisect_left(keys, start)
+        last = len(keys) if stop is None else bisect_left(keys, stop)
         changed: Changed = []
-        for key in self.memtable.places(table):
-            if key >= start and (stop is None or key < stop):
-                value = self.find_row(table, key)
-                if not isinstance(value, Unchanged):
-                    changed.append((key, value))
-        changed.sort(reverse=reverse)
+        for key in keys[first:last]:
+            value = self.find_row(table, key)
+            if not isinstance(value, Unchanged):
+                changed.append((key, value))
+        if reverse:
+            changed.reverse()
         return changed
 
     def names(self) -> dict[bytes, int | None]:
