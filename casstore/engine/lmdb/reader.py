@@ -160,7 +160,7 @@ class SlabReader:
         return slab
 
     def decode_at(self, object_id: int) -> Slab:
-        """The slab that holds this id, decoded anew from the file, its checksum compared."""
+        """The slab that holds this id, decoded again from the file, its checksum compared."""
         self._seek(object_id)
         self._slab = self._decode(self._near_key, self._near_value, check=True)
         return self._slab
