@@ -265,6 +265,8 @@ class Store:
         with self._closing:
             if self._open_engine is not None:
                 self._open_engine = None
+                if self._made_runtime is not None:
+                    self._made_runtime.close()
                 self._close()
 
     def __enter__(self) -> Store:
@@ -632,7 +634,9 @@ class Store:
             with importing():
                 from casstore.session.state import Runtime
 
-            self._made_runtime = Runtime(self)
+            with self._closing:
+                if self._made_runtime is None:
+                    self._made_runtime = Runtime(self)
         return self._made_runtime
 
     def session(self, session_id: str) -> Session:

@@ -23,6 +23,7 @@ import casstore
 from casstore import Append, Commit, Digest, NodeDraft, Set, Store
 from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.log import FLUSHED, PUBLISHED
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
     BusyError,
@@ -211,7 +212,7 @@ def test_a_second_open_may_wait_for_the_disk_where_the_first_does_not(tmp_path: 
             log = engine._env.recent._log
             assert log is not None
             digest = second.put_blob(b"waits")
-            assert log.flushed_lsn == log.published_lsn
+            assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
         assert first.get_blob(digest) == b"waits"
     assert sharing._shared == {}
 

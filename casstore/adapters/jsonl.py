@@ -53,7 +53,7 @@ from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store, check_store
 
 Format = Literal["claude", "pi", "messages"]
@@ -366,7 +366,7 @@ class _Entries(Part):
     def __init__(self, store: Store, own: str, lines: _Lines, survey: _Survey) -> None:
         self._lines = lines
         self._survey = survey
-        self._runtime = Runtime(store)
+        self._runtime = runtime_of(store)
         self.name = PARTS[survey.format]
         self.session, self.is_new = _open_session(store, own, survey)
         self.has_imported = False

@@ -51,7 +51,7 @@ from casstore.maintenance.systems import prefix_of as prefix_of
 from casstore.objects.pieces import PieceReader
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store, is_server
 from casstore.store import open as open_store
 
@@ -543,7 +543,7 @@ def _similar_at(store: Store, session: str, label: str) -> list[str]:
 
 
 def _hidden_ids(store: Store, session: str) -> Collection[str]:
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
 
     def read() -> Collection[str]:
         state = runtime.find(session)

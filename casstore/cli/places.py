@@ -21,7 +21,7 @@ from casstore.session.attempts import read_again
 from casstore.session.checkpoint import read_usage
 from casstore.session.data import Node
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, decode_head
+from casstore.session.state import decode_head, runtime_of
 from casstore.store import Store
 
 _STEP: Final = re.compile(r"""\.?([^.\[\]"]+)|\[(\d+)\]|\[?"((?:[^"\\]|\\.)*)"\]?""")
@@ -65,7 +65,7 @@ def hidden_nodes(store: Store, session: str | None) -> Container[bytes]:
     A digest or a tag names a node outside all sessions. Then the nodes that vacuum has
     removed from their sessions count as well: a tag, a pin or a fork may still keep them.
     """
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     if session is not None:
         state = read_again(lambda: runtime.find(session))
         return () if state is None else runtime.hidden(state.head)

@@ -51,7 +51,7 @@ from casstore.maintenance.transfer.building import Arrival, appear, build, with_
 from casstore.session import keys, leases
 from casstore.session.catalogue import decode_meta
 from casstore.session.data import NodeDraft, SessionMeta, Usage
-from casstore.session.state import Runtime, head_key, meta_key, tombstone_key
+from casstore.session.state import head_key, meta_key, runtime_of, tombstone_key
 from casstore.session.turns import encode_receipt, receipt_key
 from casstore.store import Store, check_store
 
@@ -175,7 +175,7 @@ class _Session(Unit):
         progress: Progress | None,
     ) -> None:
         self._store = store
-        self._runtime = Runtime(store)
+        self._runtime = runtime_of(store)
         self._path = database.source.path
         # In a dry run: the content of the sessions of earlier databases, which are not written.
         self._planned = planned

@@ -50,7 +50,7 @@ from casstore.format.canonical import (
     trusted_link,
     unpack_trusted,
 )
-from casstore.format.digest import DIGEST_BYTES, Kind
+from casstore.format.digest import DIGEST_BYTES
 from casstore.format.limits import CONTAINER_OUTLINE_MIN_BYTES, MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.node_index import NO_NODES, Tail, encode_tail, tail_from
 from casstore.format.splitting import Emit, Encoded, encode_split
@@ -321,11 +321,6 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     parts = (_MANIFEST_HEADER, scalars, link, tips.data, index, ledger.data, components.data)
     links = [] if leaf is None else [leaf]
     return b"".join(parts), links + tips.links + listed + ledger.links + components.links
-
-
-def write_manifest(manifest: Manifest, emit: Emit) -> bytes:
-    """Store a manifest; returns its digest."""
-    return emit(Kind.MANIFEST, *encode_manifest(manifest))
 
 
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:

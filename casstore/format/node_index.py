@@ -162,10 +162,8 @@ def encode_tail(tail: Tail) -> tuple[bytes, list[bytes]]:
         head, links = _NIL, list(digests)
     else:
         head, links = _LINK + spine, [spine, *digests]
-    return (
-        b"".join((b"\x94", head, pack_checked(hashes), pack_checked(distances), _links(digests))),
-        links,
-    )
+    listed = _SHORT_LISTS[len(digests)] + b"".join([_LINK + digest for digest in digests])
+    return b"".join((b"\x94", head, pack_checked(hashes), pack_checked(distances), listed)), links
 
 
 def encode_piece(piece: Piece) -> tuple[bytes, list[bytes]]:

@@ -52,6 +52,7 @@ from casstore.session.state import (
     encode_head,
     head_key,
     meta_key,
+    runtime_of,
     tombstone_key,
 )
 from casstore.session.turns import decode_receipt
@@ -148,7 +149,7 @@ class _Copying:
     def __init__(
         self, source: Store, target: Store, progress: Progress | None, *, mirror: bool
     ) -> None:
-        self._runtime = Runtime(source)
+        self._runtime = runtime_of(source)
         self._source_store, self._target_store = source, target
         self._mirror = mirror
         self._source: Engine = source.engine
@@ -158,7 +159,7 @@ class _Copying:
         self._sender = Sender(
             self._runtime.reader(), self._objects.lacking, self._objects.take, progress
         )
-        self._target_runtime = Runtime(target)
+        self._target_runtime = runtime_of(target)
         self._sessions = 0
         self._rows = 0
         self._removed = 0

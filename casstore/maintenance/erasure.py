@@ -37,6 +37,7 @@ from casstore.session.state import (
     decode_head,
     head_key,
     meta_key,
+    runtime_of,
     tombstone_key,
 )
 from casstore.store import Store, check_store
@@ -226,7 +227,7 @@ def plan(
     known = _all_providers(held, providers)
     check_flag(survey, "survey")
     check_count(listed, "listed")
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     now_ms = runtime.engine.now_ms()
     names = list(subjects.sessions_of(runtime, subject))
     manifests: set[bytes] = set()
@@ -394,7 +395,7 @@ def execute(
             f"the plan lists records of {missing[0]!r}: pass the provider of that name in "
             "providers, or install the package of that record system"
         )
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     removed = _unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
     erased = sum(
         given[name].erase(store, plan.subject, found)

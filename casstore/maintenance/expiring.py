@@ -35,7 +35,7 @@ from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.session import catalogue, keys, marks, protection
 from casstore.session.arguments import check_ms
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, decode_head, head_key
+from casstore.session.state import Runtime, decode_head, head_key, runtime_of
 from casstore.session.turns import SettledReceipt, decode_receipt
 from casstore.store import Store, check_store
 
@@ -91,7 +91,7 @@ def expire_rows(
         check_ms(receipts_older_than_ms, "receipts_older_than_ms")
     if attachments_older_than_ms is not None:
         check_ms(attachments_older_than_ms, "attachments_older_than_ms")
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     expiring = _Expiring(runtime)
     finished = _finish_deletions(runtime)
     removed_pins = remove_pins(runtime.engine, progress)

@@ -22,7 +22,7 @@ from casstore.session.arguments import check_flag, list_of
 from casstore.session.attempts import read_again
 from casstore.session.data import Entry
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, decode_head
+from casstore.session.state import Runtime, decode_head, runtime_of
 from casstore.store import Store, check_store
 
 #: The objects that the reader of the file has: digests, each of which stands for all that it links
@@ -71,7 +71,7 @@ def export_session(
     check_store(store)
     check_flag(history, "history")
     check_flag(replace, "replace")
-    path, runtime = path_text(target_file), Runtime(store)
+    path, runtime = path_text(target_file), runtime_of(store)
     header = BundleHeader(layout.VERSION, layout.SESSION, thin=have is not None)
 
     def export() -> ExportReport:
@@ -125,7 +125,7 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
     (True, 2)
     """
     check_store(store)
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     found: dict[Digest, None] = {}
     key = b"" if session is None else keys.session_key(session)
     stop = None if session is None else keys.past(key)

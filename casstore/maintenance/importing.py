@@ -31,7 +31,7 @@ from casstore.maintenance.verification import (
 from casstore.session import keys
 from casstore.session import subjects as whom
 from casstore.session.arguments import check_choice, check_flag
-from casstore.session.state import HeadRow, Runtime, meta_key
+from casstore.session.state import HeadRow, Runtime, meta_key, runtime_of
 from casstore.store import Store, check_store
 
 _PAGE: Final = 2048
@@ -114,7 +114,7 @@ def import_session(
         rows = proof.rows.renamed(name)
         key = keys.session_key(rows.session)
         return _Import(
-            Runtime(store), reader, proof, rows, key, about, on_conflict, dry_run, progress,
+            runtime_of(store), reader, proof, rows, key, about, on_conflict, dry_run, progress,
             StoreTarget(store.engine),
         ).run()  # fmt: skip
 

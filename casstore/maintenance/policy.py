@@ -24,7 +24,7 @@ from casstore.errors import (
 from casstore.format import canonical
 from casstore.session import keys
 from casstore.session.arguments import check_count, check_flag, check_kind, check_ms
-from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.session.state import meta_key, runtime_of, tombstone_key
 from casstore.store import Store, check_store
 
 HOUR_MS: Final = 3_600_000
@@ -109,7 +109,7 @@ def set_policy(store: Store, policy: Policy | None, session: str | None = None) 
     if key is None or session is None:
         store.engine.write(Write(rows=[change]))
         return
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     head, meta = runtime.rows(session, [meta_key(key)])
     if head is None and meta is None:
         raise SessionNotFoundError(session)

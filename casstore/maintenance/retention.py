@@ -55,7 +55,15 @@ from casstore.session.attempts import transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Protection
 from casstore.session.scanning import scan
-from casstore.session.state import HeadRow, Runtime, decode_head, head_key, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    Runtime,
+    decode_head,
+    head_key,
+    meta_key,
+    runtime_of,
+    tombstone_key,
+)
 from casstore.session.turns import receipt_key, settle_receipt
 from casstore.store import Store, check_store
 
@@ -232,7 +240,7 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     """
     check_store(store)
     check_kind(plan, "plan", Plan)
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     age_ms = runtime.engine.now_ms() - plan.planned_at_ms
     if age_ms > MAX_PLAN_AGE_MS:
         raise InvalidInputError("the plan is more than a week old: plan again")

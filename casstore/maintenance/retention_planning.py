@@ -28,7 +28,7 @@ from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Lease, Protection
 from casstore.session.scanning import scan
-from casstore.session.state import HeadRow, Runtime, decode_head, head_key, meta_key
+from casstore.session.state import HeadRow, Runtime, decode_head, head_key, meta_key, runtime_of
 from casstore.store import Store, check_store
 
 # How many revisions a part of a plan holds, and how many are read at once.
@@ -71,7 +71,7 @@ def plan(
     names = None if sessions is None else list_of(sessions, "sessions")
     for name in names or ():
         keys.session_key(name)
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     now_ms = runtime.engine.now_ms()
     decode_policy(runtime.engine.get_rows([keys.policy(None)])[0])
 

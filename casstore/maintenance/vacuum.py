@@ -35,7 +35,7 @@ from casstore.maintenance.progress import Phase, Progress
 from casstore.session import keys, rewriting
 from casstore.session.arguments import check_callable, check_flag, check_ms, list_of
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, decode_head
+from casstore.session.state import Runtime, decode_head, runtime_of
 from casstore.store import Store, check_store
 
 _COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING, gc.Outcome.PLANNED)
@@ -164,7 +164,7 @@ def vacuum(
     check_flag(dry_run, "dry_run")
     if dry_run:
         store = Store(OverlayEngine(store.engine))
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     expired = expire_rows(store, progress=progress).removed
     report = VacuumReport(expired_rows=expired, dry_run=dry_run)
     done: list[SessionReport] = []
@@ -216,7 +216,7 @@ def rewrite_hidden(
     []
     """
     check_store(store)
-    return _rewrite(Runtime(store), session, progress)[0]
+    return _rewrite(runtime_of(store), session, progress)[0]
 
 
 def _rewrite(

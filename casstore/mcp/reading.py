@@ -27,7 +27,7 @@ from casstore.session.attempts import read_again
 from casstore.session.data import Entry, SessionInfo
 from casstore.session.found import Hit
 from casstore.session.session import Session
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store
 
 #: The most entries of a list in one answer.
@@ -252,7 +252,7 @@ def _check_offset(offset: int) -> int:
 
 
 def _hidden(store: Store, session: str) -> Container[bytes]:
-    runtime = Runtime(store)
+    runtime = runtime_of(store)
     state = read_again(lambda: runtime.find(session))
     return () if state is None else runtime.hidden(state.head)
 

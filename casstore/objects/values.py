@@ -197,7 +197,7 @@ class Assembly:
 
     def _refuse_repetition(self, roots: list[bytes]) -> None:
         """Raise ExpansionError if repeated pieces take too much, before any is built."""
-        if not expansion.has_repetition(roots, self._parts):
+        if not self._parts or not expansion.has_repetition(roots, self._parts):
             return
         # A link in a list or map may lead to a text by mistake; building the value reports that.
         costs = self._costs

@@ -27,7 +27,7 @@ from casstore.session import attachments, commit, keys, leases, marks, tombstone
 from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, CommitResult, Lease, Origin
 from casstore.session.scanning import scan
-from casstore.session.state import ADOPT, HeadRow, Runtime, State, head_key, put_head, written_at
+from casstore.session.state import ADOPT, HeadRow, Runtime, State, head_key, move_head, written_at
 from casstore.session.turns import SettledReceipt, decode_receipt
 
 
@@ -43,7 +43,7 @@ def adopt(
     """Make the head of ``other`` the next revision; see ``Session.adopt``."""
     key, other_key = keys.session_key(session), keys.session_key(other)
     change = Commit(lease=lease, expected=expected, label=label)
-    commit.check_commit(change)
+    commit.checked_commit(change)
     commit.bind(session, change)
     if key == other_key:
         raise InvalidInputError(f"session {session!r} cannot adopt itself; rewind it instead")
@@ -66,8 +66,7 @@ def adopt(
             RowIs(*head_key(key), state.row),
             RowIs(*head_key(other_key), theirs.row),
         ]
-        put = put_head(key, head, new=False)
-        changes = commit.move_head(key, state, put, label)
+        put, changes = move_head(key, state, head, label)
         coming = _receipts(runtime, key, other, theirs, head.revision)
         new = _lacking(runtime, [*coming, *_attachments(runtime, session, other)])
         conditions += [RowIs(one.table, one.key, None) for one in new]

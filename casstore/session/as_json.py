@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from casstore.errors import InvalidInputError
 from casstore.format.value_json import parse_json, plain
 from casstore.objects.edit import Append, Delete, Edit, Insert, Set
-from casstore.session.commit import check_commit, with_drafts
+from casstore.session.commit import checked_commit
 from casstore.session.data import (
     LAST,
     LEAF,
@@ -64,7 +64,7 @@ def to_json(value: Lease | Claim | Commit) -> str:
             f"value must be a Lease, Claim or Commit, got {type(value).__name__}"
         )
     if isinstance(value, Commit):
-        check_commit(value)
+        value = checked_commit(value)
     try:
         return json.dumps(plain(_document(value)), allow_nan=False, separators=(",", ":"))
     except InvalidInputError:
@@ -88,7 +88,7 @@ def from_json(kind: type[Document], text: str | bytes) -> Document:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     read = _READERS[kind](parse_json(data, f"the {name}"), name)
     if isinstance(read, Commit):
-        check_commit(read)
+        checked_commit(read)
     found: Document = read
     return found
 
@@ -106,7 +106,6 @@ def _document(value: Lease | Claim | Commit) -> dict[str, Any]:
         raise InvalidInputError(
             "Commit.also cannot be written as JSON: set it in the process that commits"
         )
-    value = with_drafts(value)
     document |= _changed(value, Commit())
     for name in ("append", "replace"):
         if name in document:

@@ -33,8 +33,8 @@ from casstore.errors import (
     SessionNotFoundError,
     TurnConflictError,
 )
-from casstore.format.digest import Digest
-from casstore.format.graph import NOTHING, Manifest, write_manifest
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import NOTHING, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
@@ -49,7 +49,7 @@ from casstore.session.state import (
     Runtime,
     State,
     head_key,
-    put_head,
+    move_head,
     tombstone_key,
     written_at,
 )
@@ -94,8 +94,7 @@ class _Rows(NamedTuple):
 def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     """Commit a change; see ``Session.commit``."""
     key = keys.session_key(session)
-    check_commit(change)
-    change = with_drafts(change)
+    change = checked_commit(change)
     receipt = None if change.turn is None else turns.receipt_key(key, change.turn)
     first = _encode(session, change)
     if change.session is not None or change.lease is not None or change.completes:
@@ -169,8 +168,11 @@ def _try_at_once(
         return None
 
 
-def check_commit(change: Commit) -> None:
-    """Check the fields of a commit that can be checked without the session."""
+def checked_commit(change: Commit) -> Commit:
+    """Check the fields of a commit that can be checked without the session.
+
+    Returns it with a ``NodeDraft`` for each bare payload, so that each node has an id.
+    """
     if type(change) is not Commit:
         check_kind(change, "commit", Commit)
     append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, also, *_ = (
@@ -205,10 +207,6 @@ def check_commit(change: Commit) -> None:
         checkpoint.check_usage(entry)
     for claim in completes:
         queue.check_claim(claim)
-
-
-def with_drafts(change: Commit) -> Commit:
-    """The commit with a ``NodeDraft`` for each bare payload, so that each node has an id."""
     if change.replace is not None:
         return change._replace(replace=graph.as_drafts(change.replace))
     return change._replace(append=graph.as_drafts(change.append)) if change.append else change
@@ -319,7 +317,7 @@ class _Attempt:
             ledger,
             components,
         )
-        digest = write_manifest(manifest, writer.emit)
+        digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))
         if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
             # Edits, and changes of a long map, are applied one by one: drop the pieces that only
             # an intermediate result has.
@@ -398,8 +396,8 @@ class _Attempt:
         writer: PieceWriter,
     ) -> CommitResult:
         change = self._change
-        put = put_head(self._key, head, new=state is None)
-        self._changes += move_head(self._key, state, put, change.label)
+        put, changes = move_head(self._key, state, head, change.label)
+        self._changes += changes
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
         durable = None if change.durability is None else is_durable(change.durability)
@@ -431,25 +429,6 @@ def _together(own: Write, also: Write) -> Write:
     )
 
 
-def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -> list[RowChange]:
-    """The rows that move a head: the new head, the old one in history, and the label if given."""
-    changes: list[RowChange] = [put]
-    revision = 1
-    if state is not None:
-        before = state.head.revision
-        revision = before + 1
-        changes.append(PutRow("history", keys.history(key, before), state.row))
-    if label is not None:
-        changes.append(put_label(key, label, revision))
-    return changes
-
-
-def put_label(key: bytes, label: str, revision: int) -> PutRow:
-    """The row change that makes a label name a revision."""
-    value = revision.to_bytes(8, "big") + keys.id_bytes(label, "a label")
-    return PutRow("history", keys.label(key, label), value)
-
-
 # --- rewinding ----------------------------------------------------------------------------
 
 
@@ -465,7 +444,7 @@ def rewind(
     """Make an earlier revision the head again; see ``Session.rewind``."""
     key = keys.session_key(session)
     change = Commit(lease=lease, expected=expected, label=label)
-    check_commit(change)
+    checked_commit(change)
     bind(session, change)
     attempts = Attempts(f"session {session!r}")
     while True:
@@ -492,11 +471,9 @@ def rewind(
             rewound_to=target.head.revision,
             adopted=None,
         )
-        put = put_head(key, head, new=False)
+        put, changes = move_head(key, state, head, label)
         try:
-            done = runtime.engine.write(
-                Write(conditions=conditions, rows=move_head(key, state, put, label))
-            )
+            done = runtime.engine.write(Write(conditions=conditions, rows=changes))
         except ConditionFailedError:
             continue
         # Cached for the next commit.

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
 
-from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
+from casstore.engine.protocol import Condition, RowIs, RowKey, Write
 from casstore.errors import (
     ConditionFailedError,
     NodeNotFoundError,
@@ -23,14 +23,15 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.format.graph import NOTHING, write_manifest
+from casstore.format.digest import Kind
+from casstore.format.graph import NOTHING, encode_manifest
 from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
 from casstore.session import graph, keys, marks, subjects
 from casstore.session.attempts import Attempts
-from casstore.session.commit import check_commit, with_drafts
+from casstore.session.commit import checked_commit
 from casstore.session.data import Commit, Head, Origin
 from casstore.session.loading import At, head_of
 from casstore.session.state import (
@@ -41,7 +42,7 @@ from casstore.session.state import (
     State,
     head_key,
     meta_key,
-    put_head,
+    move_head,
     tombstone_key,
     written_at,
 )
@@ -65,9 +66,7 @@ def fork(
     first revision, whose number is then one above the source's.
     """
     subject = None if about is None else subjects.checked(about)
-    change = Commit(append=append)
-    check_commit(change)
-    change = with_drafts(change)
+    change = checked_commit(Commit(append=append))
     key, target_key = keys.session_key(source), keys.session_key(target)
     attempts = Attempts(f"session {source!r}")
     while True:
@@ -88,7 +87,7 @@ def fork(
             inherits = stands._replace(head=state.head._replace(hidden=hidden))
             stands, hidden = _grown(runtime, inherits, change, writer)
         if stands.manifest is not state.manifest:
-            digest = write_manifest(stands.manifest, writer.emit)
+            digest = writer.emit(Kind.MANIFEST, *encode_manifest(stands.manifest))
             if stands.manifest.tips.outlined:
                 # A long map is changed step by step; drop the pieces of intermediate results.
                 writer.keep_reachable(digest)
@@ -105,7 +104,7 @@ def fork(
             adopted=None,
             long_id=target if keys.is_cut(target) else None,
         )
-        put = put_head(target_key, head, new=True)
+        put, changes = move_head(target_key, None, head)
         conditions: list[Condition] = [
             RowIs(*head_key(target_key), None),
             RowIs(*meta_key(target_key), None),
@@ -117,7 +116,6 @@ def fork(
         ]
         if state.row != current.row and head.hidden is not None:
             conditions.append(RowIs(*head_key(key), current.row))
-        changes: list[RowChange] = [put]
         if subject is None:
             conditions.append(RowIs(*keys.subjects(key), about_row))
         taken = subjects.decode(about_row) if subject is None else subject

@@ -250,12 +250,6 @@ class _Growth:
         self._known[node_id] = known
         return known
 
-    def _current_leaf(self) -> str | None:
-        """The leaf as a reader sees it: if it is hidden, the latest visible message."""
-        if self._manifest.leaf not in self._hidden or self._state is None:
-            return self._manifest.leaf_id
-        return heal_leaf(self._runtime, self._state, self._hidden)
-
     # --- appending ------------------------------------------------------------------------
 
     def append(self, nodes: list[EncodedNode]) -> None:
@@ -264,7 +258,12 @@ class _Growth:
             return
         by_id: dict[str, EncodedNode] = {}
         parents: dict[str, str | None] = {}
-        before = self._current_leaf() if nodes[0].parent is LEAF else None
+        before: str | None = None
+        if nodes[0].parent is LEAF:
+            # The leaf as a reader sees it: if it is hidden, the latest visible message.
+            before = self._manifest.leaf_id
+            if self._state is not None and self._manifest.leaf in self._hidden:
+                before = heal_leaf(self._runtime, self._state, self._hidden)
         in_order = True
         for node in nodes:
             node_id, parent = node.id, node.parent

@@ -16,11 +16,17 @@ from casstore.errors import ConditionFailedError
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.attempts import Attempts, read_again
-from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.loading import At
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, decode_head, head_key, public_entry, tombstone_key
+from casstore.session.state import (
+    Runtime,
+    decode_head,
+    head_key,
+    public_entry,
+    put_label,
+    tombstone_key,
+)
 
 _PAGE: Final = 256
 _MAX_REVISION: Final = (1 << 63) - 1

@@ -31,8 +31,8 @@ from casstore.errors import (
 )
 from casstore.format import splitting
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest
-from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest, write_manifest
+from casstore.format.digest import Digest, Kind
+from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
@@ -183,7 +183,7 @@ class _Work:
             receipt: _Exchange | None = None
             if self._graph.follow(old):
                 new = self._manifest(State(row, head, old))
-                manifest = write_manifest(new, self._graph.writer.emit)
+                manifest = self._graph.writer.emit(Kind.MANIFEST, *encode_manifest(new))
                 after = after._replace(manifest=manifest)
                 found = receipts.get(head.revision)
                 if found is not None:

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from casstore.engine.protocol import Engine, PutRow, RowKey, Stamp
+from casstore.engine.protocol import PutRow, RowChange, RowKey, Stamp
 from casstore.errors import (
+    ClosedError,
     CorruptionError,
     InvalidInputError,
     RevisionNotFoundError,
@@ -124,11 +125,6 @@ def manifest_in(data: bytes) -> bytes:
     return data[_FIXED.size - DIGEST_BYTES : _FIXED.size]
 
 
-def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
-    """The change that makes ``row`` a session's head, at the engine's time."""
-    return PutRow("heads", key, encode_head(row), _NEW_STAMPS if new else _STAMPS)
-
-
 def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
     """The head row that the engine wrote for ``put`` at ``now_ms``, encoded and decoded."""
     value = put.value
@@ -200,11 +196,42 @@ class State(NamedTuple):
     lease: bytes | None = None
 
 
+def move_head(
+    key: bytes, before: State | None, head: HeadRow, label: str | None = None
+) -> tuple[PutRow, list[RowChange]]:
+    """The change that makes ``head`` a session's head, at the engine's time; and all changes with
+    it: the head before goes into history, and a label names the new one if given.
+    """
+    put = PutRow("heads", key, encode_head(head), _NEW_STAMPS if before is None else _STAMPS)
+    changes: list[RowChange] = [put]
+    if before is not None:
+        changes.append(PutRow("history", keys.history(key, before.head.revision), before.row))
+    if label is not None:
+        changes.append(put_label(key, label, head.revision))
+    return put, changes
+
+
+def put_label(key: bytes, label: str, revision: int) -> PutRow:
+    """The row change that makes a label name a revision."""
+    value = revision.to_bytes(8, "big") + keys.id_bytes(label, "a label")
+    return PutRow("history", keys.label(key, label), value)
+
+
+class _ClosedEngine:
+    """Stands for the engine of a closed store."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ClosedError("this store is closed")
+
+
 class Runtime:
     """The context that the session modules share: the engine and the cached states."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        """Use ``runtime_of``: every store has one runtime."""
+        self.store = store
+        #: The engine of the store; once that is closed, every use raises ClosedError.
+        self.engine = store.engine
         #: The cached states of heads, by session key. They may be stale: compare the row.
         self.states: OrderedDict[bytes, State] = OrderedDict()
         self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
@@ -212,15 +239,10 @@ class Runtime:
         self._lock = threading.Lock()
         self._renewer: Renewer | None = None
 
-    @property
-    def store(self) -> Store:
-        """The store of these sessions."""
-        return self._store
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of the store; ClosedError once that is closed."""
-        return self._store.engine
+    def close(self) -> None:
+        """Make every later use raise ClosedError: the store is closed."""
+        closed: Any = _ClosedEngine()
+        self.engine = closed
 
     def renewer(self) -> Renewer:
         """The thread that renews the leases held with this store."""
@@ -363,6 +385,11 @@ class Runtime:
         # If the session was deleted between the two reads, its history is gone: raise that.
         self.rows(session)
         return RevisionNotFoundError(session, at)
+
+
+def runtime_of(store: Store) -> Runtime:
+    """The runtime of a store, which all its users share."""
+    return store._runtime
 
 
 def meta_key(key: bytes) -> RowKey:

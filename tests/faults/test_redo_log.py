@@ -24,9 +24,10 @@ from casstore import Commit, NodeDraft
 from casstore.engine import files
 from casstore.engine.forks import open_file
 from casstore.engine.lmdb import log as redo_log
+from casstore.engine.lmdb import memtable as memtables
 from casstore.engine.lmdb import recent, verification
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.log import LOG_FILE, Position, RecoveryPoint, RedoLog
+from casstore.engine.lmdb.log import FLUSHED, LOG_FILE, PUBLISHED, Position, RecoveryPoint, RedoLog
 from casstore.engine.lmdb.memtable import BatchEntry, Memtable, MemtableView, Unchanged
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import (
@@ -194,7 +195,7 @@ def test_a_log_that_wraps_around_is_read_correctly_after_every_commit(
     """Records of all lengths, applied and killed at any moment, compared with a model."""
     monkeypatch.setattr(redo_log, "FIRST_LOG_BYTES", 16 << 10)
     monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 12 << 10)
-    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    monkeypatch.setattr(memtables, "APPLY_BYTES", 1 << 30)
     rng = random.Random(seed)
     engine = LmdbEngine(str(tmp_path / "store"), durability="relaxed", log_bytes=32 << 10)
     model: dict[bytes, bytes] = {}
@@ -459,7 +460,7 @@ def test_a_log_that_cannot_grow_is_applied_instead(
 ) -> None:
     """On a disk that is nearly full a longer log could perhaps not be applied."""
     numbered(engine, 3)
-    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    monkeypatch.setattr(memtables, "APPLY_BYTES", 1 << 30)
     monkeypatch.setattr(RedoLog, "_is_disk_low", lambda log, wanted_bytes: True)
     for number in range(12):
         put(engine, os.urandom(100_000), b"%d" % number)
@@ -468,7 +469,7 @@ def test_a_log_that_cannot_grow_is_applied_instead(
 
 
 def test_the_log_never_exceeds_log_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    monkeypatch.setattr(memtables, "APPLY_BYTES", 1 << 30)
     for log_bytes in (1 << 20, 4 << 20):
         path = tmp_path / str(log_bytes)
         with casstore.open(path, "relaxed", log_bytes=log_bytes) as store:
@@ -497,11 +498,11 @@ def test_a_full_commit_flushes_the_relaxed_ones_before_it(
 
     monkeypatch.setattr(redo_log, "flush_file", count)
     put(engine, b"relaxed", durable=False)
-    assert log.flushed_lsn < log.published_lsn
+    assert log.lsns[FLUSHED] < log.lsns[PUBLISHED]
     put(engine, b"full", durable=True)
     # Not only its own bytes.
     assert flushes == [log.fileno()]
-    assert log.flushed_lsn == log.published_lsn
+    assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
 
 
 def test_a_full_call_that_writes_nothing_flushes_what_it_read(
@@ -517,15 +518,15 @@ def test_a_full_call_that_writes_nothing_flushes_what_it_read(
 
         turn = Commit(append=[NodeDraft("a", "b")], turn="t")
         store.session("s").commit(turn)
-        assert log.flushed_lsn < log.published_lsn
+        assert log.lsns[FLUSHED] < log.lsns[PUBLISHED]
         assert store.session("s").commit(turn._replace(durability="full")).replayed
-        assert log.flushed_lsn == log.published_lsn
+        assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
 
         digest = store.put_blob(b"twice")
-        assert log.flushed_lsn < log.published_lsn
+        assert log.lsns[FLUSHED] < log.lsns[PUBLISHED]
         with casstore.open(tmp_path / "store", "full") as waiting:
             assert waiting.put_blob(b"twice") == digest
-        assert log.flushed_lsn == log.published_lsn
+        assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
 
 
 def test_objects_in_the_memtable_and_in_the_tables_are_listed_once(

@@ -18,7 +18,7 @@ from casstore.maintenance.transfer.rows import CARRIED
 from casstore.session import keys
 from casstore.session.catalogue import KnownSession, bury
 from casstore.session.records import Draft, Table
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from tests.maintenance.wounds import (
@@ -40,7 +40,7 @@ def bury_halfway(store: Store, session: str) -> None:
     """Delete a session as far as somebody who is killed in the middle does."""
     key = keys.session_key(session)
     head, meta = store.engine.get_rows([RowKey("heads", key), RowKey("sessions", key)])
-    bury(Runtime(store), KnownSession(key, head, meta))
+    bury(runtime_of(store), KnownSession(key, head, meta))
 
 
 def fill(store: Store) -> None:

@@ -19,7 +19,7 @@ from casstore.engine.protocol import TABLES, DeleteRow, NewObject, PutRow, RowKe
 from casstore.errors import InvalidInputError
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Digest, Kind, digest_of
-from casstore.format.graph import Manifest, write_manifest
+from casstore.format.graph import Manifest, encode_manifest
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
@@ -282,12 +282,12 @@ def throw_a_row_back(path: Path) -> None:
         cut.put_row("heads", key, older)
 
 
-def rewrite_manifest(path: Path, change: Callable[[Manifest], Manifest]) -> None:
+def reencode_manifest(path: Path, change: Callable[[Manifest], Manifest]) -> None:
     """Put another manifest in the place of the head's of session s1."""
     with open_store(path) as store:
         state = store._runtime.get("s1")
         writer = PieceWriter()
-        digest = write_manifest(change(state.manifest), writer.emit)
+        digest = writer.emit(Kind.MANIFEST, *encode_manifest(change(state.manifest)))
         row = encode_head(state.head._replace(manifest=digest))
         store.engine.write(
             Write(writer.objects, rows=[PutRow("heads", keys.session_key("s1"), row)])
@@ -301,12 +301,12 @@ def hash_ids_otherwise(path: Path) -> None:
         assert tail.hashes
         return manifest._replace(node_index=tail._replace(hashes=bytes(len(tail.hashes))))
 
-    rewrite_manifest(path, lie)
+    reencode_manifest(path, lie)
 
 
 @wound(codes.GRAPH_WRONG)
 def number_the_next_node_wrongly(path: Path) -> None:
-    rewrite_manifest(path, lambda manifest: manifest._replace(next_seq=manifest.next_seq + 1))
+    reencode_manifest(path, lambda manifest: manifest._replace(next_seq=manifest.next_seq + 1))
 
 
 @wound(codes.LABEL_DANGLING)

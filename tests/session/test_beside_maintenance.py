@@ -21,7 +21,7 @@ from casstore.maintenance.copying import copy
 from casstore.maintenance.policy import Policy
 from casstore.session import history, keys
 from casstore.session.data import Claim, Commit, NodeDraft
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted
 
@@ -131,7 +131,7 @@ def test_protecting_a_revision_that_retention_removes_concurrently_raises(
         USES[use](late)
     assert [entry.revision for entry in store.session("s").history()] == [2]
     assert store.session("s").protections() == []
-    assert history.labels_of(Runtime(store), keys.session_key("s")) == {}
+    assert history.labels_of(runtime_of(store), keys.session_key("s")) == {}
     assert [info.meta.session for info in store.sessions()] == ["s"]
 
 

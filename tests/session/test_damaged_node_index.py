@@ -13,7 +13,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import CorruptionError
 from casstore.format.digest import Kind
-from casstore.format.graph import write_manifest
+from casstore.format.graph import encode_manifest
 from casstore.format.node_index import (
     RUN_NODES,
     IndexPage,
@@ -152,7 +152,7 @@ def lie(store: Store, change: Callable[[IndexPage], IndexPage]) -> None:
     other = Spine(spine.hashes, ((first, *spine.runs[0][1:]), *spine.runs[1:]))
     name = writer.emit(Kind.INDEX, *encode_piece(other))
     tail = state.manifest.node_index._replace(spine=name)
-    digest = write_manifest(state.manifest._replace(node_index=tail), writer.emit)
+    digest = writer.emit(Kind.MANIFEST, *encode_manifest(state.manifest._replace(node_index=tail)))
     row = encode_head(state.head._replace(manifest=digest))
     place = head_key(keys.session_key("s"))
     store.engine.write(Write(writer.objects, rows=[PutRow(*place, row)]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Row, Write
 from casstore.session import keys
-from casstore.session.commit import put_label
 from casstore.session.data import Commit, NodeDraft
+from casstore.session.state import put_label
 from casstore.store import Store
 
 

@@ -40,7 +40,7 @@ import casstore
 from campaigns import replay, specimen
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
-from casstore.engine.lmdb import environment, log, recent
+from casstore.engine.lmdb import environment, log, memtable
 from casstore.engine.protocol import FULL, RELAXED, PutRow, RowKey, Write
 from casstore.errors import CasstoreError
 
@@ -127,7 +127,7 @@ def _shorten_log() -> None:
     """Make the log so short that a few commits fill it."""
     _patch(log, "FIRST_LOG_BYTES", _LOG_BYTES)
     _patch(environment, "MAX_LOG_BYTES", 4 * _LOG_BYTES)
-    _patch(recent, "APPLY_BYTES", _APPLY_BYTES)
+    _patch(memtable, "APPLY_BYTES", _APPLY_BYTES)
 
 
 def _patch(module: ModuleType, name: str, value: object) -> None:

@@ -43,6 +43,7 @@ from casstore.engine import conditions
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
+from casstore.engine.lmdb.environment import ReadTransaction
 from casstore.engine.lmdb.lookup import PREFIX_BYTES, DigestIndex, Proven, find_row, index_key
 from casstore.engine.lmdb.memtable import (
     UNCHANGED,
@@ -101,15 +102,6 @@ class TicketBatch(Generic[Work, Result]):
             ticket.place = place
             ticket.batch = self
 
-    def release(self) -> None:
-        """Forget the tickets of an answered batch.
-
-        Tickets and batch refer to each other. Without this, the objects of a write would stay in
-        memory until Python's cyclic garbage collector runs.
-        """
-        if self.answers is not None:
-            self.tickets = ()
-
 
 # Stands for the batch of tickets that were not put into one yet. It is never answered.
 _NO_BATCH: Final[TicketBatch[Any, Any]] = TicketBatch(())
@@ -155,7 +147,11 @@ class CommitQueue(Generic[Work, Result]):
                             ]
                             batch = TicketBatch(unfinished[:MAX_BATCH])
                         self._run(batch)
-                        batch.release()
+                        if batch.answers is not None:
+                            # Tickets and batch refer to each other. Without this, the objects of a
+                            # write would stay in memory until Python's cyclic garbage collector
+                            # runs.
+                            batch.tickets = ()
                 self._pass_on()
         except BaseException:
             # Nothing is called before this assignment: a second interrupt could come after a call.
@@ -296,9 +292,9 @@ class Transaction:
         place = table, key
         if place in self._rows:
             return self._rows[place]
-        found = self._memtable.newest_row(place)
-        if not isinstance(found, Unchanged):
-            return found
+        versions = self._memtable.rows.get(place)
+        if versions is not None:
+            return versions[-1][1]
         stored = find_row(self._txn.cursor(self._env.tables[table]), table, key)
         return None if isinstance(stored, tuple) else stored
 
@@ -453,7 +449,7 @@ class Batches:
                 for ticket in batch.tickets:
                     alone = WriteBatch([ticket])
                     self.run(alone)
-                    alone.release()
+                    alone.tickets = ()
             else:
                 batch.answers = [exc] * len(batch.tickets)
 
@@ -461,14 +457,15 @@ class Batches:
         """Run a batch as one commit and answer it, or raise without having changed anything."""
         env = self._env
         recent = env.recent
-        lock = recent.lock_number
+        assert recent.lock is not None
+        lock = recent.lock.fileno()
         try:
             try:
                 recent.acquire(lock)
                 # Before the read transaction begins: an entry that is applied in between is in the
                 # memtable as well as in the tables. The other way round it could be in neither.
                 memtable = recent.memtable
-                with env.reading_bytes() as txn:
+                with ReadTransaction(env, buffers=False) as txn:
                     transaction = Transaction(
                         env, txn, memtable, self._clock(), self._touches, self._proven
                     )

@@ -402,7 +402,7 @@ class LmdbEngine:
         if (
             behind is not None
             and recent.memtable.entries
-            and (not durable or behind.at_s == inf or recent.is_due)
+            and (not durable or behind.at_s == inf or recent.memtable.is_due)
         ):
             behind.wake()
         untried_bytes = self._batches.stored_bytes - self._tried_at_bytes
@@ -476,10 +476,10 @@ class LmdbEngine:
         recent = self._env.recent
         unflushed = self._env.flush()
         idle_s = time.monotonic() - self._committed_at_s
-        if recent.is_due:
+        if recent.memtable.is_due:
             # Another process may have applied the log; then it is no longer due.
             recent.drop_applied()
-        if recent.is_due or idle_s >= _IDLE_S:
+        if recent.memtable.is_due or idle_s >= _IDLE_S:
             recent.apply_concurrently()
         if unflushed:
             # More ``relaxed`` commits are likely to follow, and should not have to wake the thread.

@@ -70,10 +70,6 @@ FIRST_MAP_BYTES: Final = 64 << 30
 # An automatic map is at least this many times as long as the file.
 _MAP_GROWTH: Final = 4
 
-# With a map bounded by the caller, a commit goes into the log only while the map has free space for
-# this many times the log's length.
-_MAP_SHARE: Final = 4
-
 # How many times at most a process that opens a short file checks whether a writer has lengthened
 # it by now.
 _COVER_TRIES: Final = 50
@@ -116,7 +112,8 @@ class Environment:
         """
         self.path = path
         self.readonly = readonly
-        self._map_limit = map_bytes
+        #: The limit on the length of the data file that the caller has set.
+        self.map_limit = map_bytes
         #: The address space that the file is mapped to.
         self.map_bytes = map_bytes or FIRST_MAP_BYTES
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
@@ -252,7 +249,7 @@ class Environment:
     def _open(self) -> None:
         """Open LMDB, and set ``handle`` and the databases."""
         self._require_first()
-        if self._map_limit is None:
+        if self.map_limit is None:
             self.map_bytes = self._automatic_map()
         self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
@@ -464,7 +461,7 @@ class Environment:
             pass
         needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
         if (
-            self._map_limit is None
+            self.map_limit is None
             and needed_bytes > self.map_bytes // 2
             and self._automatic_map() > self.map_bytes
         ):
@@ -473,17 +470,6 @@ class Environment:
         # A file never shrinks, so it need not be checked again up to this length.
         if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
             self.covered_bytes = needed_bytes
-
-    def may_be_full(self, log_bytes: int) -> bool:
-        """True if ``map_bytes`` is set, and may leave too little space for applying the log.
-
-        The tables may need several times the log's length: each changed row also changes branch
-        pages.
-        """
-        return (
-            self._map_limit is not None
-            and self.covered_bytes + _MAP_SHARE * log_bytes > self._map_limit
-        )
 
     def flush(self) -> bool:
         """Flush all commits so far to the disk; False if they were flushed already."""

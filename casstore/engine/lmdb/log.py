@@ -2,7 +2,7 @@
 
     offset 0     magic 8 ‖ log id 8 ‖ checksum of both 8
     offset 64    published LSN 8 ‖ flushed LSN 8 ‖ applying LSN 8 ‖ generation 8: shared by the
-                 processes that have the store open (``numbers``, ``generation``)
+                 processes that have the store open (``RedoLog.lsns``, ``RedoLog.generation``)
     offset 4096  records, each padded to 64 bytes
     record       magic 4 ‖ length of the body 4 ‖ log id 8 ‖ LSN 8 ‖ flushed LSN 8 ‖
                  checksum of the record before 16 ‖ checksum 16 ‖ body
@@ -43,12 +43,12 @@ _HEADER_BYTES: Final = len(_MAGIC) + ID_BYTES + _HEADER_CHECKSUM_BYTES
 # Little-endian, like LMDB's file on all supported machines.
 _NUMBER: Final = Struct("<Q")
 _SHARED: Final = Struct("<QQQ8s")
-_SHARED_NUMBERS: Final = Struct("<QQQ")
 _PUBLISHED_AT: Final = 64
 _FLUSHED_AT: Final = 72
 _APPLYING_AT: Final = 80
 _GENERATION_AT: Final = 88
 _GENERATION_BYTES: Final = 8
+_LSN_BYTES: Final = 24
 _FIRST_OFFSET: Final = 4096
 _RECORD: Final = Struct("<4sI8sQQ16s16s")
 _RECORD_BYTES: Final = _RECORD.size
@@ -69,6 +69,12 @@ _FILL_BYTES: Final = 1 << 20
 _STATE: Final = Struct("<?8sQQ16s")
 _STATE_CHECKSUM_BYTES: Final = 8
 _NO_LOG: Final = bytes(8)
+
+#: Positions in ``RedoLog.lsns``: the LSN of the last record that readers may see; that of the last
+#: record known to be flushed to the disk; and the highest of a commit that the tables may hold.
+PUBLISHED: Final = 0
+FLUSHED: Final = 1
+APPLYING: Final = 2
 
 # The flag that makes pwritev flush what it writes. 0 on a system without it: write, then flush.
 _WRITE_AND_FLUSH: Final = getattr(os, "RWF_DSYNC", 0)
@@ -156,12 +162,18 @@ class RedoLog:
         whole = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
         log_id = content[len(_MAGIC) :] if whole and self.size_bytes >= _FIRST_OFFSET else b""
         # Before ``id``: another thread that finds the right id uses the map.
-        self._shared: mmap.mmap | bytes = (
+        self._share_page(
             mmap.mmap(self._handle.fileno(), _FIRST_OFFSET, prot=mmap.PROT_READ)
             if log_id
             else bytes(_FIRST_OFFSET)
         )
         self.id = log_id
+
+    def _share_page(self, page: mmap.mmap | bytes) -> None:
+        self._page = page
+        #: The LSNs that the processes share, at PUBLISHED, FLUSHED and APPLYING. One load reads
+        #: one, so that never half of a number is read while another process writes it.
+        self.lsns = memoryview(page)[_PUBLISHED_AT : _PUBLISHED_AT + _LSN_BYTES].cast("Q")
 
     def fileno(self) -> int:
         """The number of the descriptor."""
@@ -169,38 +181,15 @@ class RedoLog:
 
     def close(self) -> None:
         """Release the descriptor."""
-        self._shared = bytes(_FIRST_OFFSET)
+        self._share_page(bytes(_FIRST_OFFSET))
         self._handle.close()
 
     # --- numbers that the processes share -----------------------------------------------------
 
-    def numbers(self) -> tuple[int, int, int]:
-        """``published_lsn``, ``flushed_lsn`` and ``applying_lsn``, in one call."""
-        published, flushed, applying = _SHARED_NUMBERS.unpack_from(self._shared, _PUBLISHED_AT)
-        return published, flushed, applying
-
-    @property
-    def published_lsn(self) -> int:
-        """The LSN of the last record that readers may see."""
-        number: int = _NUMBER.unpack_from(self._shared, _PUBLISHED_AT)[0]
-        return number
-
-    @property
-    def flushed_lsn(self) -> int:
-        """The LSN of the last record that is known to be flushed to the disk."""
-        number: int = _NUMBER.unpack_from(self._shared, _FLUSHED_AT)[0]
-        return number
-
-    @property
-    def applying_lsn(self) -> int:
-        """The tables hold no commit with a higher LSN than this."""
-        number: int = _NUMBER.unpack_from(self._shared, _APPLYING_AT)[0]
-        return number
-
     @property
     def generation(self) -> bytes:
         """A random value; the first writer after a crash changes it once it has read the log."""
-        return bytes(self._shared[_GENERATION_AT : _GENERATION_AT + _GENERATION_BYTES])
+        return bytes(self._page[_GENERATION_AT : _GENERATION_AT + _GENERATION_BYTES])
 
     def publication(self, lsn: int, *, flushed: bool) -> tuple[int, bytes, int]:
         """The arguments for ``os.pwrite``, with which the caller lets readers see a record.
@@ -214,7 +203,7 @@ class RedoLog:
         return self._handle.fileno(), numbers, _PUBLISHED_AT
 
     def note_applying(self, lsn: int) -> None:
-        """Set ``applying_lsn``, durably: the tables are about to get the commits up to this one.
+        """Set the applying LSN, durably: the tables are about to get the commits up to this one.
 
         If a recovery finds tables with a higher LSN than this, the log file is an older copy.
         """
@@ -323,7 +312,7 @@ class RedoLog:
             self.require_sound()
         if offset != end.offset:
             self._clear(end)
-        flushed_lsn = self.numbers()[1]
+        flushed_lsn = self.lsns[FLUSHED]
         lsn = end.lsn + 1
         fields = (_RECORD_MAGIC, len(body), self.id, lsn, flushed_lsn, end.chain)
         unsealed = _RECORD.pack(*fields, b"")[:-CHECKSUM_BYTES]
@@ -381,7 +370,7 @@ class RedoLog:
     def flush(self, lsn: int) -> bool:
         """Flush all records up to ``lsn``, a published one; False if they were flushed already."""
         self.require_sound()
-        if self.flushed_lsn >= lsn:
+        if self.lsns[FLUSHED] >= lsn:
             return False
         try:
             flush_file(self._handle.fileno())
@@ -436,7 +425,7 @@ class RedoLog:
         flushed_lsn = max(
             [
                 # Written after each flush, so whatever value reached the disk is not too high.
-                self.flushed_lsn,
+                self.lsns[FLUSHED],
                 *(each.flushed_lsn for each in _scan(self._read_all()) if each.log_id == self.id),
             ]
         )

@@ -34,6 +34,9 @@ from casstore.format.digest import DIGEST_BYTES
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + slabs.ID_BYTES
 _OBJECT_FIELDS: Final = 5
+#: The background thread applies the log when this much has gathered.
+APPLY_BYTES: Final = 256 << 10
+APPLY_CHANGES: Final = 2048
 # A memtable with at least this many ``applied_ids`` does not pass them on to the next memtable.
 _MAX_APPLIED_IDS: Final = 32_768
 
@@ -157,8 +160,8 @@ class Memtable:
     """The entries that the tables do not hold, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_keys", "_last_ids", "_offsets", "_rows", "applied_ids", "changes", "deleted",
-        "entries", "ids", "last", "next_id", "oldest_offset", "size_bytes", "state", "transaction",
+        "_keys", "_last_ids", "_offsets", "applied_ids", "changes", "deleted", "entries", "ids",
+        "is_due", "last", "next_id", "oldest_offset", "rows", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
@@ -175,14 +178,16 @@ class Memtable:
         self.next_id = next_id
         #: How many rows, objects and names the entries change, and the bytes of their objects.
         self.changes = self.size_bytes = 0
+        #: True once the memtable is long enough for the background thread to apply the log.
+        self.is_due = False
         #: The offset in the log of the first entry's record; None without entries.
         self.oldest_offset: int | None = None
         # The offset in the log of each entry's record, and the highest id in use after the entry.
         self._offsets: list[int] = []
         self._last_ids: list[int] = []
-        # The versions of each row by table and key: LSN and value, oldest first.
-        self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
-        # By table: the sorted keys of its rows among the first n of ``_rows``, and n.
+        #: The versions of each row by table and key: LSN and value, oldest first. None: deleted.
+        self.rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
+        # By table: the sorted keys of its rows among the first n of ``rows``, and n.
         self._keys: dict[str, tuple[int, list[bytes]]] = {}
         #: The id of each object that an entry stored. Ids are assigned in commit order, so a view
         #: contains an object exactly if its id is below the view's next free id.
@@ -200,7 +205,7 @@ class Memtable:
         Readers see it once ``last`` is updated. Only one thread may call this at a time.
         """
         lsn = position.lsn
-        rows, ids, deleted = self._rows, self.ids, self.deleted
+        rows, ids, deleted = self.rows, self.ids, self.deleted
         # Remove what is left of an attempt to add this entry that an interrupt cut short.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
@@ -229,6 +234,7 @@ class Memtable:
             own += 1
         self.changes += len(entry.rows) + len(entry.objects) + len(entry.unnamed)
         self.size_bytes += entry.size_bytes
+        self.is_due = self.changes >= APPLY_CHANGES or self.size_bytes >= APPLY_BYTES
         self.next_id = entry.next_id
         self.last = position
 
@@ -253,11 +259,6 @@ class Memtable:
 
     # --- look-ups -----------------------------------------------------------------------------
 
-    def newest_row(self, place: tuple[str, bytes]) -> bytes | Unchanged | None:
-        """The newest value of a row by table and key; None: deleted, UNCHANGED: ask the tables."""
-        versions = self._rows.get(place)
-        return UNCHANGED if versions is None else versions[-1][1]
-
     def newest_id(self, digest: bytes) -> int | Unchanged | None:
         """The id in an object's newest name; None: deleted, UNCHANGED: ask the index."""
         if digest in self.deleted:
@@ -275,10 +276,10 @@ class Memtable:
     def keys(self, table: str) -> Sequence[bytes]:
         """The keys of all rows of a table that entries change, in order."""
         count, keys = self._keys.get(table, (0, []))
-        if count != len(self._rows):
+        if count != len(self.rows):
             # ``list`` copies the dict in one call: another thread may add a commit to it meanwhile.
             # Rows are only added, and at the end.
-            rows = list(self._rows)
+            rows = list(self.rows)
             # A new list: another thread may read the old one.
             keys = sorted([*keys, *[key for name, key in rows[count:] if name == table]])
             self._keys[table] = len(rows), keys
@@ -300,7 +301,7 @@ class MemtableView:
 
     def find_row(self, table: str, key: bytes) -> bytes | Unchanged | None:
         """The value of a row; None: deleted, UNCHANGED: ask the tables."""
-        versions = self.memtable._rows.get((table, key))
+        versions = self.memtable.rows.get((table, key))
         if versions is not None:
             for lsn, value in reversed(versions):
                 if lsn <= self.lsn:

@@ -35,8 +35,10 @@ from casstore.engine.lmdb.applying import (
 )
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.log import (
+    APPLYING,
     ID_BYTES,
     LOG_FILE,
+    PUBLISHED,
     LogRecord,
     Position,
     RecoveryPoint,
@@ -44,6 +46,7 @@ from casstore.engine.lmdb.log import (
     first_position,
 )
 from casstore.engine.lmdb.memtable import (
+    APPLY_CHANGES,
     UNKNOWN_ID,
     BatchEntry,
     Memtable,
@@ -64,9 +67,10 @@ MAX_LOGGED_BYTES: Final = 1 << 20
 # How many commits of a process go straight into the tables if no log is in use, before one begins a
 # log: a process that writes once should not have to begin and retire one.
 _DIRECT_COMMITS: Final = 1
-#: The background thread applies the log when this much has gathered.
-APPLY_BYTES: Final = 256 << 10
-APPLY_CHANGES: Final = 2048
+# With a map bounded by the caller, a commit goes into the log only while the map has free space for
+# this many times the log's length: when the log is applied, each changed row changes branch pages
+# too.
+_MAP_SHARE: Final = 4
 # How many times at most ``catch_up`` reads the tables because the log was overwritten meanwhile.
 _CATCH_UP_TRIES: Final = 64
 
@@ -79,7 +83,8 @@ class Recent:
         self._env = env
         self._directory = directory
         self._max_log_bytes = log_bytes
-        self._lock = directory.open_log_lock()
+        #: Its file lock, which processes hold while they append to the log; None: no right to it.
+        self.lock = directory.open_log_lock()
         self._applier_lock = directory.open_applier_lock()
         self._log: RedoLog | None = None
         #: The commits that this process knows and that may not be in the tables, with the recovery
@@ -174,7 +179,7 @@ class Recent:
     def _recover(self) -> None:
         """Read the log of a store that was not closed, up to its end."""
         log = self._require_log()
-        if log.applying_lsn < self.memtable.state.applied.lsn:
+        if log.lsns[APPLYING] < self.memtable.state.applied.lsn:
             raise CorruptionError(
                 f"{log.path} is older than the tables; put the newer one back, or run `casstore "
                 "recover --discard-log` to continue without the commits that it may hold"
@@ -194,7 +199,7 @@ class Recent:
         """Release the files."""
         if self._log is not None:
             self._log.close()
-        for lock in (self._lock, self._applier_lock):
+        for lock in (self.lock, self._applier_lock):
             if lock is not None:
                 lock.close()
 
@@ -206,7 +211,7 @@ class Recent:
         if (
             log is not None
             and self.memtable.state.in_use
-            and log.numbers()[0] > self.memtable.last.lsn
+            and log.lsns[PUBLISHED] > self.memtable.last.lsn
             and self._is_live(log)
         ):
             self.catch_up()
@@ -232,7 +237,7 @@ class Recent:
             if (
                 # A transaction that writes later commits to the tables was announced. Only the
                 # tables show whether it was committed before ``txn`` began.
-                log.applying_lsn > last
+                log.lsns[APPLYING] > last
                 and read_recovery_point(txn, self._env.path).applied.lsn > last
             ):
                 return None
@@ -253,7 +258,7 @@ class Recent:
                 and log.id == self.memtable.state.log_id
                 and self._read_log(log)
                 # Higher if a commit without a log record went straight into the tables.
-                and log.applying_lsn <= self.memtable.last.lsn
+                and log.lsns[APPLYING] <= self.memtable.last.lsn
             ):
                 return
             for _ in range(_CATCH_UP_TRIES):
@@ -272,7 +277,7 @@ class Recent:
 
     def _read_log(self, log: RedoLog) -> bool:
         """Add the published records of the log to the memtable; False if they were overwritten."""
-        published_lsn = log.published_lsn
+        published_lsn = log.lsns[PUBLISHED]
         while self.memtable.last.lsn < published_lsn:
             record = log.read_next(self.memtable.last)
             if record is None:
@@ -292,7 +297,8 @@ class Recent:
 
         Inside, the memtable has all commits, and no other process commits.
         """
-        lock = self.lock_number
+        assert self.lock is not None
+        lock = self.lock.fileno()
         try:
             self.acquire(lock)
             yield
@@ -301,17 +307,11 @@ class Recent:
             # lock held.
             flock(lock, LOCK_UN)
 
-    @property
-    def lock_number(self) -> int:
-        """The number of the descriptor of the log's file lock."""
-        assert self._lock is not None
-        return self._lock.fileno()
-
     def acquire(self, lock: int) -> None:
         """Take the log's file lock, and read what other processes have committed and applied.
 
-        ``lock`` is ``lock_number``. Call inside ``try``, and release the lock in ``finally``: an
-        interrupt may come after the lock was taken.
+        ``lock`` is the number of its descriptor. Call inside ``try``, and release the lock in
+        ``finally``: an interrupt may come after the lock was taken.
         """
         # Read most of the commits of other processes now: no process waits for the lock meanwhile.
         self.current()
@@ -329,7 +329,7 @@ class Recent:
         log = self._log
         if log is None or log.id != memtable.state.log_id:
             log = self._require_log()
-        published_lsn, _, applying_lsn = log.numbers()
+        published_lsn, _, applying_lsn = log.lsns
         # The applying LSN as well: if a process was killed after a commit straight into the tables,
         # the commit was never published.
         if published_lsn > memtable.last.lsn or applying_lsn > memtable.last.lsn:
@@ -360,7 +360,10 @@ class Recent:
             log is None
             or not self.memtable.state.in_use
             or entry.size_bytes > MAX_LOGGED_BYTES
-            or self._env.may_be_full(log.size_bytes)
+            or (
+                self._env.map_limit is not None
+                and self._env.covered_bytes + _MAP_SHARE * log.size_bytes > self._env.map_limit
+            )
             or len(body := encode_entry(entry)) > MAX_LOGGED_BYTES
         ):
             self._commit_directly(entry, batch, answers)
@@ -431,15 +434,9 @@ class Recent:
     def flush(self) -> bool:
         """Flush all published commits to the disk; False if they were flushed already."""
         log = self._log
-        return log is not None and self.memtable.state.in_use and log.flush(log.published_lsn)
+        return log is not None and self.memtable.state.in_use and log.flush(log.lsns[PUBLISHED])
 
     # --- applying -----------------------------------------------------------------------------
-
-    @property
-    def is_due(self) -> bool:
-        """True if the memtable is long enough for the background thread to apply the log."""
-        memtable = self.memtable
-        return memtable.changes >= APPLY_CHANGES or memtable.size_bytes >= APPLY_BYTES
 
     def apply(self) -> None:
         """Apply the whole log to the tables. Hold the log's file lock."""
@@ -558,7 +555,7 @@ class Recent:
         with self._memtable_lock:
             self.memtable = Memtable(state, next_id)
         log = self._log
-        if state.in_use and log is not None and log.published_lsn < state.applied.lsn:
+        if state.in_use and log is not None and log.lsns[PUBLISHED] < state.applied.lsn:
             try:
                 os.pwrite(*log.publication(state.applied.lsn, flushed=True))
             except OSError:

@@ -18,7 +18,7 @@ from casstore.errors import InvalidInputError, SessionExistsError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Kind, plain_hash
-from casstore.format.graph import NOTHING, Manifest, write_manifest
+from casstore.format.graph import NOTHING, Manifest, encode_manifest
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import settle, write
 from casstore.objects.node_index import NodeIndex
@@ -203,7 +203,7 @@ class _Builder:
             tips=grown.tips,
             node_index=grown.node_index,
         )
-        digest = write_manifest(manifest, writer.emit)
+        digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))
         hidden = self._hidden(manifest, grown.nodes)
         # A long map of tips is built in steps, and each step leaves pieces that nothing links to.
         writer.keep_reachable(digest, *([] if hidden is None else [hidden]))

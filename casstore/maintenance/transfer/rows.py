@@ -26,10 +26,17 @@ from casstore.errors import ForeignBundleError, InvalidInputError
 from casstore.format.digest import DIGEST_BYTES, Digest
 from casstore.session import attachments, catalogue, keys
 from casstore.session.attachments import COMMITTED, Attachments
-from casstore.session.commit import put_label
 from casstore.session.data import Attachment, Entry, Origin, SessionMeta
 from casstore.session.scanning import scan
-from casstore.session.state import OPERATIONS, HeadRow, Runtime, State, decode_head, meta_key
+from casstore.session.state import (
+    OPERATIONS,
+    HeadRow,
+    Runtime,
+    State,
+    decode_head,
+    meta_key,
+    put_label,
+)
 from casstore.session.turns import Receipt, decode_receipt, put_receipt
 
 #: Tables that are keyed by session and carried session by session.

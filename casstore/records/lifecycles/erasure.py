@@ -36,7 +36,7 @@ from casstore.records.lifecycles.tables import LifecycleChange
 from casstore.session import subjects
 from casstore.session.arguments import check_callable, list_of
 from casstore.session.records import Record, row_links
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store
 
 _READ_AT_ONCE: Final = 256
@@ -162,7 +162,9 @@ def find_refs(life: Lifecycles, subject: str) -> list[Ref]:
     life.subjects.check()
     tables, hashed = life.tables, life.subjects.hash(subject)
     # The store's own sessions are erased elsewhere; records derived from them are found here.
-    sessions = [Ref(SESSION, name) for name in subjects.sessions_of(Runtime(life.store), subject)]
+    sessions = [
+        Ref(SESSION, name) for name in subjects.sessions_of(runtime_of(life.store), subject)
+    ]
     start = [Ref(*record.key[1:]) for record in tables.subjects.scan(hashed)]
     if tables.people.find(hashed) is not None or _doomed(life, hashed):
         start.append(Ref(PERSON, hashed))

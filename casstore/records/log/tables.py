@@ -32,7 +32,7 @@ from casstore.records.schema import Index, Parent, RowTable, Schema
 from casstore.session import commit, keys
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import Checkpoint, Claim, Commit, Lease, NodeDraft
-from casstore.session.state import HeadRow, Runtime, State
+from casstore.session.state import HeadRow, State, runtime_of
 from casstore.store import Store
 
 LeaseGiven = Lease | None
@@ -199,7 +199,7 @@ class LogTables:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.runtime = Runtime(store)
+        self.runtime = runtime_of(store)
         self.states = States(self.runtime)
         self.sessions = RowTable(store, SESSIONS)
         [self.children] = self.sessions.indexes

@@ -38,7 +38,7 @@ from casstore.records.runs.reading import Reading
 from casstore.records.runs.tables import RunTables
 from casstore.session.arguments import check_kind
 from casstore.session.attempts import read_again, transact
-from casstore.session.commit import check_commit
+from casstore.session.commit import checked_commit
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
 from casstore.store import Store
@@ -126,7 +126,7 @@ class Runs:
         >>> runs.get_run("t", "r").checkpoint
         SessionCheckpoint(session='work', revision=1)
         """
-        check_commit(change)
+        checked_commit(change)
         if change.also is not None:
             raise InvalidInputError("change.also must be None: the steps use it in this commit")
         committing = self._tables.store.session(session)

@@ -45,7 +45,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.schema import Index, Parent, RowPlace, RowTable, Schema
 from casstore.session.records import Draft, Record, Table
-from casstore.session.state import Runtime
+from casstore.session.state import runtime_of
 from casstore.store import Store
 
 FAMILY: Final = "casstore.runs"
@@ -249,7 +249,7 @@ class RunTables:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.runtime = Runtime(store)
+        self.runtime = runtime_of(store)
         self.stamp = RowTable(store, STAMP)
         self.counter = RowTable(store, COUNTER)
         self.threads = RowTable(store, THREADS)

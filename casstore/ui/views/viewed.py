@@ -19,7 +19,7 @@ from casstore.objects import graph
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.session.attempts import read_again
-from casstore.session.state import Runtime, State
+from casstore.session.state import State, runtime_of
 from casstore.store import Store
 
 Found = TypeVar("Found")
@@ -64,7 +64,7 @@ class Viewed:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.runtime = Runtime(store)
+        self.runtime = runtime_of(store)
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[float, float, Any]] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}

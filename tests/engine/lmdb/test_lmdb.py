@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from casstore.engine.lmdb import batches, examination, lookup, marking, recent
+from casstore.engine.lmdb import batches, examination, lookup, marking, memtable, recent
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Engine
 from casstore.testing import EngineFactory, PersistentEngineContract, Reopen, compare_with_reference
@@ -70,7 +70,8 @@ class TestLmdbWithoutCache(LmdbContract):
 
     @pytest.fixture(autouse=True)
     def applies_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(recent, "APPLY_CHANGES", 5)
+        for module in (memtable, recent):
+            monkeypatch.setattr(module, "APPLY_CHANGES", 5)
         monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 400)
 
 
