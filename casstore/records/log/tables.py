@@ -199,9 +199,9 @@ class LogTables:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.sessions = RowTable(store, SESSIONS)
         self.runtime = runtime_of(store)
         self.states = States(self.runtime)
-        self.sessions = RowTable(store, SESSIONS)
         [self.children] = self.sessions.indexes
         self.folds = RowTable(store, FOLDS)
         self.usage = RowTable(store, USAGE)

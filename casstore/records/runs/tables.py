@@ -249,8 +249,8 @@ class RunTables:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.runtime = runtime_of(store)
         self.stamp = RowTable(store, STAMP)
+        self.runtime = runtime_of(store)
         self.counter = RowTable(store, COUNTER)
         self.threads = RowTable(store, THREADS)
         [self.thread_order] = self.threads.indexes
