@@ -6,7 +6,7 @@ the same story with the engine itself, one of its own rules removed at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -247,14 +247,16 @@ def test_trusting_lookups_from_before_the_write_lock_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was looked up before the lock was taken counts."""
-    find_id = Transaction._find_id
+    look_up = Transaction._look_up
 
-    def believe_what_was_seen(self: Transaction, digest: bytes) -> int | None:
-        found = stage.seen.get(digest) or find_id(self, digest)
-        self._ids[digest] = found
-        return found
+    def believe_what_was_seen(
+        self: Transaction, digests: Sequence[bytes]
+    ) -> dict[bytes, int | None]:
+        seen = {digest: stage.seen.get(digest) for digest in digests}
+        self._ids.update({digest: own for digest, own in seen.items() if own})
+        return look_up(self, digests)
 
-    monkeypatch.setattr(Transaction, "_find_id", believe_what_was_seen)
+    monkeypatch.setattr(Transaction, "_look_up", believe_what_was_seen)
     assert lost_in_engine(stage, limit=3)[0] == 3
 
 

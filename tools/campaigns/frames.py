@@ -72,7 +72,7 @@ def _slab(
 ) -> bytes:
     """A slab of one object with a well-formed directory of any content."""
     columns = slabs.Columns()
-    columns.add_new(first_id, NewObject(digest, kind, b"", ()), children)
+    columns.add_new(first_id, [NewObject(digest, kind, b"", ())], [children])
     columns._lengths = [length]
     return columns.encode(first_id, 0, lambda _: (codec, dictionary, payload))[1]
 

@@ -32,7 +32,7 @@ from casstore.engine.lmdb.lookup import (
     prove_row,
     row_hash,
 )
-from casstore.engine.lmdb.memtable import BatchEntry, Name
+from casstore.engine.lmdb.memtable import BatchEntry
 from casstore.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -79,34 +79,42 @@ def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tu
     columns = slabs.Columns()
     first_id = next_id = raw_bytes = stored_at_ms = 0
 
+    def add(entry: BatchEntry, start: int, stop: int) -> None:
+        """Add some objects of an entry to the present slab."""
+        nonlocal stored_at_ms
+        if start < stop:
+            columns.add_new(
+                entry.first_id + start, entry.objects[start:stop], entry.links[start:stop]
+            )
+            # A slab has one time, that of its youngest object: if an object looked older than it
+            # is, the collector might remove it within its grace period.
+            stored_at_ms = max(stored_at_ms, entry.now_ms)
+
     def close() -> None:
-        nonlocal columns
+        nonlocal columns, stored_at_ms
         if next_id > first_id:
             stored.append(
                 columns.encode(first_id, stored_at_ms, lambda raw: _compressed(raw, compressor))
             )
-        columns = slabs.Columns()
+        columns, stored_at_ms = slabs.Columns(), 0
 
     for entry in entries:
-        for own, (item, links) in enumerate(
-            zip(entry.objects, entry.links, strict=True), entry.first_id
-        ):
-            size = len(item.data)
+        start = 0
+        for at, item in enumerate(entry.objects):
+            own, size = entry.first_id + at, len(item[2])
             if (
                 own != next_id
                 or raw_bytes + size > slabs.TARGET_RAW_BYTES
                 or own - first_id >= slabs.MAX_OBJECTS
                 # Begin a slab rather than divide a commit: its objects are often read together.
-                or (own == entry.first_id and raw_bytes + entry.size_bytes > JOINED_BYTES)
+                or (not at and raw_bytes + entry.size_bytes > JOINED_BYTES)
             ):
+                add(entry, start, at)
                 close()
-                first_id, raw_bytes, stored_at_ms = own, 0, 0
-            columns.add_new(own, item, links)
+                start, first_id, raw_bytes = at, own, 0
             next_id = own + 1
             raw_bytes += size
-            # A slab has one time, that of its youngest object: if an object looked older than it
-            # is, the collector might remove it within its grace period.
-            stored_at_ms = max(stored_at_ms, entry.now_ms)
+        add(entry, start, len(entry.objects))
     close()
     return stored
 
@@ -192,16 +200,17 @@ def _apply_names(
     env: Environment, txn: lmdb.Transaction[bytes], entries: Sequence[BatchEntry]
 ) -> None:
     """Write the names of new objects to the index, and delete those that the entries delete."""
-    added: set[Name] = set()
+    added: set[bytes] = set()
     for entry in entries:
         for name in entry.unnamed:
-            if name in added:
-                added.discard(name)
+            key = index_key(*name)
+            if key in added:
+                added.discard(key)
             else:
-                txn.delete(index_key(*name), db=env.index)
-        added.update(entry.named())
+                txn.delete(key, db=env.index)
+        added.update([index_key(*name) for name in entry.named()])
     if added:
-        keys = sorted([(index_key(*name), b"") for name in added])
+        keys = [(key, b"") for key in sorted(added)]
         _, number = txn.cursor(env.index).putmulti(keys, overwrite=False)
         if number != len(keys):
             # The writer looked each name up, and it was absent.

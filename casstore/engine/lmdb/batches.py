@@ -44,7 +44,7 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import ReadTransaction
-from casstore.engine.lmdb.lookup import PREFIX_BYTES, DigestIndex, Proven, find_row, index_key
+from casstore.engine.lmdb.lookup import DigestIndex, Proven, find_row
 from casstore.engine.lmdb.memtable import (
     UNCHANGED,
     BatchEntry,
@@ -203,6 +203,17 @@ class Job(NamedTuple):
     durable: bool
 
 
+class _Sorted(NamedTuple):
+    """The objects of one write: those that are new, and the digests of those that are stored."""
+
+    new: list[NewObject]
+    #: The ids that each new object links to.
+    links: list[Links]
+    #: The ids that the new objects get.
+    ids: dict[bytes, int]
+    hits: list[bytes]
+
+
 class Transaction:
     """Checks the writes of a batch one after the other, and collects their changes in an entry.
 
@@ -247,15 +258,13 @@ class Transaction:
         try:
             if write.conditions:
                 conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
-            new, hits = self._sort_objects(write.objects) if write.objects else ((), ())
+            new, links, ids, hits = self._sort_objects(write.objects)
         except CasstoreError as exc:
             # Nothing was added yet, so the other writes of the batch are unaffected.
             return exc
-        for item, links in new:
-            own = self._first_id + len(self._objects)
-            self._objects.append(item)
-            self._links.append(links)
-            self._ids[item.digest] = own
+        self._objects += new
+        self._links += links
+        self._ids.update(ids)
         for change in write.rows:
             if isinstance(change, PutRow):
                 value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
@@ -299,57 +308,68 @@ class Transaction:
         return None if isinstance(stored, tuple) else stored
 
     def _has_object(self, digest: bytes) -> bool:
-        return self._find_id(digest) is not None
+        return self._look_up((digest,))[digest] is not None
 
-    def _find_id(self, digest: bytes) -> int | None:
-        ids = self._ids
-        if digest in ids:
-            return ids[digest]
-        memtable = self._memtable
-        found: int | Unchanged | None = memtable.ids.get(digest, UNCHANGED)
-        if digest in memtable.deleted:
-            found = memtable.newest_id(digest)
-        if isinstance(found, Unchanged):
-            found = memtable.applied_ids.get(digest)
-            if found is None:
-                if self._index is None:
-                    self._index = DigestIndex(self._env, self._txn, proven=self._proven)
-                found = self._index.find(digest)
-        ids[digest] = found
-        return found
+    def _look_up(self, digests: Sequence[bytes]) -> dict[bytes, int | None]:
+        """All known ids by digest, those of ``digests`` included; None: not stored, or deleted."""
+        ids, memtable = self._ids, self._memtable
+        in_index: list[bytes] = []
+        for digest in digests:
+            if digest in ids:
+                continue
+            found: int | Unchanged | None = memtable.ids.get(digest, UNCHANGED)
+            if digest in memtable.deleted:
+                found = memtable.newest_id(digest)
+            if isinstance(found, Unchanged):
+                found = memtable.applied_ids.get(digest)
+                if found is None:
+                    in_index.append(digest)
+                    continue
+            ids[digest] = found
+        if in_index:
+            if self._index is None:
+                self._index = DigestIndex(self._env, self._txn)
+            ids.update(zip(in_index, self._index.find_many(in_index, self._proven), strict=True))
+        return ids
 
-    def _sort_objects(
-        self, objects: Sequence[NewObject]
-    ) -> tuple[list[tuple[NewObject, list[int]]], list[bytes]]:
-        """The new objects, each with the ids that it links to; and the digests that are stored.
+    def _sort_objects(self, objects: Sequence[NewObject]) -> _Sorted:
+        """Look up the objects of a write and what they link to.
 
         ObjectNotFoundError if a child is neither stored nor earlier in ``objects``.
         """
-        find = self._find_id
         next_id = self._first_id + len(self._objects)
         own_ids: dict[bytes, int] = {}
-        new: list[tuple[NewObject, list[int]]] = []
+        new: list[NewObject] = []
+        new_links: list[Links] = []
         hits: list[bytes] = []
+        if not objects:
+            return _Sorted(new, new_links, own_ids, hits)
+        ids = self._look_up([item[0] for item in objects])
+        # Only of new objects: what a stored one links to is stored.
+        links_to = [item[3] for item in objects if item[3] and ids[item[0]] is None]
+        if links_to:
+            ids = self._look_up([child for children in links_to for child in children])
         for item in objects:
             digest = item[0]
-            if digest in own_ids or find(digest) is not None:
+            if digest in own_ids or ids[digest] is not None:
                 hits.append(digest)
                 continue
             links: list[int] = []
             for child in item[3]:
-                child_id = own_ids[child] if child in own_ids else find(child)
+                child_id = own_ids[child] if child in own_ids else ids[child]
                 if child_id is None:
                     raise ObjectNotFoundError(child)
                 links.append(child_id)
             own_ids[digest] = next_id + len(new)
-            new.append((item, links))
-        return new, hits
+            new.append(item)
+            new_links.append(links)
+        return _Sorted(new, new_links, own_ids, hits)
 
     # --- changing -----------------------------------------------------------------------------
 
     def _unname(self, digest: bytes) -> None:
         """Delete an object's name, so that it can no longer be found."""
-        object_id = self._find_id(digest)
+        object_id = self._look_up((digest,))[digest]
         if object_id is None:
             return
         self._ids[digest] = None
@@ -410,27 +430,15 @@ class Batches:
     def missing(self, unique: list[bytes]) -> list[bytes]:
         """Those of the digests ``unique`` that are not stored, in order."""
         env = self._env
-        proven = self._proven.ids
         absent: list[bytes] = []
         for start in range(0, len(unique), READ_BATCH):
+            part = unique[start : start + READ_BATCH]
             with env.snapshot() as (txn, view):
-                index = DigestIndex(env, txn, proven=self._proven)
-                names = txn.cursor(db=env.index)
-                for digest in unique[start : start + READ_BATCH]:
-                    found = view.find_id(digest)
-                    if isinstance(found, Unchanged):
-                        known = proven.get(digest)
-                        if known is not None and names.set_key(index_key(digest, known)):
-                            continue
-                        # The common case: a new object, and no digest in the index has its prefix.
-                        if names.set_range(digest[:PREFIX_BYTES]) and (
-                            names.key()[:PREFIX_BYTES] == digest[:PREFIX_BYTES]
-                        ):
-                            found = index.find(digest)
-                        else:
-                            found = None
-                    if found is None:
-                        absent.append(digest)
+                found = {digest: view.find_id(digest) for digest in part}
+                rest = [digest for digest, own in found.items() if isinstance(own, Unchanged)]
+                index = DigestIndex(env, txn)
+                found.update(zip(rest, index.find_many(rest, self._proven), strict=True))
+            absent += [digest for digest in part if found[digest] is None]
         return absent
 
     def run(self, batch: WriteBatch) -> None:

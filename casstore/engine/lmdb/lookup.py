@@ -26,7 +26,7 @@ that it was read from must pass its checksum, or a damaged digest would look lik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import lmdb
@@ -233,19 +233,17 @@ class Proven:
 class DigestIndex:
     """Looks digests up in the index, within one transaction."""
 
-    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn", "has_row")
+    __slots__ = ("_digest_of", "_env", "_names", "_slabs", "_txn", "has_row")
 
     def __init__(
         self,
         env: Environment,
         txn: AnyTransaction,
         digest_of: Callable[[int], bytes] | None = None,
-        proven: Proven | None = None,
     ) -> None:
         """``digest_of`` returns the digest that a slab lists under an id, for callers that read
         slabs anyway.
         """
-        self._proven = proven
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
@@ -257,30 +255,36 @@ class DigestIndex:
 
     def find(self, digest: bytes) -> int | None:
         """The id of an object; None if the index certainly has no name for it."""
-        prefix = digest[:PREFIX_BYTES]
-        names, proven = self._names, self._proven
-        # The common case: a new object, and no digest in the index has its prefix.
-        if not names.set_range(prefix) or names.key()[:PREFIX_BYTES] != prefix:
-            return None
-        if proven is not None:
-            known = proven.ids.get(digest)
-            if known is not None and names.set_key(index_key(digest, known)):
-                return known
-            names.set_range(prefix)
-        more = True
+        prefix, names = digest[:PREFIX_BYTES], self._names
+        more = names.set_range(prefix)
         while more:
             key = bytes(names.key())
             if key[:PREFIX_BYTES] != prefix:
                 break
             object_id = read_key(key)
             if self._listed(object_id) == digest:
-                if proven is not None:
-                    proven.note(digest, object_id)
                 return object_id
             # The candidate is another object with the same first bytes, or its slab is damaged.
             self._require_prefix(object_id, prefix)
             more = names.next()
         return None
+
+    def find_many(self, digests: Sequence[bytes], proven: Proven) -> list[int | None]:
+        """The ids of objects, in order; ``proven`` saves reading their slabs."""
+        names, ids = self._names, proven.ids
+        found: list[int | None] = []
+        for digest in digests:
+            known = ids.get(digest)
+            if known is None or not names.set_key(index_key(digest, known)):
+                prefix = digest[:PREFIX_BYTES]
+                known = None
+                # The common case: a new object, and no digest in the index has its prefix.
+                if names.set_range(prefix) and names.key()[:PREFIX_BYTES] == prefix:
+                    known = self.find(digest)
+                    if known is not None:
+                        proven.note(digest, known)
+            found.append(known)
+        return found
 
     def between(self, first: bytes, last: bytes) -> Iterator[tuple[bytes, int]]:
         """The digests from ``first`` to ``last`` in order, each with its id."""

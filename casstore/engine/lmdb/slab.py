@@ -139,31 +139,38 @@ class Columns:
         self._gaps: list[int] = []
         self._parts: list[bytes] = []
 
-    def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
-        """Add the new object ``item`` with the id ``own``; ``links`` are the ids that it links to.
+    def add_new(
+        self,
+        first_id: int,
+        objects: Sequence[NewObject],
+        links: Sequence[Sequence[int] | None],
+    ) -> None:
+        """Add new objects with ids from ``first_id`` on, and the ids that each links to.
 
-        ``links`` is None for an object that was deleted before the log was applied. It keeps its
+        ``links`` has None for an object that was deleted before the log was applied. It keeps its
         id and its bytes, but its kind becomes DEAD. The ids of its children are unknown, so its own
         id is stored in their place.
         """
-        digest, kind, data, children = item
-        size = len(data)
-        if not children:
-            self._parts.append(data)
-        elif _cut_links(data, children, self._parts, self._gaps):
-            size -= DIGEST_BYTES * len(children)
-        else:
-            self._parts.append(data)
-            kind |= KEEPS_LINKS
-        if links is None:
-            links = [own] * len(children)
-            kind = DEAD | kind & KEEPS_LINKS
-        if links:
-            self._distances += [own - child for child in links]
-        self._digests.append(digest)
-        self._kinds.append(kind)
-        self._lengths.append(size)
-        self._counts.append(len(links))
+        own = first_id
+        for (digest, kind, data, children), linked in zip(objects, links, strict=True):
+            size = len(data)
+            if not children:
+                self._parts.append(data)
+            elif _cut_links(data, children, self._parts, self._gaps):
+                size -= DIGEST_BYTES * len(children)
+            else:
+                self._parts.append(data)
+                kind |= KEEPS_LINKS
+            if linked is None:
+                linked = [own] * len(children)
+                kind = DEAD | kind & KEEPS_LINKS
+            if linked:
+                self._distances += [own - child for child in linked]
+            self._digests.append(digest)
+            self._kinds.append(kind)
+            self._lengths.append(size)
+            self._counts.append(len(linked))
+            own += 1
 
     def add_stored(self, slab: Slab, position: int, *, alive: bool) -> None:
         """Add the object at ``position`` of another slab; if it is not alive, only its digest."""
@@ -238,8 +245,7 @@ def encode(
 ) -> tuple[bytes, bytes]:
     """The key and value of a slab of new objects with consecutive ids; see ``add_new``."""
     columns = Columns()
-    for own, (item, linked) in enumerate(zip(objects, links, strict=True), first_id):
-        columns.add_new(own, item, linked)
+    columns.add_new(first_id, objects, links)
     return columns.encode(first_id, stored_at_ms, compress)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from casstore.engine.lmdb import batches, examination, lookup, marking, memtable, recent
+from casstore.engine.lmdb import examination, lookup, marking, memtable, recent
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Engine
 from casstore.testing import EngineFactory, PersistentEngineContract, Reopen, compare_with_reference
@@ -81,7 +81,7 @@ def test_objects_whose_digests_share_a_prefix_are_distinguished_as_by_the_refere
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, applied: bool
 ) -> None:
     """Six bytes of a digest hardly ever meet; one does all the time, and nothing may differ."""
-    for module in (batches, examination, lookup, marking):
+    for module in (examination, lookup, marking):
         monkeypatch.setattr(module, "PREFIX_BYTES", 1)
     if applied:
         monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 0)

@@ -35,7 +35,7 @@ def both_layouts() -> tuple[bytes, bytes, bytes]:
     columns = slabs.Columns()
     for own, item in enumerate(objects, 1):
         links = None if own in (7, COUNT) else [own - 1] * len(item.children)
-        columns.add_new(own, item, links)
+        columns.add_new(own, [item], [links])
     key, one = columns.encode(1, 5, slabs.uncompressed)
     same, two = columns.encode(1, 5, slabs.uncompressed, packed=True)
     assert key == same
@@ -72,7 +72,7 @@ def test_a_packed_directory_equals_the_plain_one_and_is_shorter() -> None:
 def test_a_directory_that_packing_does_not_shorten_stays_plain() -> None:
     blob = NewObject(Digest.of_blob(b"x"), 0, b"x", ())
     columns = slabs.Columns()
-    columns.add_new(1, blob, [])
+    columns.add_new(1, [blob], [[]])
     plain = columns.encode(1, 5, slabs.uncompressed)
     assert columns.encode(1, 5, slabs.uncompressed, packed=True) == plain
 
