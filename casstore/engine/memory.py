@@ -346,7 +346,7 @@ class _MemoryCollection:
     def __init__(self, engine: MemoryEngine, roots: Roots, *, grace_ms: int, dry_run: bool) -> None:
         self._engine = engine
         self._roots = roots
-        self._keep_after_ms = engine.now_ms() + 1 - grace_ms
+        self._grace_from_ms = engine.now_ms() + 1 - grace_ms
         self._dry_run = dry_run
         self._only: set[int] | None = None
 
@@ -421,7 +421,7 @@ class _MemoryCollection:
         for digest, held in reversed(engine._objects.items()):
             at_ms = max(held.info.stored_at_ms, engine._touched_ms.get(digest, 0))
             spared = only is not None and held.info.id not in only
-            if held.info.id in reached or at_ms >= self._keep_after_ms or spared:
+            if held.info.id in reached or at_ms >= self._grace_from_ms or spared:
                 kept.append(held)
                 reached.update(held.info.children)
             else:

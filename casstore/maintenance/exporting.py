@@ -12,7 +12,7 @@ from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.format import bundle as layout
 from casstore.format.bundle import BundleHeader
 from casstore.format.digest import Digest
-from casstore.maintenance.bundle import BundleWriter
+from casstore.maintenance.bundle_file import BundleWriter
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.transfer import rows as session_rows

@@ -3,7 +3,8 @@
 ``plan`` marks and changes nothing. ``execute`` removes the objects of a plan that are still
 unreachable. ``collect`` does both. All of them can run concurrently with readers and writers, in
 any process: marking blocks no writer, and sweeping uses small transactions with pauses for writers.
-Interrupting at any point is safe; the next collection continues with what is left.
+Interrupting at any point is safe; the next collection continues with what is left. The work is done
+by the engine's ``Collection``, which also decides what is within the grace period.
 
 The report says how a collection ended, not an exception: see ``Outcome``.
 """

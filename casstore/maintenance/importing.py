@@ -16,7 +16,7 @@ from casstore.engine.files import path_text
 from casstore.engine.protocol import RowIs
 from casstore.errors import SessionDivergedError, SessionExistsError
 from casstore.format import bundle as layout
-from casstore.maintenance.bundle import BundleReader
+from casstore.maintenance.bundle_file import BundleReader
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.objects import StoreTarget

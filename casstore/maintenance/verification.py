@@ -29,7 +29,7 @@ from casstore.format.digest import KIND_NAMES, Digest, Kind, check_object, diges
 from casstore.format.expansion import Expansion
 from casstore.format.graph import Manifest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
-from casstore.maintenance.bundle import BundleBlock, BundleReader, ObjectPlace
+from casstore.maintenance.bundle_file import BundleBlock, BundleReader, ObjectPlace
 from casstore.maintenance.graph_proof import GraphProof
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.transfer import rows as session_rows

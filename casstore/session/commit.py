@@ -1,9 +1,10 @@
 """Commits to a session: atomic, with optimistic concurrency control.
 
-``commit`` encodes the values once. Each attempt then reads every row that the commit depends on in
-one request, checks them in the documented order, builds the objects, and passes the engine one
-write. Its conditions require that those rows are unchanged. If a condition fails, nothing was
-written; the next attempt reads the rows again, and its checks raise the error that now applies.
+``commit`` encodes the values, and usually builds on the cached head without reading a row
+(``_try_at_once``): the conditions of its one write verify that no other commit came between. If one
+fails, nothing was written. Then each attempt reads every row that the commit depends on in one
+request, checks them in the documented order (``_Attempt.checked``) and requires in its write that
+they are unchanged. A turn that has a receipt is a replay (``turns.replay``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from casstore.errors import (
     ObjectNotFoundError,
     SessionBindingError,
     SessionNotFoundError,
-    TurnConflictError,
 )
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import NOTHING, Manifest, encode_manifest
@@ -55,7 +55,6 @@ from casstore.session.state import (
 )
 from casstore.session.turns import (
     Receipt,
-    SettledReceipt,
     encode_receipt,
 )
 
@@ -119,7 +118,9 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
             encoded = _encode(session, change)
         rows = _read(runtime, session, key, change, receipt)
         if change.turn is not None and rows.receipt is not None:
-            return _replay(runtime, session, change, encoded, rows)
+            return turns.replay(
+                runtime, session, change, encoded.intent, encoded[1:4], rows.receipt
+            )
         attempt = _Attempt(runtime, session, key, change, receipt)
         try:
             return attempt.run(encoded, attempt.checked(rows))
@@ -482,40 +483,3 @@ def rewind(
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )
-
-
-# --- turns ---------------------------------------------------------------------------------
-
-
-def _replay(
-    runtime: Runtime, session: str, change: Commit, encoded: _Encoded, rows: _Rows
-) -> CommitResult:
-    """The result of the first commit of a turn; writes only a release of the lease, if asked to.
-
-    TurnConflictError if the content differs from the first commit's.
-    """
-    assert rows.receipt is not None
-    turn = str(change.turn)
-    receipt = turns.decode_known(turn, rows.receipt)
-    meaning = encoded.intent
-    if isinstance(receipt, SettledReceipt) and receipt.session is not None:
-        # The turn was committed to a session that this one has adopted since, so the hash has that
-        # session's id.
-        meaning = turns.intent_hash(receipt.session, change, *encoded[1:4])
-    if receipt.intent != meaning:
-        raise TurnConflictError(session, turn)
-    result = turns.result(runtime, session, turn, rows.receipt, receipt)
-    if change.release and isinstance(change.lease, Lease):
-        leases.release(runtime, session, change.lease)
-    # The first commit may have been relaxed, while this one must wait for the disk.
-    runtime.engine.write(Write(durable=is_durable(change.durability)))
-    return result
-
-
-def find_turn(runtime: Runtime, session: str, turn: str) -> CommitResult | None:
-    """The result of a turn; see ``Session.find_turn``."""
-    place = turns.receipt_key(keys.session_key(session), turn)
-    row = runtime.rows(session, [place])[1]
-    if row is None:
-        return None
-    return turns.result(runtime, session, turn, row, turns.decode_known(turn, row))

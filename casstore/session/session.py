@@ -28,6 +28,7 @@ from casstore.session import (
     protection,
     subjects,
     tombstones,
+    turns,
 )
 from casstore.session.arguments import list_of
 from casstore.session.attachments import Attachments
@@ -345,7 +346,7 @@ class Session:
         >>> session.find_turn("t1").nodes == result.nodes
         True
         """
-        return commit.find_turn(self._runtime, self.id, turn)
+        return turns.find_turn(self._runtime, self.id, turn)
 
     def fork(
         self,

@@ -1,7 +1,7 @@
 """Turns: the hash that recognises a repeated turn, and the receipt, which stores its result.
 
-A commit with a turn writes a receipt in the same write. If the turn is committed again, the hash of
-its content is compared with the one in the receipt, and the stored result is returned.
+A commit with a turn writes a receipt in the same write. If the turn is committed again, ``commit``
+finds the receipt, and ``replay`` compares the hash of the content and returns the stored result.
 
 The hash is computed over the list below. The list leaves out what may differ in a retry: ids and
 times of nodes, the expected revision, leases, tokens. Parents and the leaf are identified by their
@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import PutRow, RowKey
-from casstore.errors import CorruptionError, FormatError
+from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.errors import CorruptionError, FormatError, TurnConflictError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import DIGEST_BYTES, Digest, turn_hash
 from casstore.format.limits import MAX_DEPTH
@@ -42,8 +42,9 @@ from casstore.format.splitting import Encoded, encode_split
 from casstore.objects import graph as objects
 from casstore.objects.edit import Delete, Edit
 from casstore.objects.pieces import PieceWriter
-from casstore.session import keys
-from casstore.session.data import LAST, LEAF, Commit, CommitResult
+from casstore.session import keys, leases
+from casstore.session.arguments import is_durable
+from casstore.session.data import LAST, LEAF, Commit, CommitResult, Lease
 from casstore.session.graph import EncodedNode
 from casstore.session.state import Runtime
 
@@ -247,6 +248,44 @@ def result(
         receipt = decode_receipt(settled)
         leaf, nodes = outcome(runtime, receipt)
     return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
+
+
+def replay(
+    runtime: Runtime,
+    session: str,
+    change: Commit,
+    intent: bytes | None,
+    content: tuple[list[EncodedNode], Encoded, Mapping[str, Encoded | None]],
+    row: bytes,
+) -> CommitResult:
+    """The result of the first commit of a turn, given its receipt ``row``.
+
+    Writes only a release of the lease, if asked to. TurnConflictError if ``intent``, the hash of
+    ``content``, differs from the first commit's.
+    """
+    turn = str(change.turn)
+    receipt = decode_known(turn, row)
+    if isinstance(receipt, SettledReceipt) and receipt.session is not None:
+        # The turn was committed to a session that this one has adopted since, so the hash has that
+        # session's id.
+        intent = intent_hash(receipt.session, change, *content)
+    if receipt.intent != intent:
+        raise TurnConflictError(session, turn)
+    first = result(runtime, session, turn, row, receipt)
+    if change.release and isinstance(change.lease, Lease):
+        leases.release(runtime, session, change.lease)
+    # The first commit may have been relaxed, while this one must wait for the disk.
+    runtime.engine.write(Write(durable=is_durable(change.durability)))
+    return first
+
+
+def find_turn(runtime: Runtime, session: str, turn: str) -> CommitResult | None:
+    """The result of a turn; see ``Session.find_turn``."""
+    place = receipt_key(keys.session_key(session), turn)
+    row = runtime.rows(session, [place])[1]
+    if row is None:
+        return None
+    return result(runtime, session, turn, row, decode_known(turn, row))
 
 
 def outcome(

@@ -44,7 +44,7 @@ from casstore.format.graph import (
 )
 from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.format.splitting import Encoded
-from casstore.maintenance.bundle import BundleReader, BundleWriter
+from casstore.maintenance.bundle_file import BundleReader, BundleWriter
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.verification import BundleLimits, verify_bundle

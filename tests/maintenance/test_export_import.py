@@ -26,7 +26,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Kind
 from casstore.maintenance import gc, vacuum
-from casstore.maintenance.bundle import BundleReader, BundleWriter
+from casstore.maintenance.bundle_file import BundleReader, BundleWriter
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have

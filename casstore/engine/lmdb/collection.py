@@ -11,6 +11,9 @@ process do at the same time (P6):
    ``notes``). If there was a time in which writers did not note rows, nothing more is removed.
 3. Parents are removed before children, by descending id. So at any moment no object that has a
    name links to one that has none.
+
+Objects that were put within the grace period count as reached: those since ``_grace_from_ms``
+(``marking``).
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class LmdbCollection:
         self._env = env
         self._roots = roots
         self._clock = clock
-        self._keep_after_ms = clock() + 1 - grace_ms
+        self._grace_from_ms = clock() + 1 - grace_ms
         self._dry_run = dry_run
         self._token = os.urandom(notes.TOKEN_BYTES)
         self._marks: Marks | None = None
@@ -120,7 +123,7 @@ class LmdbCollection:
             # A dry run on a read-only store: the log cannot be applied, so its entries are read.
             with self._env.snapshot() as (_, view):
                 pass
-        self._marks = Marks(self._env, self._roots, self._keep_after_ms, view)
+        self._marks = Marks(self._env, self._roots, self._grace_from_ms, view)
         self._below = self._drop_below = self._marks.last_id + 1
 
         def keep_announced(done: int) -> None:
@@ -217,7 +220,7 @@ class LmdbCollection:
                     if txn.delete(index_key(digest, object_id), db=self._env.index):
                         removed.append(object_id)
                 notes.note_leftovers(self._env, txn, there=True)
-                notes.forget_touches(self._env, txn, self._keep_after_ms, limit)
+                notes.forget_touches(self._env, txn, self._grace_from_ms, limit)
                 notes.announce(self._env, txn, self._token, self._clock(), first=False)
                 return True
 

@@ -8,6 +8,7 @@ enough on samples that it was not trained on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from casstore.engine.compression import (
     train,
 )
 from casstore.engine.lmdb.translation import translate
-from casstore.errors import CorruptionError
+from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.digest import plain_hash
 
 if TYPE_CHECKING:
@@ -71,6 +72,49 @@ def try_dictionary(
     if sum(map(len, samples)) < _MIN_SAMPLE_BYTES:
         return None
     return train(samples, _SIZE_BYTES, compress)
+
+
+class TrainingSchedule:
+    """Trains dictionaries in a thread, whenever a writer has stored enough since the last trial."""
+
+    def __init__(self, train: Callable[[], DictionaryReport]) -> None:
+        self._train = train
+        self._tried_at_bytes = 0
+        self._wait_bytes = FIRST_TRIAL_BYTES
+        #: The next trial is due when the writer has stored this much.
+        self.due_bytes = FIRST_TRIAL_BYTES
+        self._thread: threading.Thread | None = None
+
+    def start(self, stored_bytes: int) -> None:
+        """Start a thread that tries to train a better dictionary: no caller waits for it."""
+        self._tried_at_bytes = stored_bytes
+        self._wait_bytes *= TRIAL_GROWTH
+        self.due_bytes = stored_bytes + self._wait_bytes
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._try, name="casstore-train", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system allows no more threads, or the interpreter is shutting down. The commit
+                # is done, so its caller must not get an error; no new dictionary is needed.
+                return
+            self._thread = thread
+
+    def _try(self) -> None:
+        try:
+            if not self._train().before_bytes:
+                # Too few samples, because most objects were long. Try again soon.
+                self._wait_bytes = FIRST_TRIAL_BYTES
+                self.due_bytes = self._tried_at_bytes + FIRST_TRIAL_BYTES
+        except CasstoreError:
+            # The store is closed, out of space or damaged. No new dictionary is needed, and the
+            # next read or write of a caller raises the error.
+            return
+
+    def join(self) -> None:
+        """Wait for a trial that is under way, unless this is its thread."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:

@@ -15,7 +15,6 @@ A write joins a batch, which is checked as a whole (``batches``) and appended to
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,13 +34,12 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import applied_lsn
 from casstore.engine.lmdb.batches import READ_BATCH, Batches, CommitQueue, Job
 from casstore.engine.lmdb.dictionaries import (
-    FIRST_TRIAL_BYTES,
     MIN_GAIN,
     SAMPLE_BYTES,
     SAMPLE_MAX_OBJECT_BYTES,
-    TRIAL_GROWTH,
     DictionaryReport,
     DictionaryShelf,
+    TrainingSchedule,
     try_dictionary,
 )
 from casstore.engine.lmdb.environment import Environment
@@ -144,12 +142,7 @@ class LmdbEngine:
         self._commits = 0
         self._committed_at_s = 0.0
         self._pid = os.getpid()
-        # The bytes stored so far at the last dictionary trial, and how many more bytes until the
-        # next trial.
-        self._auto_train = auto_train
-        self._tried_at_bytes = 0
-        self._try_after_bytes = FIRST_TRIAL_BYTES
-        self._training: threading.Thread | None = None
+        self._training = TrainingSchedule(self.train_dictionary) if auto_train else None
         self._shelf = DictionaryShelf(self._env)
         self._compressor = self._env.compressor
         self._batches = Batches(self._env, self._clock, self._committed)
@@ -405,9 +398,9 @@ class LmdbEngine:
             and (not durable or behind.at_s == inf or recent.memtable.is_due)
         ):
             behind.wake()
-        untried_bytes = self._batches.stored_bytes - self._tried_at_bytes
-        if self._auto_train and untried_bytes >= self._try_after_bytes:
-            self._train_aside()
+        training, stored_bytes = self._training, self._batches.stored_bytes
+        if training is not None and stored_bytes >= training.due_bytes:
+            training.start(stored_bytes)
 
     def _keep_house(self) -> None:
         """Clear the reader slots of killed processes; load the newest dictionary."""
@@ -418,32 +411,6 @@ class LmdbEngine:
             # The commit is done, so its caller must not get an error. Slots that were not cleared
             # cost pages, not data, until the next time; a dictionary that cannot be read raises an
             # error in the first read that needs it.
-            return
-
-    def _train_aside(self) -> None:
-        """Start a thread that tries to train a better dictionary: no caller waits for it."""
-        self._tried_at_bytes = self._batches.stored_bytes
-        self._try_after_bytes *= TRIAL_GROWTH
-        if self._training is None or not self._training.is_alive():
-            training = threading.Thread(
-                target=self._train_quietly, name="casstore-train", daemon=True
-            )
-            try:
-                training.start()
-            except RuntimeError:
-                # The system allows no more threads, or the interpreter is shutting down. The commit
-                # is done, so its caller must not get an error; no new dictionary is needed.
-                return
-            self._training = training
-
-    def _train_quietly(self) -> None:
-        try:
-            if not self.train_dictionary().before_bytes:
-                # Too few samples, because most objects were long. Try again soon.
-                self._try_after_bytes = FIRST_TRIAL_BYTES
-        except CasstoreError:
-            # The store is closed, out of space or damaged. No new dictionary is needed, and the
-            # next read or write of a caller raises the error.
             return
 
     def used_bytes(self) -> int:
@@ -501,9 +468,8 @@ class LmdbEngine:
             self._behind.stop()
         if self.packer is not None:
             self.packer.stop()
-        training = self._training
-        if training is not None and training is not threading.current_thread():
-            training.join()
+        if self._training is not None:
+            self._training.join()
         self._env.close()
         self._cache.clear()
 
@@ -581,8 +547,8 @@ class LmdbEngine:
         with importing():
             from casstore.engine.lmdb.reindexing import rebuild_index
 
-        keep_after_ms = self._clock() + 1 - grace_ms
-        return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
+        grace_from_ms = self._clock() + 1 - grace_ms
+        return rebuild_index(self._env, roots, grace_from_ms=grace_from_ms)
 
     def sum_rows(self) -> None:
         """Recompute the checksum over all rows from the current rows."""

@@ -79,7 +79,7 @@ class Marks:
         self,
         env: Environment,
         roots: Roots,
-        keep_after_ms: int,
+        grace_from_ms: int,
         view: MemtableView | None = None,
     ) -> None:
         """``view``: the log's commits, for a dry run that cannot apply them; else None."""
@@ -88,7 +88,7 @@ class Marks:
         self._roots = roots
         #: After marking: True if every object in the slabs has a name.
         self.is_clean = False
-        self._keep_after_ms = keep_after_ms
+        self._grace_from_ms = grace_from_ms
         with env.reading() as txn:
             self.last_id = next_free_id(txn, env) - 1
             # How many names there are. It stays exact: only a collection deletes names, and no
@@ -239,7 +239,7 @@ class Marks:
 
     def _reach_touched(self, txn: Txn, touch: notes.Touch) -> None:
         own = touch.object_id
-        if touch.at_ms < self._keep_after_ms or own > self.last_id:
+        if touch.at_ms < self._grace_from_ms or own > self.last_id:
             return
         cursor = txn.cursor(db=self._env.slabs)
         # A touched object may have been deleted by an earlier collection after its grace period.
@@ -263,7 +263,7 @@ class Marks:
         from the index before.
         """
         states = self._states
-        if directory.stored_at_ms >= self._keep_after_ms:
+        if directory.stored_at_ms >= self._grace_from_ms:
             # Within the grace period: every named object counts as reached.
             named = states[first : first + count] if names is None else names
             self._add(first, named.translate(_ALL_REACHED))

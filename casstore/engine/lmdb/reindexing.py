@@ -31,14 +31,14 @@ from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
 
 
-def rebuild_index(env: Environment, roots: Roots, *, keep_after_ms: int) -> IndexReport:
-    """Name all objects that roots reach, and complete ones stored since ``keep_after_ms``."""
+def rebuild_index(env: Environment, roots: Roots, *, grace_from_ms: int) -> IndexReport:
+    """Name all objects that roots reach, and complete ones stored since ``grace_from_ms``."""
     env.require_writable()
     # A running collection relies on the names that it has seen.
     lock = env.lock_collector()
     try:
         with env.writing() as txn:
-            return _rebuild(env, txn, roots, keep_after_ms)
+            return _rebuild(env, txn, roots, grace_from_ms)
     finally:
         lock.unlock()
 
@@ -47,7 +47,7 @@ def _rebuild(
     env: Environment,
     txn: lmdb.Transaction[bytes],
     roots: Roots,
-    keep_after_ms: int,
+    grace_from_ms: int,
 ) -> IndexReport:
     wanted: set[bytes] = set()
     for table in roots.tables:
@@ -78,7 +78,7 @@ def _rebuild(
                         )
                     found.reached.add(child)
                     found.linked.add(child)
-            elif directory.stored_at_ms >= keep_after_ms:
+            elif directory.stored_at_ms >= grace_from_ms:
                 found.young.add(object_id)
     named = _name(env, txn, found)
     # Objects that were collected and not packed yet have no name again.

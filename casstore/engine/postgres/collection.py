@@ -82,7 +82,7 @@ class PostgresCollection:
     ) -> None:
         self._engine = engine
         self._roots = roots
-        self._keep_after_ms = engine.now_ms() + 1 - grace_ms
+        self._grace_from_ms = engine.now_ms() + 1 - grace_ms
         self._dry_run = dry_run
         self._token = os.urandom(16)
         self._epoch = 0
@@ -205,7 +205,7 @@ class PostgresCollection:
                 is_reached = id_ in reached
                 met += is_reached
                 relied_on = not self._dry_run and epoch >= self._epoch
-                if is_reached or relied_on or at_ms >= self._keep_after_ms:
+                if is_reached or relied_on or at_ms >= self._grace_from_ms:
                     if not is_reached:
                         reached.add(id_)
                         met += 1

@@ -88,6 +88,11 @@ class CataloguePage(NamedTuple):
     cut: tuple[str, ...]
 
     @property
+    def earlier(self) -> int:
+        """The start of the page before this one."""
+        return max(self.start - PAGE, 0)
+
+    @property
     def stop(self) -> int:
         """The position after the last row."""
         return self.start + len(self.rows)

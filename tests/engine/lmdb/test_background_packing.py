@@ -194,7 +194,7 @@ with casstore.open(sys.argv[1], "relaxed", auto_pack=True) as store:
     while not store.engine.packer.report.slabs_after and time.monotonic() < deadline:
         time.sleep(0.01)
     assert store.engine.packer.report.slabs_after, "nothing was packed"
-    store.engine._train_aside()
+    store.engine._training.start(0)
     store.engine._training.join()
 print(told)
 """

@@ -1,8 +1,9 @@
 """``BundleWriter`` and ``BundleReader``: the file of a bundle, which holds one exported session.
 
-The file is written under another name and renamed when it is complete. The reader trusts nothing:
-it compares sizes with limits before it allocates memory, each block with its checksum before it
-inflates it, and the whole file with the trailer. Errors name the offset.
+The container alone: which rows a bundle has is decided in ``transfer/rows.py``. The file is written
+under another name and renamed when it is complete. The reader trusts nothing: it compares sizes
+with limits before it allocates memory, each block with its checksum before it inflates it, and the
+whole file with the trailer. Errors name the offset.
 """
 
 from __future__ import annotations
