@@ -262,6 +262,21 @@ def test_a_flipped_bit_anywhere_in_the_log_loses_nothing_unnoticed(
     assert found[None] > 50
 
 
+def test_a_damaged_record_is_refused_though_the_header_is_older_than_the_last_flush(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    """The header is not flushed with each commit. The records after the damaged one say so too."""
+    numbered(engine, 8)
+    memtable = engine._env.recent.memtable
+    killed = copy_files(engine, tmp_path / "killed")
+    with open(killed / LOG_FILE, "r+b") as log:
+        log.seek(redo_log._FLUSHED_AT)
+        log.write(memtable.entries[1][0].lsn.to_bytes(8, "little"))
+        log.seek(memtable._offsets[2] + redo_log._RECORD_BYTES)
+        log.write(b"damaged")
+    assert prefix_of(killed) is None
+
+
 def test_a_log_that_was_cut_loses_nothing_unnoticed(tmp_path: Path, engine: LmdbEngine) -> None:
     numbered(engine, 8)
     used = engine._env.recent.memtable.last.offset
