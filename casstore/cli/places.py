@@ -12,13 +12,13 @@ from casstore.cli.text import summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import cut_components, link_target
+from casstore.format.graph import link_target
 from casstore.maintenance.keepers import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored, stored_field
 from casstore.session.attempts import read_again
-from casstore.session.checkpoint import read_usage
+from casstore.session.checkpoint import components_of, ledger_of, read_usage
 from casstore.session.data import Node
 from casstore.session.scanning import scan
 from casstore.session.state import decode_head, runtime_of
@@ -137,7 +137,7 @@ def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[s
     reader = PieceReader(store.engine)
     manifest = graph.read_manifest(reader, digest, named=True)
     found: dict[str, Any] = {}
-    for name, component in cut_components(manifest.components).items():
+    for name, component in components_of(manifest).items():
         target = link_target(component)
         if target is None:
             found[name] = stored_field(reader, component)
@@ -148,7 +148,7 @@ def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[s
         "node_count": manifest.nodes,
         **_ABSENT,
         **found,
-        "usage": [entry._asdict() for entry in read_usage(reader, manifest.ledger)],
+        "usage": [entry._asdict() for entry in read_usage(reader, ledger_of(manifest))],
     }
 
 

@@ -23,7 +23,7 @@ from casstore.format import canonical
 from casstore.format.digest import DIGEST_BYTES, Kind, plain_hash
 
 MAGIC: Final = b"casstore bundle\n"
-VERSION: Final = 3
+VERSION: Final = 4
 SESSION: Final = "session"
 
 HEADER: Final = 1

@@ -63,7 +63,7 @@ _CONTEXTS: Final = {
     Kind.LIST: "casstore 2026-11 list v1",
     Kind.MAP: "casstore 2026-11 map v1",
     Kind.NODE: "casstore 2026-11 node v1",
-    Kind.MANIFEST: "casstore 2026-11 manifest v3",
+    Kind.MANIFEST: "casstore 2026-11 manifest v4",
     Kind.INDEX: "casstore 2026-11 index v1",
 }
 

@@ -8,14 +8,13 @@ that ends in it, and ``users`` how many of those are messages of the user. So tw
 compared from their ends, and a session list counts messages without walking the path. The caller
 sets ``frame``, ``time``, ``cause`` and ``payload``.
 
-    manifest = [leaf_id, nodes, next_seq, leaf, tips, index, ledger, components]
+    manifest = [leaf_id, nodes, next_seq, leaf, tips, index, components]
 
 ``leaf`` is a link or nil. ``tips`` maps the id of each branch's last node to a link; nil if the
 leaf is the only end. ``index`` lists all nodes (``format.node_index``); it is derived from them,
-and links to each. ``ledger`` is the usage of tokens. ``components`` maps names to links or values;
-nil if there are none; ``session.checkpoint`` gives the names their meaning. Long parts of the
-ledger and of components are stored in objects of their own. A manifest names no session and no
-revision: forks share it.
+and links to each. ``components`` maps names to links or values; nil if there are none;
+``session.checkpoint`` gives the names their meaning. Long parts of them are stored in objects of
+their own. A manifest names no session and no revision: forks share it.
 """
 
 from __future__ import annotations
@@ -234,7 +233,7 @@ def _not_a_node(digest: bytes) -> CorruptionError:
     return CorruptionError(f"object {digest.hex()} is stored as a node but is not a valid one")
 
 
-_MANIFEST_FIELDS: Final = 8
+_MANIFEST_FIELDS: Final = 7
 _MANIFEST_HEADER: Final = list_header(_MANIFEST_FIELDS)
 _INDEX_FIELDS: Final = 4
 _LINK_BYTES: Final = len(_LINK) + DIGEST_BYTES
@@ -254,8 +253,6 @@ class Manifest(NamedTuple):
     leaf: bytes | None = None
     tips: Encoded = NOTHING
     node_index: Tail = NO_NODES
-    #: The usage of the session's turns.
-    ledger: Encoded = NOTHING
     #: See ``encode_components``.
     components: Encoded = NOTHING
 
@@ -314,13 +311,13 @@ def encode_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> E
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
-    leaf_id, nodes, next_seq, leaf, tips, node_index, ledger, components = manifest
+    leaf_id, nodes, next_seq, leaf, tips, node_index, components = manifest
     index, listed = encode_tail(node_index)
     link = _NIL if leaf is None else _LINK + leaf
     scalars = pack_checked((leaf_id, nodes, next_seq))[1:]
-    parts = (_MANIFEST_HEADER, scalars, link, tips.data, index, ledger.data, components.data)
+    parts = (_MANIFEST_HEADER, scalars, link, tips.data, index, components.data)
     links = [] if leaf is None else [leaf]
-    return b"".join(parts), links + tips.links + listed + ledger.links + components.links
+    return b"".join(parts), links + tips.links + listed + components.links
 
 
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:
@@ -330,7 +327,7 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
     fields = rebuild(data, lambda role, name: None)
     if type(fields) is not list or len(fields) != _MANIFEST_FIELDS:
         raise _not_a_manifest(digest)
-    leaf_id, nodes, next_seq, leaf, _, index, _, components = fields
+    leaf_id, nodes, next_seq, leaf, _, index, components = fields
     if (
         not (leaf_id is None or type(leaf_id) is str)
         or type(nodes) is not int
@@ -346,9 +343,8 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
     except InvalidInputError as exc:
         raise _not_a_manifest(digest) from exc
     items = cut_items(data)
-    tips, ledger, named = (
-        NOTHING if items[at] == _NIL else Encoded(items[at], links_in(items[at]))
-        for at in (4, 6, 7)
+    tips, named = (
+        NOTHING if items[at] == _NIL else Encoded(items[at], links_in(items[at])) for at in (4, 6)
     )
     if named is not NOTHING and not is_map_piece(named.data):
         raise _not_a_manifest(digest)
@@ -361,7 +357,6 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         None if leaf is None else bytes(leaf.digest),
         tips,
         tail,
-        ledger,
         named,
     )
 

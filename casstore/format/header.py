@@ -13,7 +13,7 @@ from typing import Final
 from casstore.errors import CorruptionError, ForeignStoreError, FormatVersionError
 
 FAMILY: Final = b"casstore"
-STORE_FORMAT: Final = 5
+STORE_FORMAT: Final = 6
 
 _VERSION_DIGITS: Final = 9
 FAMILY_KEY: Final = b"family"

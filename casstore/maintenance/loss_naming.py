@@ -141,7 +141,7 @@ def _below_manifest(digest: bytes, data: bytes) -> dict[bytes, str]:
     spine, _, _, nodes = manifest.node_index
     names = dict.fromkeys([*nodes, *([] if spine is None else [spine])], _INDEX)
     components = cut_components(manifest.components)
-    fields = {"the end of a branch": manifest.tips, "usage": manifest.ledger, **components}
+    fields = {"the end of a branch": manifest.tips, **components}
     for name, field in fields.items():
         for link in field.links:
             names[link] = name

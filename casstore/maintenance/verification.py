@@ -353,13 +353,12 @@ class Proof:
     def _check_graphs(self) -> None:
         steps = max(_MIN_STEPS, _STEPS_PER_OBJECT * len(self.objects.known))
         proof = GraphProof(self.objects, max_steps=steps)
-        checked: set[tuple[bytes, bytes]] = set()
+        checked: set[bytes] = set()
         for row in self.rows.revisions:
             manifest = graph.read_manifest(self.objects, row.manifest)
-            fields = manifest.ledger.data, manifest.components.data
-            if fields not in checked:
+            if manifest.components.data not in checked:
                 checkpoint.check_fields(self.objects, manifest)
-                checked.add(fields)
+                checked.add(manifest.components.data)
             proof.prove(row.manifest, manifest)
             self._check_receipt(row, manifest)
         hidden = self.rows.revisions[-1].hidden

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from casstore.errors import LimitError
 from casstore.format.digest import plain_hash
-from casstore.format.graph import Manifest, cut_components, link_target
+from casstore.format.graph import Manifest, link_target
 from casstore.format.splitting import Encoded
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored
 from casstore.objects.values import BLOB_KINDS, read_value
 from casstore.search.texts import MAX_CHARACTERS, text_of
+from casstore.session.checkpoint import components_of
 
 # The largest values that are loaded whole. Of a larger one, only the indexed beginning is read.
 _WHOLE_BYTES: Final = 32 << 20
@@ -49,7 +50,7 @@ def _beginning(value: Any) -> Any:
 
 def components(manifest: Manifest) -> Iterator[tuple[str, bytes, Encoded]]:
     """The names of components, the digests of their contents, and the contents themselves."""
-    for name, encoded in cut_components(manifest.components).items():
+    for name, encoded in components_of(manifest).items():
         target = link_target(encoded)
         yield name, plain_hash(encoded.data) if target is None else target, encoded
 

@@ -53,6 +53,8 @@ _LARGEST: Final = (1 << 63) - 1
 LINKED: Final = ("tool_state", "plugin_snapshot", "execution_state")
 _VALUES: Final = ("turn_state", "plugin_revision", "frames", "current_frame", "config")
 _NAMED: Final = frozenset((*LINKED, *_VALUES))
+#: The component that holds the ledger: the usage of tokens, which only ``Commit.usage`` changes.
+LEDGER: Final = "usage"
 _KEYWORDS: Final = (*Commit._fields, *_NAMED)
 
 
@@ -102,6 +104,8 @@ def check_keyword(name: str) -> None:
 def _encode(name: str, body: Any, writer: PieceWriter) -> Encoded | None:
     """Encode a component for a manifest; None if ``body`` is None."""
     keys.id_bytes(name, "the name of a component")
+    if name == LEDGER:
+        raise _not_the_ledger()
     if body is None:
         return None
     if name not in _VALUES:
@@ -117,6 +121,13 @@ def _encode(name: str, body: Any, writer: PieceWriter) -> Encoded | None:
     elif name == "current_frame":
         keys.id_bytes(body, name)
     return encode_field(body, name, writer.emit, COMPONENT_ROOM)
+
+
+def _not_the_ledger() -> InvalidInputError:
+    return InvalidInputError(
+        f"component {LEDGER!r} is the ledger: add to it with Commit(usage=[…]), or choose another "
+        "name"
+    )
 
 
 def _component(body: Any, name: str, writer: PieceWriter) -> Encoded:
@@ -189,6 +200,8 @@ def check_edits(edits: Mapping[str, Sequence[Edit]]) -> None:
 
     for name, steps in dict_of(edits, "edits").items():
         keys.id_bytes(name, "the name of a component")
+        if name == LEDGER:
+            raise _not_the_ledger()
         if type(steps) not in (list, tuple) or not steps:
             raise InvalidInputError(
                 f"edits of component {name!r} must be a list of one edit or more, got {steps!r:.40}"
@@ -212,7 +225,7 @@ def read_checkpoint(
     reader: PieceReader, manifest: Manifest, *, hydrate: bool, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Checkpoint:
     """The checkpoint of a manifest: components loaded if ``hydrate``, else as links."""
-    values = cut_components(manifest.components)
+    values = components_of(manifest)
     bodies: dict[str, Any] = {}
     for name, encoded in list(values.items()):
         digest = link_target(encoded)
@@ -226,6 +239,18 @@ def read_checkpoint(
     found["frames"] = _listed(found.get("frames"))
     others = {name: found.pop(name) for name in list(found) if name not in _NAMED}
     return Checkpoint(**found, others=others or None)
+
+
+def components_of(manifest: Manifest) -> dict[str, Encoded]:
+    """The components of a checkpoint by name: all but the ledger."""
+    found = cut_components(manifest.components)
+    found.pop(LEDGER, None)
+    return found
+
+
+def ledger_of(manifest: Manifest) -> Encoded:
+    """The encoded ledger; NOTHING if the manifest has none."""
+    return component(manifest, LEDGER)
 
 
 def component(manifest: Manifest, name: str) -> Encoded:
@@ -246,12 +271,28 @@ def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
 # --- the ledger ---------------------------------------------------------------------------
 
 
-def add_usage(
+def with_ledger(
+    reader: PieceReader,
+    before: Encoded,
+    components: Encoded,
+    added: Sequence[Usage],
+    writer: PieceWriter,
+) -> Encoded:
+    """``components`` with the ledger of ``before``, and more usage in it.
+
+    Usage is merged by source and model, in order of first use.
+    """
+    ledger = cut_components(before).get(LEDGER, NOTHING)
+    if added:
+        ledger = _add_usage(reader, ledger, added, writer)
+    if ledger is NOTHING:
+        return components
+    return encode_components({**cut_components(components), LEDGER: ledger})
+
+
+def _add_usage(
     reader: PieceReader, ledger: Encoded, added: Sequence[Usage], writer: PieceWriter
 ) -> Encoded:
-    """The ledger with more usage: merged by source and model, in order of first use."""
-    if not added:
-        return ledger
     merged = {(entry.source, entry.model): entry for entry in read_usage(reader, ledger)}
     for entry in added:
         known = merged.get((entry.source, entry.model))
@@ -261,7 +302,7 @@ def add_usage(
             check_usage(entry)
         merged[entry.source, entry.model] = entry
     rows = [list(entry) for entry in merged.values()]
-    return encode_field(rows, "usage", writer.emit)
+    return encode_field(rows, LEDGER, writer.emit, COMPONENT_ROOM)
 
 
 def check_usage(entry: Usage) -> None:
@@ -301,5 +342,5 @@ def _listed(frames: Any) -> tuple[Any, ...]:
 
 def check_fields(reader: PieceReader, manifest: Manifest) -> None:
     """Raise CorruptionError unless the ledger and the frames of a manifest are valid lists."""
-    read_usage(reader, manifest.ledger)
+    read_usage(reader, ledger_of(manifest))
     _listed(objects.load_encoded(reader, (component(manifest, "frames"),))[0])

@@ -304,9 +304,10 @@ class _Attempt:
                 components = checkpoint.change_components(
                     self._runtime.engine, components, changes, change.edits or {}, writer
                 )
-        ledger = before.ledger
-        if change.usage:
-            ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
+        if change.usage or change.checkpoint is not None:
+            components = checkpoint.with_ledger(
+                self._runtime.reader(), before.components, components, change.usage, writer
+            )
         tips = grown.tips
         manifest = Manifest(
             grown.leaf_id,
@@ -315,7 +316,6 @@ class _Attempt:
             grown.leaf_digest,
             tips,
             grown.node_index,
-            ledger,
             components,
         )
         digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))

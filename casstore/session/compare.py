@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from casstore.engine.protocol import Engine
 from casstore.errors import CasstoreError, InvalidInputError
 from casstore.format.digest import Digest
-from casstore.format.graph import NOTHING, Manifest, NodeHeader, cut_components, link_target
+from casstore.format.graph import NOTHING, Manifest, NodeHeader, link_target
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.printing import count, shortened
 from casstore.format.splitting import Encoded
@@ -22,6 +22,7 @@ from casstore.objects import graph as objects
 from casstore.objects.diff import Change, Field
 from casstore.objects.node_index import IndexCache, NodeIndex, common_prefix
 from casstore.objects.pieces import PieceReader
+from casstore.session.checkpoint import LEDGER, components_of, ledger_of
 from casstore.session.component_formats import Detail, describe_fields
 from casstore.session.data import Entry
 from casstore.session.state import HiddenNodes, Runtime
@@ -214,10 +215,10 @@ def _by_order(node: NodeRef) -> tuple[int, bytes]:
 
 
 def _fields(old: Manifest, new: Manifest) -> Iterable[tuple[str, Field, Field]]:
-    before, after = [cut_components(manifest.components) for manifest in (old, new)]
+    before, after = components_of(old), components_of(new)
     for name in sorted(before.keys() | after.keys()):
         yield name, _field(before.get(name)), _field(after.get(name))
-    yield "usage", _present(old.ledger), _present(new.ledger)
+    yield LEDGER, _present(ledger_of(old)), _present(ledger_of(new))
 
 
 def _field(component: Encoded | None) -> Field:

@@ -407,7 +407,7 @@ def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:
 
 def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
     """The ledger of a state, without entries that have no tokens."""
-    entries = checkpoint.read_usage(runtime.reader(), state.manifest.ledger)
+    entries = checkpoint.read_usage(runtime.reader(), checkpoint.ledger_of(state.manifest))
     return tuple([entry for entry in entries if entry.total])
 
 

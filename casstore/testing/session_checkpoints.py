@@ -11,6 +11,7 @@ from casstore.engine.protocol import NewObject, Write
 from casstore.errors import ComponentNotFoundError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.format.digest import Kind
+from casstore.objects.edit import Set
 from casstore.session.data import Checkpoint, Usage
 from casstore.session.session import Session
 from casstore.store import Store
@@ -228,6 +229,31 @@ class CheckpointConformance(SessionFixtures):
         step(session, usage=[Usage("main", "large", 9, 9, 9, 9)])
         with nothing_written(store), pytest.raises(InvalidInputError):
             step(session, usage=[Usage("main", "large", **amounts)])
+
+    def test_usage_stays_when_the_checkpoint_is_replaced(self, session: Session) -> None:
+        step(session, usage=[Usage("main", "large", 1)], checkpoint=Checkpoint(config={"a": 1}))
+        step(session, checkpoint=Checkpoint(tool_state=[1]))
+        step(session, checkpoint=Checkpoint(), usage=[Usage("main", "large", 2)])
+        assert session.usage() == (Usage("main", "large", 3),)
+        assert session.checkpoint() == Checkpoint()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"components": {"usage": [1]}},
+            {"components": {"usage": None}},
+            {"edits": {"usage": [Set([], [1])]}},
+            {"checkpoint": Checkpoint(others={"usage": [1]})},
+        ],
+        ids=["set", "deleted", "edited", "replaced"],
+    )
+    def test_usage_is_changed_by_adding_to_it_alone(
+        self, store: Store, session: Session, change: dict[str, Any]
+    ) -> None:
+        step(session, usage=[Usage("main", "large", 1)])
+        with nothing_written(store), pytest.raises(InvalidInputError, match="is the ledger"):
+            step(session, **change)
+        assert session.usage() == (Usage("main", "large", 1),)
 
     def test_usage_of_earlier_revisions_is_kept(self, session: Session) -> None:
         for _ in range(3):

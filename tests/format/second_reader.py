@@ -21,7 +21,7 @@ TABLES = (
     "records", "retention", "sessions", "tombstones",
 )  # fmt: skip
 CONTEXTS = {
-    2: "chunks v1", 3: "value v1", 4: "list v1", 5: "map v1", 6: "node v1", 7: "manifest v3",
+    2: "chunks v1", 3: "value v1", 4: "list v1", 5: "map v1", 6: "node v1", 7: "manifest v4",
     8: "index v1",
 }  # fmt: skip
 BLOB, ROPE, CHUNKS, VALUE, LIST, MAP, NODE, MANIFEST, INDEX = range(9)
@@ -187,7 +187,7 @@ class SecondReader:
         self._txn = self._env.begin()
         self._databases: dict[str, Any] = {}
         meta = {key: self._get("meta", key) for key in (b"family", b"format")}
-        require(meta == {b"family": b"casstore", b"format": b"5"}, f"{meta}")
+        require(meta == {b"family": b"casstore", b"format": b"6"}, f"{meta}")
         self._slabs: dict[bytes, Slab] = {}
         self._payloads: dict[int, bytes] = {}
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
@@ -479,11 +479,11 @@ class SecondReader:
             yield fields[6] or key[:-1].decode(), head
 
     def manifest(self, head: bytes) -> list[Any]:
-        """The eight fields of the manifest that a head, or a row of history, names."""
+        """The seven fields of the manifest that a head, or a row of history, names."""
         kind, data = self.get(head[24:56])
         require(kind == MANIFEST, "no manifest")
         fields: list[Any] = decode(data)
-        require(len(fields) == 8, "no manifest")
+        require(len(fields) == 7, "no manifest")
         return fields
 
     def path(self, head: bytes, revision: bytes | None = None) -> list[tuple[str, Any]]:

@@ -228,8 +228,8 @@ def test_the_databases_and_meta_rows_are_those_of_the_code() -> None:
     assert " ".join(f"`{name}`" for name in TABLES) in text
     for key in (*header.header_rows(0), b"current_dictionary"):
         assert f"| `{key.decode()}` |" in text
-    assert header.STORE_FORMAT == 5
-    assert TEXT.startswith("# The casstore format, version 5\n")
+    assert header.STORE_FORMAT == 6
+    assert TEXT.startswith("# The casstore format, version 6\n")
 
 
 def documented_cuts(content: bytes) -> list[int]:

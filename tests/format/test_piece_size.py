@@ -53,7 +53,7 @@ OVERFULL = {
     "a node of too many fields": (Kind.NODE, empty_lists()),
     "a manifest": (
         Kind.MANIFEST,
-        encode_manifest(Manifest(ledger=Encoded(empty_lists(), [])))[0],
+        encode_manifest(Manifest(tips=Encoded(empty_lists(), [])))[0],
     ),
     "a branch of a list": (Kind.LIST, empty_lists()),
     "a branch of a map": (Kind.MAP, b"\x95" + b"\xc0" * 4 + empty_lists()),

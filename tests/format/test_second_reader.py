@@ -25,7 +25,7 @@ from casstore.engine.lmdb import recent
 from casstore.engine.lmdb.applying import full_slabs
 from casstore.engine.lmdb.log import MAX_LOG_BYTES
 from casstore.maintenance import gc
-from casstore.session.data import Checkpoint, Commit
+from casstore.session.data import Checkpoint, Commit, Usage
 from casstore.session.session import Session
 from casstore.store import Store
 from tests.format.second_reader import Link, Refused, SecondReader, decode
@@ -220,12 +220,16 @@ def test_the_second_reader_reads_the_components(tmp_path: Path) -> None:
     tools = {"enabled": ["read", LONG], "n": 7}
     with open_store(path) as store:
         store.session("s").commit(
-            Commit(checkpoint=Checkpoint(tool_state=tools, turn_state={"t": 1}))
+            Commit(
+                checkpoint=Checkpoint(tool_state=tools, turn_state={"t": 1}),
+                usage=[Usage("main", "m", 1, 2)],
+            )
         )
     with second(path) as reader:
         manifest = reader.manifest(dict(reader.sessions())["s"])
-        assert reader.value(manifest[7]["tool_state"].digest) == tools
-        assert reader.encoded(manifest[7]["turn_state"]) == {"t": 1}
+        assert reader.value(manifest[6]["tool_state"].digest) == tools
+        assert reader.encoded(manifest[6]["turn_state"]) == {"t": 1}
+        assert reader.encoded(manifest[6]["usage"]) == [["main", "m", 1, 2, 0, 0]]
 
 
 def test_the_second_reader_refuses_damage(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = Path(__file__).parent / "golden-bundle-3.hex"
+GOLDEN = Path(__file__).parent / "golden-bundle-4.hex"
 HEADER = BundleHeader(layout.VERSION, layout.SESSION, thin=False)
 
 
@@ -444,10 +444,7 @@ def test_an_invalid_ledger_or_frames_component_in_a_bundle_is_refused(file: Path
         for value in (*sound, *odd):
             draft = Draft()
             encoded = Encoded(canonical.encode(value), [])
-            if field == "usage":
-                draft.revision(Manifest(ledger=encoded))
-            else:
-                draft.revision(Manifest(components=encode_components({field: encoded})))
+            draft.revision(Manifest(components=encode_components({field: encoded})))
             draft.write(file)
             if value in sound:
                 verify_bundle(file)

@@ -198,8 +198,13 @@ class _Builder:
             nodes=grown.node_count,
             next_seq=grown.next_seq,
             leaf=grown.leaf_digest,
-            components=checkpoint.encode_checkpoint(given.checkpoint, writer),
-            ledger=checkpoint.add_usage(self._runtime.reader(), NOTHING, given.usage, writer),
+            components=checkpoint.with_ledger(
+                self._runtime.reader(),
+                NOTHING,
+                checkpoint.encode_checkpoint(given.checkpoint, writer),
+                given.usage,
+                writer,
+            ),
             tips=grown.tips,
             node_index=grown.node_index,
         )

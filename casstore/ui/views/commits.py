@@ -16,7 +16,7 @@ from casstore.errors import CasstoreError
 from casstore.format.graph import Manifest
 from casstore.format.splitting import Encoded
 from casstore.objects.node_index import common_prefix
-from casstore.session.checkpoint import read_usage
+from casstore.session.checkpoint import ledger_of, read_usage
 from casstore.session.data import Entry, Origin
 from casstore.ui.views.viewed import Viewed, ViewedPlace, read_manifests
 
@@ -139,7 +139,7 @@ class Commits:
 
 def _created(entry: Entry, manifest: Manifest, earlier: Manifest, origin: Origin | None) -> Created:
     first = min(earlier.next_seq, manifest.next_seq)
-    return Created(first, manifest.next_seq, entry, origin, manifest.ledger, earlier.ledger)
+    return Created(first, manifest.next_seq, entry, origin, ledger_of(manifest), ledger_of(earlier))
 
 
 def commits_of(viewed: Viewed, place: ViewedPlace) -> Commits:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.cli.payloads import as_json, without_bytes
 from casstore.errors import CasstoreError, ExpansionError, LimitError, NotFoundError, PathStep
-from casstore.format.graph import Manifest, cut_components, link_target
+from casstore.format.graph import Manifest, link_target
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects import diff as value_diff
 from casstore.objects import graph
@@ -17,7 +17,7 @@ from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored, stored_field
 from casstore.session import keys, leases
 from casstore.session.attempts import read_again
-from casstore.session.checkpoint import read_usage
+from casstore.session.checkpoint import components_of, ledger_of, read_usage
 from casstore.session.component_formats import Detail, describe_fields
 from casstore.session.data import Attachment, Batch, Entry, Lease, Origin, SessionMeta, Usage
 from casstore.session.history import labels_of
@@ -136,7 +136,7 @@ def _summary(viewed: Viewed, place: ViewedPlace) -> Summary:
         turns=turns_before(viewed, place, len(place.path)),
         hidden=len(place.hidden),
         leaf=None if manifest.leaf in place.hidden else manifest.leaf_id,
-        usage=tuple(read_usage(viewed.reader(), manifest.ledger)),
+        usage=tuple(read_usage(viewed.reader(), ledger_of(manifest))),
         ticks=tuple([Tick(revision, labels[revision]) for revision in sorted(labels)[-_LABELS:]]),
         origin=place.head.head.origin,
         forks=tuple(forks[:_FORKS]),
@@ -257,7 +257,7 @@ def _state(viewed: Viewed, place: ViewedPlace) -> StateShown:
 def components(viewed: Viewed, manifest: Manifest) -> Iterator[tuple[str, Any]]:
     """The components of a checkpoint by name, opened."""
     reader = viewed.reader()
-    for name, component in sorted(cut_components(manifest.components).items()):
+    for name, component in sorted(components_of(manifest).items()):
         yield name, _opened(reader, component)
 
 
@@ -275,7 +275,7 @@ def state_level(
     if not path:
         raise NotFoundError("the path names no component")
     name, *rest = path
-    component = cut_components(manifest.components).get(str(name))
+    component = components_of(manifest).get(str(name))
     if component is None:
         raise NotFoundError(f"this revision has no component {name!r}")
     stored = _opened(viewed.reader(), component)
@@ -285,7 +285,7 @@ def state_level(
 
 
 def _fields(old: Manifest, new: Manifest) -> list[tuple[str, Field, Field]]:
-    before, after = [cut_components(manifest.components) for manifest in (old, new)]
+    before, after = components_of(old), components_of(new)
     return [
         (name, _field(before.get(name)), _field(after.get(name)))
         for name in sorted(before.keys() | after.keys())
