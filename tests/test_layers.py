@@ -268,14 +268,18 @@ def test_every_module_has_a_docstring_that_begins_with_a_sentence() -> None:
 
 def loaded_by(module: str) -> set[str]:
     """What a fresh interpreter has loaded after importing ``module``."""
-    script = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    return set(run_alone(f"import {module}; print('\\n'.join(sys.modules))").split())
+
+
+def run_alone(script: str) -> str:
+    """What a script prints in a fresh interpreter."""
     # -I and -S leave out site-packages' own start-up code, which may import anything.
     paths = [str(ROOT), *[path for path in sys.path if path.endswith("site-packages")]]
     answer = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path += {paths!r}; {script}"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return set(answer.stdout.split())
+    return answer.stdout
 
 
 def importable() -> list[str]:
@@ -316,16 +320,37 @@ def test_importing_casstore_does_not_load_what_only_sessions_and_maintenance_nee
     assert [name for name in loaded if any(inside(name, package) for package in unneeded)] == []
 
 
-def test_importing_the_core_loads_no_module_of_an_extension() -> None:
+# Imports each module alone, in an interpreter that has loaded nothing else of casstore: a fork of
+# one that has loaded the third-party packages, which take most of the time.
+_ALONE = """
+import importlib, os, sys
+for package in {packages!r}:
+    importlib.import_module(package)
+for module in {modules!r}:
+    if os.fork() == 0:
+        importlib.import_module(module)
+        print(module, *[name for name in sys.modules if name.startswith("casstore.")], flush=True)
+        os._exit(0)
+    status = os.wait()[1]
+    assert status == 0, module
+"""
+
+
+def test_importing_a_core_module_alone_loads_no_module_of_an_extension() -> None:
     core = [without_init(module) for module in MODULES if layer(module) in CORE]
-    assert "casstore.maintenance.vacuum" in core
     assert "casstore.maintenance.systems" in core
-    wrong = [module for module in loaded_by(", ".join(core)) if layer(module) in EXTENSIONS]
-    if wrong:
-        for module in core:
-            culprits = [name for name in loaded_by(module) if layer(name) in EXTENSIONS]
-            assert not culprits, f"{module} loads {sorted(culprits)}"
-    assert wrong == []
+    packages = ["blake3", "lmdb", "msgpack", "psycopg", "psycopg_pool", "zstandard", "asyncio"]
+    answer = run_alone(_ALONE.format(packages=packages, modules=core))
+    loaded = {line.split()[0]: line.split()[1:] for line in answer.splitlines()}
+    assert list(loaded) == core
+    assert "casstore.engine.protocol" in loaded["casstore.maintenance.vacuum"]
+    foreign = {*EXTENSIONS, "testing"}
+    wrong = {
+        module: [name for name in names if layer(name) in foreign]
+        for module, names in loaded.items()
+        if any(layer(name) in foreign for name in names)
+    }
+    assert wrong == {}
 
 
 def test_the_core_imports_no_extension_even_inside_a_function() -> None:

@@ -379,11 +379,17 @@ class _Copying:
     def copy_deletions(self) -> None:
         """Delete in the target the sessions that were deleted in the source."""
         for row in scan(self._source, "tombstones", b"", None):
-            while not self._delete_session(row):
-                pass
+            attempts = Attempts("a session that was deleted in the source")
+            while True:
+                attempts.begin()
+                try:
+                    self._delete_session(row)
+                    break
+                except ConditionFailedError:
+                    continue
 
-    def _delete_session(self, tombstone: Row) -> bool:
-        """Delete a session in the target; False if another process has just created it.
+    def _delete_session(self, tombstone: Row) -> None:
+        """Delete a session in the target; ConditionFailedError if it was created just now.
 
         If it is interrupted, the next copy continues: it finds the row of the unfinished deletion,
         or no tombstone.
@@ -392,7 +398,7 @@ class _Copying:
         places = [tombstone_key(key), keys.unfinished(key), head_key(key), meta_key(key)]
         deleted, unfinished, head, meta = self._target.get_rows(places)
         if deleted == tombstone.value and unfinished is None:
-            return True
+            return
         put = PutRow(*tombstone_key(key), tombstone.value)
         if unfinished is not None:
             name = unfinished.decode()
@@ -407,13 +413,9 @@ class _Copying:
             self._clear(key, keys.session_of(key) or "")
             unseen = [RowIs(*head_key(key), None), RowIs(*meta_key(key), None)]
             deletions = [DeleteRow(*keys.expiry(key)), DeleteRow(*keys.policy(key))]
-            try:
-                self._write([put, *deletions], conditions=unseen)
-            except ConditionFailedError:
-                return False
-            return True
+            self._write([put, *deletions], conditions=unseen)
+            return
         self._clear(key, name)
-        return True
 
     def _clear(self, key: bytes, name: str) -> None:
         for table in _OF_DELETED:

@@ -19,7 +19,7 @@ from casstore.engine.lmdb.log import (
     decode_recovery_point,
     surviving_records,
 )
-from casstore.engine.lmdb.pages import PageFile
+from casstore.engine.lmdb.page_scan import PageFile
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import CorruptionError
 from casstore.maintenance.files import require_directory

@@ -21,7 +21,7 @@ from casstore.engine.lmdb.lookup import (
     prove_row,
     row_hash,
 )
-from casstore.engine.lmdb.pages import PageFile, read_record
+from casstore.engine.lmdb.page_scan import PageFile, read_record
 from casstore.engine.protocol import TABLES
 from casstore.session.data import Attachment, Checkpoint, Commit, NodeDraft
 from casstore.store import Store

@@ -49,7 +49,7 @@ from casstore.engine.lmdb.lookup import (
     seek_first,
 )
 from casstore.engine.lmdb.memtable import MemtableView, Unchanged, merge
-from casstore.engine.lmdb.pages import Lost, PageFile, read_record
+from casstore.engine.lmdb.page_scan import Lost, PageFile, read_record
 from casstore.engine.lmdb.reader import SlabCache, SlabReader
 from casstore.engine.protocol import Row
 from casstore.errors import BusyError, CasstoreError, CorruptionError

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import open_dictionary
+from casstore.engine.lmdb.page_scan.pages import LeafEntry, PageFile
 from casstore.engine.lmdb.page_scan.trees import NEWEST, STRAY
-from casstore.engine.lmdb.pages import LeafEntry, PageFile
 from casstore.engine.lmdb.slab import Slab, SlabDirectory
 from casstore.engine.protocol import NewObject, StoredObject
 from casstore.errors import CorruptionError

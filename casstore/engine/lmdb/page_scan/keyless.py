@@ -14,9 +14,9 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.dictionaries import open_dictionary
 from casstore.engine.lmdb.lookup import PREFIX_BYTES
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlab, FoundSlabs
+from casstore.engine.lmdb.page_scan.pages import DecodedPage, PageFile
 from casstore.engine.lmdb.page_scan.reachable import index_rows
 from casstore.engine.lmdb.page_scan.trees import STRAY
-from casstore.engine.lmdb.pages import DecodedPage, PageFile
 from casstore.engine.lmdb.slab import SlabDirectory
 from casstore.errors import CorruptionError
 

@@ -9,7 +9,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.lookup import PREFIX_BYTES, read_key
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
-from casstore.engine.lmdb.pages import PageFile
+from casstore.engine.lmdb.page_scan.pages import PageFile
 from casstore.errors import CorruptionError
 
 

@@ -12,10 +12,10 @@ from casstore.engine.lmdb.page_scan import reachable
 from casstore.engine.lmdb.page_scan.found_rows import FoundRows
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
 from casstore.engine.lmdb.page_scan.keyless import place_dictionaries, place_slabs
+from casstore.engine.lmdb.page_scan.pages import PageFile
 from casstore.engine.lmdb.page_scan.reachable import Marked
 from casstore.engine.lmdb.page_scan.scan_pass import ScanPass, ScanProgress
 from casstore.engine.lmdb.page_scan.trees import ANY_TABLE, NEWEST, Gaps, LostRows
-from casstore.engine.lmdb.pages import PageFile
 from casstore.engine.protocol import NewObject, Row, StoredObject
 from casstore.errors import StoreNotFoundError
 

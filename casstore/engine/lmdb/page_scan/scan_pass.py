@@ -17,8 +17,7 @@ from casstore.engine.lmdb.lookup import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_r
 from casstore.engine.lmdb.memtable import decode_entry
 from casstore.engine.lmdb.page_scan.found_rows import FoundRows
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
-from casstore.engine.lmdb.page_scan.trees import BEFORE, NEWEST, SAVED_TABLES, STRAY, Gaps
-from casstore.engine.lmdb.pages import (
+from casstore.engine.lmdb.page_scan.pages import (
     LEAF,
     OVERFLOW,
     DecodedPage,
@@ -28,6 +27,7 @@ from casstore.engine.lmdb.pages import (
     PageFile,
     read_record,
 )
+from casstore.engine.lmdb.page_scan.trees import BEFORE, NEWEST, SAVED_TABLES, STRAY, Gaps
 from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from casstore.engine.lmdb.pages import Lost
+from casstore.engine.lmdb.page_scan.pages import Lost
 from casstore.engine.protocol import TABLES
 
 #: The tree of the newest meta page.
