@@ -22,6 +22,7 @@ import pytest
 import casstore
 from casstore import Commit, NodeDraft
 from casstore.engine import files
+from casstore.engine.compression import Compressor
 from casstore.engine.forks import open_file
 from casstore.engine.lmdb import log as redo_log
 from casstore.engine.lmdb import memtable as memtables
@@ -173,6 +174,58 @@ def test_an_interrupted_commit_does_not_replace_a_later_one(
     engine._env.recent.apply_concurrently()
     put(engine, b"acknowledged")
     assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
+
+
+def test_an_unpublished_record_is_cleared_durably_before_another_takes_its_number(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a power loss kept the old record and the new one, the old one would be read."""
+    numbered(engine, 6)
+
+    def interrupt(*arguments: object, **options: object) -> tuple[int, bytes, int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedoLog, "publication", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(engine, b"interrupted")
+    # The log is empty now, and the next record begins at its start.
+    assert engine._env.recent.apply_concurrently()
+    done: list[str] = []
+    flush, write = files.flush_file, os.pwritev
+
+    def flush_file(number: int) -> None:
+        flush(number)
+        done.append("flushed")
+
+    def pwritev(number: int, parts: list[bytes], offset: int, flags: int = 0) -> int:
+        if offset == redo_log._FIRST_OFFSET:
+            done.append("appended")
+        return write(number, parts, offset, flags)
+
+    monkeypatch.setattr(redo_log, "flush_file", flush_file)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    put(engine, b"acknowledged")
+    assert done[:2] == ["flushed", "appended"]
+
+
+def test_a_slab_that_does_not_inflate_to_its_objects_is_not_applied(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log, the other copy of the objects, is overwritten once they are applied."""
+    numbered(engine, 6)
+    compress = Compressor.compress
+
+    def compress_badly(self: Compressor, raw: bytes) -> tuple[int, int, bytes]:
+        return compress(self, raw[::-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Compressor, "compress", compress_badly)
+        with pytest.raises(CorruptionError, match="check the memory of this machine"):
+            engine.apply_log()
+    assert len(engine._env.recent.memtable.entries) == 6 - DIRECT
+    engine.apply_log()
+    assert engine.verify() == len(all_objects(engine)) == 6
 
 
 def test_an_object_that_its_own_batch_deletes_stays_deleted(
@@ -629,6 +682,52 @@ def test_a_stale_memtable_is_not_combined_with_tables_that_hold_later_commits(
     assert recent.apply_concurrently()
     with engine._env.reading() as txn:
         assert recent.view(txn, before) is None
+
+
+BEGINS_THE_LOG = """
+import os, sys
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import PutRow, Write
+
+engine = LmdbEngine(sys.argv[1])
+for number in range(6):
+    engine.write(Write(rows=[PutRow("records", b"key", b"%04d" % number)]))
+os._exit(0)
+"""
+
+
+def test_a_reader_that_found_no_log_in_use_reads_the_one_that_another_process_began(
+    tmp_path: Path,
+) -> None:
+    with_log = tmp_path / "store"
+    LmdbEngine(str(with_log)).close()
+    reader = LmdbEngine(str(with_log), readonly=True)
+    try:
+        assert value_of(reader) is None
+        subprocess.run([sys.executable, "-c", BEGINS_THE_LOG, with_log], cwd=ROOT, check=True)
+        assert value_of(reader) == b"0005"
+    finally:
+        reader.close()
+
+
+def test_the_log_announces_durably_what_is_about_to_be_applied(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a power loss undid the announcement, the tables would be newer than the log says."""
+    numbered(engine, 6)
+    flushed: list[int] = []
+    real = os.pwritev
+
+    def pwritev(number: int, parts: list[bytes], offset: int, flags: int = 0) -> int:
+        if offset == redo_log._APPLYING_AT:
+            assert flags & os.RWF_DSYNC
+            flushed.append(int.from_bytes(parts[0], "little"))
+        return real(number, parts, offset, flags)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    last = engine._env.recent.memtable.last.lsn
+    assert engine._env.recent.apply_concurrently()
+    assert flushed == [last]
 
 
 def test_a_memtable_view_is_unchanged_by_later_stores_and_deletes() -> None:
