@@ -83,13 +83,6 @@ def duration(time_ms: float) -> str:
     return f"{seconds} s"
 
 
-def age(then_ms: int, now_ms: int) -> str:
-    """How long ago something was."""
-    return (
-        "in the future" if then_ms > now_ms + 1000 else f"{duration(max(0, now_ms - then_ms))} ago"
-    )
-
-
 def moment(time_ms: int) -> str:
     """A time in RFC 3339, to the millisecond."""
     try:

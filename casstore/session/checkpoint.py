@@ -191,7 +191,7 @@ def _edited(
         raise exc.within(name) from exc.__cause__
     if name not in _VALUES:
         return linked(digest)
-    return _encode(name, _load(reader, name, digest, DEFAULT_MAX_BYTES), writer)
+    return _encode(name, _load(reader, name, digest), writer)
 
 
 def check_edits(edits: Mapping[str, Sequence[Edit]]) -> None:
@@ -221,9 +221,7 @@ def name_missing(manifest: Manifest, exc: ObjectNotFoundError) -> Exception:
     return exc
 
 
-def read_checkpoint(
-    reader: PieceReader, manifest: Manifest, *, hydrate: bool, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Checkpoint:
+def read_checkpoint(reader: PieceReader, manifest: Manifest, *, hydrate: bool) -> Checkpoint:
     """The checkpoint of a manifest: components loaded if ``hydrate``, else as links."""
     values = components_of(manifest)
     bodies: dict[str, Any] = {}
@@ -231,10 +229,8 @@ def read_checkpoint(
         digest = link_target(encoded)
         if digest is not None and name not in _VALUES:
             del values[name]
-            bodies[name] = (
-                _load(reader, name, digest, max_bytes) if hydrate else Link(Digest(digest))
-            )
-    loaded = objects.load_encoded(reader, tuple(values.values()), max_bytes=max_bytes)
+            bodies[name] = _load(reader, name, digest) if hydrate else Link(Digest(digest))
+    loaded = objects.load_encoded(reader, tuple(values.values()))
     found = dict(zip(values, loaded, strict=True)) | bodies
     found["frames"] = _listed(found.get("frames"))
     others = {name: found.pop(name) for name in list(found) if name not in _NAMED}
@@ -258,14 +254,14 @@ def component(manifest: Manifest, name: str) -> Encoded:
     return cut_components(manifest.components).get(name, NOTHING)
 
 
-def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
+def _load(reader: PieceReader, name: str, digest: bytes) -> Any:
     # If the object is missing, raise: None would mean that the component does not exist.
     item = reader.find_many((digest,))[0]
     if item is None:
         raise ComponentNotFoundError(name, digest)
     if item.kind in values.BLOB_KINDS:
-        return blobs.read_blob(reader, digest, item, max_bytes=max_bytes)
-    return values.read_value(reader, digest, item, max_bytes=max_bytes)
+        return blobs.read_blob(reader, digest, item, max_bytes=DEFAULT_MAX_BYTES)
+    return values.read_value(reader, digest, item, max_bytes=DEFAULT_MAX_BYTES)
 
 
 # --- the ledger ---------------------------------------------------------------------------
