@@ -278,12 +278,14 @@ def with_ledger(
 
     Usage is merged by source and model, in order of first use.
     """
-    ledger = cut_components(before).get(LEDGER, NOTHING)
+    found = cut_components(components)
+    ledger = (found if components is before else cut_components(before)).get(LEDGER, NOTHING)
     if added:
         ledger = _add_usage(reader, ledger, added, writer)
     if ledger is NOTHING:
         return components
-    return encode_components({**cut_components(components), LEDGER: ledger})
+    found[LEDGER] = ledger
+    return encode_components(found)
 
 
 def _add_usage(
