@@ -482,19 +482,28 @@ def test_a_dictionary_for_random_content_is_not_adopted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_a_dictionary_is_trained_without_asking_as_content_grows(tmp_path: Path) -> None:
+def test_a_writer_of_short_slabs_trains_a_dictionary_without_being_asked(tmp_path: Path) -> None:
+    parts = [messages(10, seed=seed) for seed in range(500)]
     with casstore.open(tmp_path / "s", "relaxed") as store:
-        digests = [store.put_many(messages(500, seed=seed)) for seed in range(10)]
+        digests = [store.put_many(part) for part in parts]
     with casstore.open(tmp_path / "s") as store:
-        # Closing has waited for the trial, and what comes now is stored with what it gave.
-        learned = stored_bytes(store, messages(100, seed=99))
-        assert [item for part in digests for item in store.get_many(part)] == [
-            item for seed in range(10) for item in messages(500, seed=seed)
-        ]
+        # Closing waited for the trial, so these slabs are compressed with its dictionary.
+        learned = stored_bytes(store, messages(100, seed=999))
+        assert [store.get_many(part) for part in digests] == parts
     with casstore.open(tmp_path / "plain", auto_train=False) as store:
-        for seed in range(10):
-            store.put_many(messages(500, seed=seed))
-        assert learned < 0.9 * stored_bytes(store, messages(100, seed=99))
+        for part in parts:
+            store.put_many(part)
+        assert learned < 0.9 * stored_bytes(store, messages(100, seed=999))
+
+
+def test_a_writer_of_full_slabs_trains_no_dictionary(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
+        for seed in range(500):
+            store.put_many(messages(10, seed=seed))
+    with casstore.open(tmp_path / "s") as store:
+        full = stored_bytes(store, messages(100, seed=999))
+        assert store.train_dictionary().adopted == 1
+        assert stored_bytes(store, messages(100, seed=998)) < 0.95 * full
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

@@ -90,15 +90,14 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
     return value
 
 
-def validate(write: Write) -> int:
-    """Raise InvalidInputError for a malformed write; returns the total bytes of its objects."""
+def validate(write: Write) -> None:
+    """Raise InvalidInputError for a malformed write."""
     objects, requirements, rows, deletes, _ = write
     if type(write) is CheckedWrite:
         sizes = [len(item[2]) for item in objects]
         if sizes and max(sizes) > MAX_OBJECT_BYTES:
             raise _too_long(max(sizes))
-        return sum(sizes)
-    size_bytes = 0
+        return
     if objects:
         names: list[bytes] = []
         for digest, kind, data, children in objects:
@@ -108,7 +107,6 @@ def validate(write: Write) -> int:
             if type(data) is not bytes:
                 _check_bytes((data,), "the data of an object")
             size = len(data)
-            size_bytes += size
             if not 0 <= kind <= MAX_KIND:
                 raise InvalidInputError(
                     f"the kind of an object must be 0 to {MAX_KIND}, got {kind}"
@@ -122,7 +120,6 @@ def validate(write: Write) -> int:
         _check_rows(rows)
     if deletes:
         check_digests(deletes)
-    return size_bytes
 
 
 def _too_long(size: int) -> InvalidInputError:

@@ -197,8 +197,6 @@ class Job(NamedTuple):
     """The work of a ticket: a validated write."""
 
     write: Write
-    #: The sum of the lengths of its objects.
-    size_bytes: int
     #: True if the write must be flushed to the disk before it is answered.
     durable: bool
 
@@ -424,8 +422,6 @@ class Batches:
         self._committed = committed
         self._touches = notes.RecentTouches()
         self._proven = Proven()
-        #: The bytes of all objects that were stored so far.
-        self.stored_bytes = 0
 
     def missing(self, unique: list[bytes]) -> list[bytes]:
         """Those of the digests ``unique`` that are not stored, in order."""
@@ -497,5 +493,4 @@ class Batches:
         if entry is not None:
             for object_id in entry.touched:
                 self._touches.remember(object_id, entry.now_ms)
-            self.stored_bytes += sum([ticket.work.size_bytes for ticket in batch.tickets])
         self._committed(durable)

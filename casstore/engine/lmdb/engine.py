@@ -366,7 +366,8 @@ class LmdbEngine:
         if env.readonly:
             env.require_writable()
         durable = self.durability == FULL if write.durable is None else write.durable
-        job = Job(write, conditions.validate(write), durable=durable)
+        conditions.validate(write)
+        job = Job(write, durable=durable)
         if self._reserve.is_released and not _reclaims(write):
             self._reserve.require_free()
         try:
@@ -398,9 +399,9 @@ class LmdbEngine:
             and (not durable or behind.at_s == inf or recent.memtable.is_due)
         ):
             behind.wake()
-        training, stored_bytes = self._training, self._batches.stored_bytes
-        if training is not None and stored_bytes >= training.due_bytes:
-            training.start(stored_bytes)
+        training = self._training
+        if training is not None and recent.short_slab_bytes >= training.due_bytes:
+            training.start(recent.short_slab_bytes)
 
     def _keep_house(self) -> None:
         """Clear the reader slots of killed processes; load the newest dictionary."""

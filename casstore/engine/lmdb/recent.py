@@ -33,6 +33,7 @@ from casstore.engine.lmdb.applying import (
     next_free_id,
     read_recovery_point,
 )
+from casstore.engine.lmdb.dictionaries import SHORT_SLAB_BYTES
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.log import (
     APPLYING,
@@ -101,6 +102,8 @@ class Recent:
         self._crashed = b""
         #: How many records were read from the log of a store that was not closed.
         self.recovered = 0
+        #: The bytes of the short slabs that this process has stored (see ``dictionaries``).
+        self.short_slab_bytes = 0
 
     def log_number(self) -> int | None:
         """The descriptor of the log; None if it does not exist yet."""
@@ -550,6 +553,8 @@ class Recent:
         if self.memtable.state.in_use:
             self._require_log().note_applying(state.applied.lsn)
         apply_entries(env, txn, todo, stored, state)
+        lengths = [len(value) for _, value in stored]
+        self.short_slab_bytes += sum([each for each in lengths if each < SHORT_SLAB_BYTES])
 
     def _begin_after(self, state: RecoveryPoint, next_id: int) -> None:
         with self._memtable_lock:

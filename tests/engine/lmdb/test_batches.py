@@ -47,7 +47,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LmdbEngin
 
 def run(engine: LmdbEngine, writes: list[Write]) -> list[WriteResult | CasstoreError]:
     """Run writes as one commit, in this order."""
-    batch = WriteBatch([Ticket(Job(write, 0, durable=False)) for write in writes])
+    batch = WriteBatch([Ticket(Job(write, durable=False)) for write in writes])
     engine._batches.commit(batch)
     assert batch.answers is not None
     return list(batch.answers)

@@ -108,12 +108,18 @@ def no_more_threads() -> Iterator[None]:
 
 
 def test_a_commit_succeeds_though_the_training_thread_cannot_be_started(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blobs = [new_blob(random.Random(n).randbytes(FIRST_TRIAL_BYTES)) for n in range(2)]
+    monkeypatch.setattr(LmdbEngine, "train_dictionary", lambda engine: pytest.fail("trained"))
+    blobs = [new_blob(random.Random(n).randbytes(4000)) for n in range(80)]
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with no_more_threads():
-        assert engine.write(Write(objects=blobs)).new_objects == 2
+        for blob in blobs:
+            # Each becomes a short slab, so training is due before the last.
+            assert engine.write(Write(objects=[blob])).new_objects == 1
+            engine.apply_log()
+        assert engine._training is not None
+        assert engine._training.due_bytes > FIRST_TRIAL_BYTES, "no trial was due"
     engine.close()
     engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     assert_reads_back(engine, *blobs)

@@ -238,7 +238,7 @@ def test_ids_continue_after_objects_stored_and_deleted_in_one_commit(engine: Lmd
     first, brief = new_blob(b"first"), new_blob(b"brief")
     engine.write(Write(objects=[first]))
     writes = [Write(objects=[brief]), Write(deletes=[brief.digest])]
-    batch = WriteBatch([Ticket(Job(write, 0, durable=False)) for write in writes])
+    batch = WriteBatch([Ticket(Job(write, durable=False)) for write in writes])
     engine._batches.commit(batch)
     # The slab is there, and nothing of it has a name.
     engine.write(Write(objects=[new_blob(b"last")]))
