@@ -130,5 +130,10 @@ class Reserve:
             os.close(handle)
 
     def _free_bytes(self) -> int:
-        free = os.fstatvfs(self._place.fileno())
+        try:
+            free = os.fstatvfs(self._place.fileno())
+        except OSError:
+            # The medium does not answer. As on a full disk, nothing is allocated, and the call that
+            # fails reports why.
+            return 0
         return free.f_bavail * free.f_frsize

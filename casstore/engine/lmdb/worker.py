@@ -9,6 +9,7 @@ has something to do.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,13 +89,18 @@ class Task:
             self.at_s = min(self.at_s, time.monotonic() + GATHER_S)
         if self.at_s > time.monotonic():
             return
+        # A commit that comes while this runs may be too late for it: it must ask again.
+        self.at_s = inf
         try:
-            self.at_s = time.monotonic() + self._work()
+            pause_s = self._work()
             self._retry_s = GATHER_S
-        except CasstoreError:
-            # A commit that finds the log full applies it itself, and raises what then fails.
-            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
-            self.at_s = time.monotonic() + self._retry_s
+        except Exception as exc:
+            # Not raised: the thread serves other stores too. A commit that finds the log full
+            # applies it itself, and raises what then fails.
+            self._retry_s = pause_s = min(2 * self._retry_s, _MAX_RETRY_S)
+            if not isinstance(exc, CasstoreError):
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+        self.at_s = time.monotonic() + pause_s
 
 
 class _Worker:
