@@ -324,8 +324,8 @@ def test_a_damaged_record_is_refused_though_the_header_is_older_than_the_last_fl
     killed = copy_files(engine, tmp_path / "killed")
     with open(killed / LOG_FILE, "r+b") as log:
         log.seek(redo_log._FLUSHED_AT)
-        log.write(memtable.entries[1][0].lsn.to_bytes(8, "little"))
-        log.seek(memtable._offsets[2] + redo_log._RECORD_BYTES)
+        log.write(memtable.entries[1].position.lsn.to_bytes(8, "little"))
+        log.seek(memtable.entries[2].offset + redo_log._RECORD_BYTES)
         log.write(b"damaged")
     assert prefix_of(killed) is None
 
@@ -493,6 +493,26 @@ def test_a_commit_whose_flush_failed_is_never_visible(
     assert read_copy(copy_files(engine, tmp_path / "later")) == b"later"
 
 
+def test_a_failed_flush_of_earlier_commits_stops_the_store(
+    tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops what it could not write and reports the next flush as done.
+
+    A later commit would be acknowledged although one that it follows is not on the disk.
+    """
+    numbered(engine, 6)
+    assert engine._behind is not None
+    monkeypatch.setattr(engine._behind, "_work", lambda: 60.0)
+    put(engine, b"relaxed", durable=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(redo_log, "flush_file", failing(errno.EIO, 1, files.flush_file))
+        with pytest.raises(StorageError, match="could not be flushed"):
+            put(engine, b"failed", durable=True)
+    with pytest.raises(StorageError, match="open it again"):
+        put(engine, b"refused", durable=True)
+    assert value_of(engine) == b"relaxed"
+
+
 def test_a_commit_that_could_not_be_published_never_happens(
     tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -636,7 +656,7 @@ def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 engine = LmdbEngine(sys.argv[1])
-recent.Recent._begin_after = die
+recent.Recent.begin_after = die
 # Too long for the log: it goes straight into the tables, and is never published.
 engine.write(Write(objects=[new_blob(bytes(2 << 20))]))
 """

@@ -46,7 +46,6 @@ from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import ReadTransaction
 from casstore.engine.lmdb.lookup import DigestIndex, Proven, find_row
 from casstore.engine.lmdb.memtable import (
-    UNCHANGED,
     BatchEntry,
     Links,
     Memtable,
@@ -257,6 +256,9 @@ class Transaction:
             if write.conditions:
                 conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
             new, links, ids, hits = self._sort_objects(write.objects)
+            # All that can fail comes first: looking up what to delete, and what to touch.
+            self._look_up(write.deletes)
+            touched = self._to_touch(write, hits) if hits and not write.rows else ()
         except CasstoreError as exc:
             # Nothing was added yet, so the other writes of the batch are unaffected.
             return exc
@@ -272,8 +274,7 @@ class Transaction:
         for digest in write.deletes:
             self._deletes = True
             self._unname(digest)
-        if hits and not write.rows:
-            self._touch(write, hits)
+        self._touched.update(dict.fromkeys(touched))
         return WriteResult(self._now_ms, len(new))
 
     def entry(self) -> BatchEntry | None:
@@ -315,9 +316,7 @@ class Transaction:
         for digest in digests:
             if digest in ids:
                 continue
-            found: int | Unchanged | None = memtable.ids.get(digest, UNCHANGED)
-            if digest in memtable.deleted:
-                found = memtable.newest_id(digest)
+            found = memtable.newest_id(digest)
             if isinstance(found, Unchanged):
                 found = memtable.applied_ids.get(digest)
                 if found is None:
@@ -374,22 +373,22 @@ class Transaction:
         if object_id < self._first_id:
             self._unnamed.append((digest, object_id))
 
-    def _touch(self, write: Write, hits: Sequence[bytes]) -> None:
-        """Restart the grace period of objects that were put again, by a write without rows.
+    def _to_touch(self, write: Write, hits: Sequence[bytes]) -> list[int]:
+        """The ids of objects whose grace period restarts: ``write``, without rows, put them again.
 
         ``hits`` are the digests of ``write`` that are stored already.
         """
         # Not of objects that another object of this write links to: they live as long as that one.
         linked = {child for item in write.objects for child in item.children}
-        for digest in hits:
-            object_id = self._ids[digest]
-            if (
-                digest not in linked
-                and object_id is not None
-                and object_id < self._first_id
-                and not self._recent.is_young(object_id, self._now_ms, self._stored_at_ms)
-            ):
-                self._touched[object_id] = None
+        return [
+            object_id
+            for digest in hits
+            if digest not in linked
+            # None: it is stored twice in this write, and new.
+            and (object_id := self._ids.get(digest)) is not None
+            and object_id < self._first_id
+            and not self._recent.is_young(object_id, self._now_ms, self._stored_at_ms)
+        ]
 
     def _stored_at_ms(self, object_id: int) -> int:
         """When an object was stored, in milliseconds since 1970."""
@@ -418,7 +417,7 @@ class Batches:
     ) -> None:
         self._env = env
         self._clock = clock
-        # Called after every batch, inside the write lock; True: the batch was flushed to the disk.
+        # Called after every batch, inside the write lock; True: a write of the batch is durable.
         self._committed = committed
         self._touches = notes.RecentTouches()
         self._proven = Proven()
@@ -463,6 +462,7 @@ class Batches:
         recent = env.recent
         assert recent.lock is not None
         lock = recent.lock.fileno()
+        durable = any(ticket.work.durable for ticket in batch.tickets)
         try:
             try:
                 recent.acquire(lock)
@@ -475,7 +475,6 @@ class Batches:
                     )
                     answers = [transaction.run(ticket.work) for ticket in batch.tickets]
                 entry = transaction.entry()
-                durable = any(ticket.work.durable for ticket in batch.tickets)
                 if entry is not None:
                     env.require_present()
                     recent.commit(entry, batch, answers, durable=durable)
@@ -490,7 +489,10 @@ class Batches:
                 flock(lock, LOCK_UN)
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
+        finally:
+            if batch.answers is not None:
+                # Also after an interrupt: the other writers of the batch have their answers.
+                self._committed(durable)
         if entry is not None:
             for object_id in entry.touched:
                 self._touches.remember(object_id, entry.now_ms)
-        self._committed(durable)

@@ -147,25 +147,21 @@ class LmdbEngine:
         self._compressor = self._env.compressor
         self._batches = Batches(self._env, self._clock, self._committed)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._batches.run)
-        try:
-            self._compressor.use(self._shelf.newest())
-        except BaseException:
-            self._env.close()
-            raise
         self._reserve = Reserve(path, self._env.place)
-        if not readonly:
-            self._reserve.allocate(self._env.file_bytes(), self._env.recent.log_bytes)
         #: The packing thread, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
-        self._behind: Task | None = None
-        if not readonly:
-            self._behind = Task(self._work_behind)
-            try:
+        self._behind = None if readonly else Task(self._work_behind)
+        try:
+            self._compressor.use(self._shelf.newest())
+            if not readonly:
+                self._reserve.allocate(self._env.file_bytes(), self._env.recent.log_bytes)
                 if auto_pack:
                     self._start_packer()
-            except RuntimeError as exc:
-                self.close()
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, RuntimeError):
                 raise StorageError(f"{path} cannot be kept open: {exc}") from exc
+            raise
 
     def _start_packer(self) -> None:
         with importing():
@@ -653,7 +649,11 @@ class LmdbEngine:
         Every write that changes a row gets a new LSN.
         """
         with self._env.snapshot() as (txn, view):
-            return self._version(max(view.lsn, applied_lsn(txn, self._env.path)))
+            lsn = max(view.lsn, applied_lsn(txn, self._env.path))
+        if not self._env.readonly:
+            # After a power loss, later commits would get the LSNs of those that were not flushed.
+            self._env.flush()
+        return self._version(lsn)
 
     def _version(self, lsn: int) -> bytes:
         file = os.fstat(self._env.data_handle)
@@ -673,7 +673,7 @@ class LmdbEngine:
                 return None
             return [
                 key
-                for position, entry in view.entries()
+                for position, entry, _ in view.entries()
                 if position.lsn > lsn
                 for name, key, _ in entry.rows
                 if name == table

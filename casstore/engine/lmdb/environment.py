@@ -47,8 +47,8 @@ from casstore.engine.lmdb.directory import (
     StoreDirectory,
     storage_error,
 )
-from casstore.engine.lmdb.log import MAX_LOG_BYTES, Position
-from casstore.engine.lmdb.memtable import BatchEntry, MemtableView
+from casstore.engine.lmdb.log import MAX_LOG_BYTES
+from casstore.engine.lmdb.memtable import LoggedEntry, MemtableView
 from casstore.engine.lmdb.recent import Recent
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
@@ -95,7 +95,7 @@ class Environment:
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
-        instead_of_log: Sequence[tuple[Position, BatchEntry]] | None = None,
+        instead_of_log: Sequence[LoggedEntry] | None = None,
         map_bytes: int | None = None,
         log_bytes: int | None = None,
         lmdb_version: int | None = None,
@@ -177,17 +177,22 @@ class Environment:
                     self._let_go()
                 raise
 
-    def _replace_log(self, entries: Sequence[tuple[Position, BatchEntry]]) -> None:
+    def _replace_log(self, entries: Sequence[LoggedEntry]) -> None:
         """Apply these entries to the tables, and mark the log unused, in one transaction."""
         self.require_writable()
+        try:
+            # Later commits get the LSNs of the discarded ones, by which an index knows what is new.
+            self._directory.remove_derived()
+        except OSError as exc:
+            raise storage_error(f"cannot remove the index files of {self.path}", exc) from exc
         with self.tables_lock:
             try:
                 with self.begin_write() as txn:
                     state = read_recovery_point(txn, self.path)
-                    todo = [entry for at, entry in entries if at.lsn > state.applied.lsn]
+                    todo = [each.entry for each in entries if each.position.lsn > state.applied.lsn]
                     stored = full_slabs(todo, self.compressor)
                     if todo:
-                        state = state._replace(applied=entries[-1][0])
+                        state = state._replace(applied=entries[-1].position)
                     apply_entries(self, txn, todo, stored, state.closed())
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
@@ -363,6 +368,23 @@ class Environment:
             self.reopen()
             return self.handle.begin(write=True)
 
+    def last_transaction(self) -> int:
+        """The number of LMDB's last transaction, by the meta pages of the file."""
+        return int(self.handle.info()["last_txnid"])
+
+    def finish_killed_commit(self) -> None:
+        """Let read transactions see the last transaction of a process that was killed.
+
+        LMDB first writes the meta page of a transaction, and then its number into memory that all
+        processes share. If a process is killed in between, read transactions see the transaction
+        before, until a write transaction begins and corrects the number.
+        """
+        try:
+            with self.tables_lock:
+                self.begin_write().abort()
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
+
     def require_present(self) -> None:
         """StorageError if the open data file was deleted or replaced: writes would be lost."""
         try:
@@ -388,20 +410,22 @@ class Environment:
         with self.write_lock:
             self.gate.check()
             try:
-                with self.recent.locked(), self.tables_lock:
-                    txn = self.begin_write()
-                    try:
-                        state = self.recent.apply_into(txn)
-                        yield txn
-                        changes = not is_over(txn)
+                with self.recent.locked():
+                    with self.tables_lock:
+                        txn = self.begin_write()
+                        try:
+                            state = self.recent.apply_into(txn)
+                            yield txn
+                            changes = not is_over(txn)
+                            if changes:
+                                txn.commit()
+                        finally:
+                            # After an error. After a commit this does nothing.
+                            txn.abort()
                         if changes:
-                            txn.commit()
-                            self.recent.begin_after(state)
-                    finally:
-                        # After an error. After a commit this does nothing.
-                        txn.abort()
+                            self.cover()
                     if changes:
-                        self.cover()
+                        self.recent.begin_after(state, self.recent.memtable.next_id)
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
 
@@ -514,7 +538,7 @@ class Environment:
         try:
             self.require_present()
         except StorageError:
-            # The data file was deleted or replaced, so its log needs no care.
+            # The data file was deleted or replaced, so its log is not needed.
             return
         with self._directory.exclusive():
             # Processes that open the store meanwhile wait for the mutex.
@@ -602,14 +626,15 @@ class ReadTransaction(Generic[Stored]):
 
     def __init__(self, env: Environment, *, buffers: bool) -> None:
         self._env = env
-        # With ``buffers`` py-lmdb returns memoryviews, else bytes. Any, because its type hints tell
-        # the two apart by the literal value.
+        # With ``buffers`` py-lmdb returns memoryviews, else bytes. Any, because its type hints
+        # distinguish the two by the literal value.
         self._buffers: Any = buffers
         self._txn: lmdb.Transaction[Stored]
 
     def __enter__(self) -> lmdb.Transaction[Stored]:
         env = self._env
         env.gate.enter()
+        inside = True
         try:
             began_s = perf_counter()
             try:
@@ -617,17 +642,19 @@ class ReadTransaction(Generic[Stored]):
             except lmdb.MapResizedError:
                 # Another process has made the file longer than the map of this one.
                 env.gate.leave()
+                inside = False
                 with env.tables_lock:
                     env.reopen()
                 env.gate.enter()
+                inside = True
                 self._txn = env.handle.begin(buffers=self._buffers)
             if env.refuses_newer or perf_counter() - began_s > _HELD_UP_S:
                 self._require_newest()
-        except lmdb.Error as exc:
-            env.gate.leave()
-            raise translate(exc, env.path) from exc
-        except BaseException:
-            env.gate.leave()
+        except BaseException as exc:
+            if inside:
+                env.gate.leave()
+            if isinstance(exc, lmdb.Error):
+                raise translate(exc, env.path) from exc
             raise
         return self._txn
 
@@ -640,7 +667,7 @@ class ReadTransaction(Generic[Stored]):
         """
         handle = self._env.handle
         for _ in range(_BEGIN_TRIES):
-            if handle.info()["last_txnid"] == self._txn.id():
+            if self._env.last_transaction() == self._txn.id():
                 return
             self._txn.abort()
             self._txn = handle.begin(buffers=self._buffers)
@@ -673,7 +700,12 @@ class TableSnapshot:
     def __enter__(self) -> tuple[lmdb.Transaction[memoryview], MemtableView]:
         recent = self._env.recent
         for _ in range(_SNAPSHOT_TRIES):
-            memtable = recent.current()
+            try:
+                memtable = recent.current()
+            except ValueError:
+                # The log's descriptor is closed, and with it the store.
+                self._env.gate.check()
+                raise
             self._reading: ReadTransaction[memoryview] = ReadTransaction(self._env, buffers=True)
             txn = self._reading.__enter__()
             try:

@@ -34,8 +34,8 @@ from casstore.engine.lmdb.directory import (
     sync_directory,
 )
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.log import LOG_FILE, Position
-from casstore.engine.lmdb.memtable import BatchEntry
+from casstore.engine.lmdb.log import LOG_FILE
+from casstore.engine.lmdb.memtable import LoggedEntry
 from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
@@ -235,9 +235,7 @@ class _Copy:
             self._error = storage_error(f"cannot write {self._path}", exc)
 
 
-def _make_sound(
-    part: str, source: Environment, entries: Sequence[tuple[Position, BatchEntry]]
-) -> int:
+def _make_sound(part: str, source: Environment, entries: Sequence[LoggedEntry]) -> int:
     """Apply ``entries`` to a copy, verify it, and remove state of its source.
 
     Returns the number of objects.

@@ -25,7 +25,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from casstore.engine.files import flush_file, storage_error, write_at
 from casstore.engine.forks import Descriptor
@@ -335,6 +335,8 @@ class RedoLog:
             # EFBIG, the limit on the length of files, is raised before anything is written.
             if exc.errno != errno.EFBIG:
                 self.cancel(offset, exc)
+                if flush and flushed_lsn < end.lsn:
+                    self._fail_unflushed(exc)
             raise storage_error(f"cannot write {self.path}", exc) from exc
         return Position(lsn, offset + padded, checksum)
 
@@ -376,12 +378,20 @@ class RedoLog:
             flush_file(self._handle.fileno())
             os.pwrite(self._handle.fileno(), _NUMBER.pack(lsn), _FLUSHED_AT)
         except OSError as exc:
-            self._failure = StorageError(
-                f"{self.path} could not be flushed ({exc.strerror}): commits with durability "
-                "'relaxed' may be lost; close the store, and open it again when the disk is sound"
-            )
-            raise self._failure from exc
+            self._fail_unflushed(exc)
         return True
+
+    def _fail_unflushed(self, reason: OSError) -> NoReturn:
+        """Refuse every later write: a flush of acknowledged commits failed.
+
+        The kernel may have dropped what it could not write, and report the next flush as done. A
+        later commit would then follow a gap in the log.
+        """
+        self._failure = StorageError(
+            f"{self.path} could not be flushed ({reason.strerror}): commits with durability "
+            "'relaxed' may be lost; close the store, and open it again when the disk is sound"
+        )
+        raise self._failure from reason
 
     def require_sound(self) -> None:
         """Raise the earlier error if a flush failed, so that nothing more may be written."""

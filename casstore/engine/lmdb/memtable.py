@@ -20,9 +20,9 @@ readers that began with the old one continue to use it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.log import Position, RecoveryPoint
@@ -156,12 +156,26 @@ def _cut(joined: bytes, length: int) -> list[bytes]:
     return [joined[at : at + length] for at in range(0, len(joined), length)]
 
 
+def _next_id(logged: LoggedEntry) -> int:
+    return logged.entry.next_id
+
+
+class LoggedEntry(NamedTuple):
+    """An entry, and where its log record is."""
+
+    #: The position after the record.
+    position: Position
+    entry: BatchEntry
+    #: Where the record begins.
+    offset: int
+
+
 class Memtable:
     """The entries that the tables do not hold, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_keys", "_last_ids", "_offsets", "applied_ids", "changes", "deleted", "entries", "ids",
-        "is_due", "last", "next_id", "oldest_offset", "rows", "size_bytes", "state", "transaction",
+        "_keys", "applied_ids", "changes", "deleted", "entries", "ids", "is_due", "last", "next_id",
+        "rows", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
@@ -172,19 +186,14 @@ class Memtable:
         self.last = state.applied
         #: The number of the LMDB transaction that ``state`` was read in; -1 if unknown.
         self.transaction = transaction
-        #: Each entry with the position that follows its log record.
-        self.entries: list[tuple[Position, BatchEntry]] = []
+        #: The entries, oldest first. Those after ``last`` are what an interrupted ``add`` left.
+        self.entries: list[LoggedEntry] = []
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
         #: How many rows, objects and names the entries change, and the bytes of their objects.
         self.changes = self.size_bytes = 0
         #: True once the memtable is long enough for the background thread to apply the log.
         self.is_due = False
-        #: The offset in the log of the first entry's record; None without entries.
-        self.oldest_offset: int | None = None
-        # The offset in the log of each entry's record, and the highest id in use after the entry.
-        self._offsets: list[int] = []
-        self._last_ids: list[int] = []
         #: The versions of each row by table and key: LSN and value, oldest first. None: deleted.
         self.rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
         # By table: the sorted keys of its rows among the first n of ``rows``, and n.
@@ -207,9 +216,8 @@ class Memtable:
         lsn = position.lsn
         rows, ids, deleted = self.rows, self.ids, self.deleted
         # Remove what is left of an attempt to add this entry that an interrupt cut short.
-        while self.entries and self.entries[-1][0].lsn > self.last.lsn:
+        while self.entries and self.entries[-1].position.lsn > self.last.lsn:
             self.entries.pop()
-        del self._offsets[len(self.entries) :], self._last_ids[len(self.entries) :]
         for table, key, value in entry.rows:
             place = table, key
             if place in rows:
@@ -220,10 +228,7 @@ class Memtable:
             if digest not in deleted:
                 deleted[digest] = [(-1, ids.get(digest, UNCHANGED))]
             deleted[digest].append((lsn, None))
-        self.entries.append((position, entry))
-        self._offsets.append(offset)
-        self.oldest_offset = self._offsets[0]
-        self._last_ids.append(entry.next_id - 1)
+        self.entries.append(LoggedEntry(position, entry, offset))
         # After ``entries``: a reader that finds an id here reads the object from its entry.
         own = entry.first_id
         for item, links in zip(entry.objects, entry.links, strict=True):
@@ -243,15 +248,22 @@ class Memtable:
         rest = Memtable(self.state._replace(applied=applied), self.next_id)
         if len(self.applied_ids) < _MAX_APPLIED_IDS:
             rest.applied_ids = self.applied_ids
-        for offset, (position, entry) in zip(self._offsets, self.entries, strict=True):
+        for position, entry, offset in self.entries:
+            if position.lsn > self.last.lsn:
+                # Left by an interrupted ``add``. It is published, so it is read from the log again.
+                break
             if position.lsn > applied.lsn:
                 rest.add(offset, position, entry)
                 continue
             for digest, _ in entry.unnamed:
                 rest.applied_ids.pop(digest, None)
             rest.applied_ids.update(entry.named())
-        rest.next_id = self.next_id
         return rest
+
+    @property
+    def oldest_offset(self) -> int | None:
+        """The offset in the log of the first entry's record; None without entries."""
+        return self.entries[0].offset if self.entries else None
 
     def view(self) -> MemtableView:
         """A view of all present entries."""
@@ -268,10 +280,10 @@ class Memtable:
     def find_entry(self, object_id: int) -> BatchEntry | None:
         """The entry that stored an object; None if the tables have the object."""
         entries = self.entries
-        if not entries or object_id < entries[0][1].first_id:
+        if not entries or object_id < entries[0].entry.first_id:
             return None
-        at = bisect_left(self._last_ids, object_id)
-        return entries[at][1] if at < len(entries) else None
+        at = bisect_right(entries, object_id, key=_next_id)
+        return entries[at].entry if at < len(entries) else None
 
     def keys(self, table: str) -> Sequence[bytes]:
         """The keys of all rows of a table that entries change, in order."""
@@ -339,7 +351,7 @@ class MemtableView:
     def names(self) -> dict[bytes, int | None]:
         """All names that the entries change: the id by digest; None: the name was deleted."""
         names: dict[bytes, int | None] = {}
-        for _, entry in self.entries():
+        for _, entry, _ in self.entries():
             names.update(dict.fromkeys([digest for digest, _ in entry.unnamed]))
             names.update(entry.named())
         return names
@@ -360,13 +372,13 @@ class MemtableView:
         entry = self.memtable.find_entry(object_id)
         return None if entry is None else entry.slab()
 
-    def entries(self) -> list[tuple[Position, BatchEntry]]:
-        """All entries, each with the position that follows its log record."""
-        return [pair for pair in self.memtable.entries.copy() if pair[0].lsn <= self.lsn]
+    def entries(self) -> list[LoggedEntry]:
+        """All entries, oldest first."""
+        return [each for each in self.memtable.entries.copy() if each.position.lsn <= self.lsn]
 
     def slabs(self) -> Iterator[tuple[bytes, bytes]]:
         """The objects of each entry as a slab: key and value, in order of their keys."""
-        for _, entry in self.entries():
+        for _, entry, _ in self.entries():
             slab = entry.slab()
             if slab is not None:
                 yield slab

@@ -50,6 +50,7 @@ from casstore.engine.lmdb.memtable import (
     APPLY_CHANGES,
     UNKNOWN_ID,
     BatchEntry,
+    LoggedEntry,
     Memtable,
     MemtableView,
     decode_entry,
@@ -245,7 +246,9 @@ class Recent:
             ):
                 return None
         elif txn.id() != self._unused_at:
-            if read_recovery_point(txn, self._env.path).in_use:
+            state = read_recovery_point(txn, self._env.path)
+            # Later commits than these entries: the store is being closed, which applied the log.
+            if state.in_use or (memtable.entries and state.applied.lsn > last):
                 return None
             self._unused_at = txn.id()
         return MemtableView(memtable, last, memtable.next_id)
@@ -325,8 +328,11 @@ class Recent:
         memtable = self.memtable
         if not memtable.state.in_use:
             with self._env.reading_bytes() as txn:
-                if txn.id() == memtable.transaction:
-                    return
+                seen = txn.id()
+            if seen != self._env.last_transaction():
+                self._env.finish_killed_commit()
+            elif seen == memtable.transaction:
+                return
             self.catch_up()
             return
         log = self._log
@@ -337,6 +343,10 @@ class Recent:
         # the commit was never published.
         if published_lsn > memtable.last.lsn or applying_lsn > memtable.last.lsn:
             self.catch_up()
+            if applying_lsn > self.memtable.last.lsn:
+                # The process that announced this LSN failed or was killed: it held the lock.
+                self._env.finish_killed_commit()
+                self.catch_up()
         elif memtable.changes > 2 * APPLY_CHANGES and applying_lsn > memtable.state.applied.lsn:
             # The memtable has become long, and another process seems to have applied entries of it.
             with self._env.reading_bytes() as txn:
@@ -425,8 +435,8 @@ class Recent:
                     # py-lmdb raises only lmdb.Error: this is an interrupt after the commit.
                     batch.answers = answers
                     raise
-            self._begin_after(state, entry.next_id)
             self._env.cover()
+        self.begin_after(state, entry.next_id)
 
     def _take_into_use(self, lsn: int) -> RecoveryPoint:
         """Begin a log file, and return the recovery point that puts it in use, to be committed."""
@@ -443,17 +453,24 @@ class Recent:
 
     def apply(self) -> None:
         """Apply the whole log to the tables. Hold the log's file lock."""
-        if not self.memtable.entries:
-            return
-        state = self.memtable.state._replace(applied=self.memtable.last)
+        if self.memtable.entries:
+            self._apply_all(self.memtable.state._replace(applied=self.memtable.last))
+
+    def take_out_of_use(self) -> None:
+        """Apply the whole log, and mark it unused. Hold the log's file lock."""
+        if self.memtable.state.in_use:
+            self._apply_all(self.memtable.state._replace(applied=self.memtable.last).closed())
+
+    def _apply_all(self, state: RecoveryPoint) -> None:
+        """Apply the whole log in a transaction of its own; ``state`` is the new recovery point."""
         try:
             with self._env.tables_lock:
                 with self._env.begin_write() as txn:
                     self._apply_into(txn, state)
-                self._begin_after(state, self.memtable.next_id)
                 self._env.cover()
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
+        self.begin_after(state, self.memtable.next_id)
 
     def apply_concurrently(self) -> bool:
         """Apply the log, up to its end at the time of the call, while other commits are made.
@@ -486,13 +503,13 @@ class Recent:
 
     def _apply_concurrently(self) -> bool:
         self.drop_applied()
-        entries = self.memtable.entries.copy()
+        entries = self.memtable.view().entries()
         if not entries or not self.memtable.state.in_use:
             return False
-        last = entries[-1][0]
+        last = entries[-1].position
         state = self.memtable.state._replace(applied=last)
         # Compress before LMDB's write lock is taken, so that no process waits for it.
-        stored = full_slabs([entry for _, entry in entries], self._env.compressor)
+        stored = full_slabs([each.entry for each in entries], self._env.compressor)
         try:
             with self._env.tables_lock:
                 self._env.gate.check()
@@ -523,30 +540,32 @@ class Recent:
             self._apply_into(txn, state)
         return state
 
-    def begin_after(self, state: RecoveryPoint) -> None:
-        """Begin an empty memtable, after the commit of the transaction given to ``apply_into``."""
-        self._begin_after(state, self.memtable.next_id)
-
     def _apply_into(
         self, txn: lmdb.Transaction[bytes], state: RecoveryPoint, entry: BatchEntry | None = None
     ) -> None:
-        entries = self.memtable.entries.copy()
+        entries = self.memtable.view().entries()
         if entry is not None:
-            entries.append((state.applied, entry))
-        stored = full_slabs([each for _, each in entries], self._env.compressor)
+            # It has no log record, so its offset is never used.
+            entries.append(LoggedEntry(state.applied, entry, -1))
+        stored = full_slabs([each.entry for each in entries], self._env.compressor)
         self._write_entries(txn, state, entries, stored)
 
     def _write_entries(
         self,
         txn: lmdb.Transaction[bytes],
         state: RecoveryPoint,
-        entries: Sequence[tuple[Position, BatchEntry]],
+        entries: Sequence[LoggedEntry],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
         """Write those entries that the tables do not hold yet; ``stored`` are the slabs of all."""
         env = self._env
         applied = read_recovery_point(txn, env.path).applied
-        todo = [entry for position, entry in entries if position.lsn > applied.lsn]
+        if applied.lsn > self.memtable.last.lsn:
+            raise StorageError(
+                f"{env.path} holds commits that this process has not read, and nothing was "
+                "written; close the store, and open it again"
+            )
+        todo = [entry for position, entry, _ in entries if position.lsn > applied.lsn]
         if len(todo) < len(entries):
             # Another process has applied some of them meanwhile.
             stored = full_slabs(todo, env.compressor)
@@ -556,7 +575,11 @@ class Recent:
         lengths = [len(value) for _, value in stored]
         self.short_slab_bytes += sum([each for each in lengths if each < SHORT_SLAB_BYTES])
 
-    def _begin_after(self, state: RecoveryPoint, next_id: int) -> None:
+    def begin_after(self, state: RecoveryPoint, next_id: int) -> None:
+        """Begin an empty memtable, after the commit of a transaction that applied the whole log.
+
+        Not while holding ``tables_lock``: a reader may wait for that with the memtable's lock held.
+        """
         with self._memtable_lock:
             self.memtable = Memtable(state, next_id)
         log = self._log
@@ -567,20 +590,3 @@ class Recent:
                 # The commit is done, so its caller must not get an error. Other processes find it
                 # in the tables, by the applying LSN.
                 return
-
-    # --- closing ------------------------------------------------------------------------------
-
-    def take_out_of_use(self) -> None:
-        """Apply the whole log, and mark it unused. Hold the log's file lock."""
-        if not self.memtable.state.in_use:
-            return
-        state = self.memtable.state._replace(applied=self.memtable.last).closed()
-        env = self._env
-        try:
-            with env.tables_lock, env.begin_write() as txn:
-                entries = self.memtable.entries
-                stored = full_slabs([entry for _, entry in entries], env.compressor)
-                self._write_entries(txn, state, entries, stored)
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        self.memtable = Memtable(state, self.memtable.next_id)

@@ -262,3 +262,57 @@ def test_a_part_directory_that_cannot_be_created_raises_storage_error(
     with part_directory(place) as part:
         assert os.listdir(part.path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+class _Resized:
+    """Stands for LMDB's handle while another process has outgrown the map."""
+
+    def begin(self, **options: Any) -> None:
+        raise lmdb.MapResizedError("the map is too short")
+
+
+def test_a_read_that_cannot_reopen_a_file_that_outgrew_its_map_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LmdbEngine(str(tmp_path / "s"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._env, "handle", _Resized())
+        patch.setattr(engine._env, "_open", lambda: (_ for _ in ()).throw(StorageError("full")))
+        patch.setattr(_Resized, "close", lambda handle: None, raising=False)
+        with pytest.raises(StorageError, match="full"):
+            engine.used_bytes()
+        assert not engine._env.gate.is_inside
+    engine.close()
+
+
+def test_a_reader_that_waits_for_a_larger_map_does_not_block_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the log, and so holds the memtable's lock, while it waits to reopen the file."""
+    engine = LmdbEngine(str(tmp_path / "s"))
+    env = engine._env
+    holds, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with env.recent._memtable_lock:
+            holds.set()
+            with env.tables_lock:
+                done.set()
+
+    cover = env.cover
+
+    def covering() -> None:
+        threading.Thread(target=read, daemon=True).start()
+        assert holds.wait(30)
+        cover()
+
+    monkeypatch.setattr(env, "cover", covering)
+    writer = threading.Thread(
+        target=lambda: engine.write(Write(objects=[new_blob(b"one")])), daemon=True
+    )
+    writer.start()
+    writer.join(30)
+    assert not writer.is_alive(), "reader and writer wait for each other"
+    assert done.wait(30)
+    monkeypatch.undo()
+    engine.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.log import FLUSHED, PUBLISHED
 from casstore.engine.protocol import DeleteRow, NewObject, PutRow, Versioning, Write
 from casstore.format.digest import Digest
+from casstore.maintenance import recover
 
 
 @pytest.fixture
@@ -78,3 +82,35 @@ def test_the_version_stays_when_the_store_is_closed_and_opened(tmp_path: Path) -
     put(again, b"d")
     assert again.rows_version() != before
     again.close()
+
+
+def test_a_version_counts_only_commits_that_a_power_loss_cannot_undo(tmp_path: Path) -> None:
+    """After a power loss later commits get the same LSNs, and would look like known ones."""
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
+    for key in (b"a", b"b", b"c"):
+        put(engine, key)
+    engine.rows_version()
+    log = engine._env.recent._log
+    assert log is not None
+    assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
+    engine.close()
+
+
+def test_discarding_the_log_discards_the_index_that_knows_its_commits(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    with casstore.open(tmp_path / "s") as store:
+        session = store.session("s")
+        session.append("something to find")
+        assert isinstance(store.engine, LmdbEngine)
+        store.engine.apply_log()
+        for number in range(4):
+            session.append(f"find number {number}")
+        assert len(store.search("find")) == 5
+        shutil.copytree(tmp_path / "s", killed, ignore=shutil.ignore_patterns("lock*"))
+    assert (killed / "search.sqlite").exists()
+    assert recover.recover(killed, discard_log=True).commits_discarded
+    assert not (killed / "search.sqlite").exists()
+    with casstore.open(killed) as store:
+        head = store.session("s").head()
+        assert head is not None
+        assert len(store.search("find")) == head.revision < 5
