@@ -66,7 +66,10 @@ PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
 
 class NodeHeader(NamedTuple):
-    """The part of a node that the next node, a session list and a comparison need."""
+    """The part of a node that the next node, a session list and a comparison need.
+
+    The fields are the first of a node's, in the same order.
+    """
 
     id: str
     seq: int

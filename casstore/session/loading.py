@@ -322,12 +322,12 @@ def load(
     nodes = open_nodes(runtime, session, state, hidden, scope, seen)
     reader = runtime.reader()
     return SessionState(
-        head_of(session, state),
-        checkpoint.read_checkpoint(reader, state.manifest, hydrate=hydrate),
-        read_usage(runtime, state),
-        nodes,
-        seen,
-        healed,
+        head=head_of(session, state),
+        checkpoint=checkpoint.read_checkpoint(reader, state.manifest, hydrate=hydrate),
+        usage=read_usage(runtime, state),
+        nodes=nodes,
+        leaf=seen,
+        healed=healed,
     )
 
 

@@ -138,9 +138,18 @@ def _measure_slabs(env: Environment) -> SlabSpace:
                     small += 1
                     small_stored += len(value)
     return SlabSpace(
-        count, small, stored, small_stored, objects, dead_objects, raw, dead_raw, dead_stored,
-        logical, tuple(damaged),
-    )  # fmt: skip
+        slabs=count,
+        small_slabs=small,
+        stored_bytes=stored,
+        small_stored_bytes=small_stored,
+        objects=objects,
+        dead_objects=dead_objects,
+        raw_bytes=raw,
+        dead_raw_bytes=dead_raw,
+        dead_stored_bytes=dead_stored,
+        logical_bytes=logical,
+        damaged=tuple(damaged),
+    )
 
 
 def _cut_links(slab: packing.StoredSlab) -> int:
