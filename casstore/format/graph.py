@@ -4,9 +4,9 @@
 
 A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the node's
 number in insertion order, always above its parent's; ``depth`` the number of nodes on the path
-that ends in it, and ``users`` how many of those are messages of the user. So two paths are
-compared from their ends, and a session list counts messages without walking the path. The caller
-sets ``frame``, ``time``, ``cause`` and ``payload``.
+that ends in it. So two paths are compared from their ends. The caller sets the other fields, and
+the format does not interpret them; ``users`` is a count to which each node adds 0 or 1. Sessions
+count the messages of the user, so a session list need not walk the path.
 
     manifest = [leaf_id, nodes, next_seq, leaf, tips, index, components]
 
