@@ -3,6 +3,10 @@
 ``exit_code`` is the code with which the command line exits. Messages contain the full digest or
 path and, if there is one, the remedy. The same facts are attributes, so that no handler needs to
 parse a message.
+
+The errors of the extensions (record systems, workspaces, imports, adapters) are here as well: one
+tree gives each error its place among the remedies and its exit code, and a handler of any error
+imports one module, which loads nothing else.
 """
 
 from __future__ import annotations
@@ -195,7 +199,7 @@ class DamagedSourceError(InvalidInputError):
 
 
 class StateRefusedError(InvalidInputError):
-    """Access to scoped state is not allowed; ``reason`` is one of ``scoped.Reason``."""
+    """Access to scoped state is not allowed; ``reason`` names the rule that refuses it."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -364,5 +364,11 @@ def test_the_core_imports_no_extension_even_inside_a_function() -> None:
     assert wrong == []
 
 
+def test_opening_a_store_loads_of_the_page_reader_only_the_meta_pages() -> None:
+    place = "casstore.engine.lmdb.page_scan"
+    loaded = loaded_by("casstore.engine.lmdb.engine")
+    assert {name for name in loaded if inside(name, place)} == {place, f"{place}.meta"}
+
+
 def test_importing_casstore_does_not_load_what_only_long_blobs_need() -> None:
     assert "pyfastcdc" not in loaded_by(", ".join(importable()))

@@ -125,6 +125,22 @@ def write_at(handle: int, content: bytes, offset: int) -> None:
         offset += written
 
 
+def lengthen(handle: int, size_bytes: int) -> bool:
+    """Lengthen a file to ``size_bytes`` if it is shorter; False if that fails.
+
+    posix_fallocate changes no byte that exists, so this is safe while another process writes.
+    """
+    if os.fstat(handle).st_size >= size_bytes:
+        return True
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(handle, size_bytes - 1, 1)
+    except OSError:
+        return False
+    return True
+
+
 def flush_file(handle: int) -> None:
     """Flush the content of a file, and only the metadata that reading it needs."""
     # macOS has no fdatasync.

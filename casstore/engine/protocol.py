@@ -642,8 +642,6 @@ class SlabSpace(NamedTuple):
     small_slabs: int
     #: The length of all slabs as stored: directories and compressed objects.
     stored_bytes: int
-    #: The same of the small slabs.
-    small_stored_bytes: int
     objects: int
     #: Objects that gc removed and whose bytes are still stored.
     dead_objects: int
@@ -670,7 +668,6 @@ class EngineSpace(NamedTuple):
     tables: tuple[TableSpace, ...]
     slabs: SlabSpace
     dictionaries: int
-    dictionary_bytes: int
     #: The length of the file if all tables were rewritten in key order.
     tidy_file_bytes: int
     #: The length of the redo log.

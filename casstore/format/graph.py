@@ -4,9 +4,9 @@
 
 A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the node's
 number in insertion order, always above its parent's; ``depth`` the number of nodes on the path
-that ends in it, and ``users`` how many of those are messages of the user. So two paths are
-compared from their ends, and a session list counts messages without walking the path. The caller
-sets ``frame``, ``time``, ``cause`` and ``payload``.
+that ends in it. So two paths are compared from their ends. The caller sets the other fields, and
+the format does not interpret them; ``users`` is a count to which each node adds 0 or 1. Sessions
+count the messages of the user, so a session list need not walk the path.
 
     manifest = [leaf_id, nodes, next_seq, leaf, tips, index, components]
 
@@ -66,7 +66,10 @@ PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
 
 class NodeHeader(NamedTuple):
-    """The part of a node that the next node, a session list and a comparison need."""
+    """The part of a node that the next node, a session list and a comparison need.
+
+    The fields are the first of a node's, in the same order.
+    """
 
     id: str
     seq: int
@@ -311,10 +314,10 @@ def encode_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> E
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
-    leaf_id, nodes, next_seq, leaf, tips, node_index, components = manifest
-    index, listed = encode_tail(node_index)
+    leaf, tips, components = manifest.leaf, manifest.tips, manifest.components
+    index, listed = encode_tail(manifest.node_index)
     link = _NIL if leaf is None else _LINK + leaf
-    scalars = pack_checked((leaf_id, nodes, next_seq))[1:]
+    scalars = pack_checked((manifest.leaf_id, manifest.nodes, manifest.next_seq))[1:]
     parts = (_MANIFEST_HEADER, scalars, link, tips.data, index, components.data)
     links = [] if leaf is None else [leaf]
     return b"".join(parts), links + tips.links + listed + components.links
@@ -351,13 +354,13 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
     if any(component.data == _NIL for component in cut_components(named).values()):
         raise _not_a_manifest(digest)
     return Manifest(
-        leaf_id,
-        nodes,
-        next_seq,
-        None if leaf is None else bytes(leaf.digest),
-        tips,
-        tail,
-        named,
+        leaf_id=leaf_id,
+        nodes=nodes,
+        next_seq=next_seq,
+        leaf=None if leaf is None else bytes(leaf.digest),
+        tips=tips,
+        node_index=tail,
+        components=named,
     )
 
 

@@ -129,8 +129,8 @@ class ErasurePlan(NamedTuple):
     subject: str
     planned_at_ms: int
     sessions: tuple[ErasedSession, ...]
-    #: Tags and pins on manifests of these sessions and on files saved from their workspaces, with
-    #: what they name.
+    #: Tags and pins on manifests of these sessions, and pins that the sessions own, with what they
+    #: name.
     pins: tuple[tuple[str, str], ...]
     #: The records that each provider found, by the provider's name.
     records: dict[str, tuple[str, ...]]
@@ -240,7 +240,7 @@ def plan(
     own_pins = [
         pin
         for pin in pins.list_pins(runtime, "", expired=True)
-        if pin.digest in manifests or pins.owner_of(pin.name) in names
+        if pin.digest in manifests or pin.session in names
     ]
     named = tuple([(pin.name, pin.digest.hex()) for pin in own_pins])
     roots.update([pin.digest for pin in own_pins])
@@ -473,24 +473,24 @@ def _unpin(
 ) -> int:
     """Remove the planned pins, and those on revisions of these sessions; returns how many.
 
-    Pins on files that a forced restore of a workspace saved are removed as well, and those created
-    after the plan: once the session is deleted, they can no longer be attributed to the subject.
+    Pins that a session owns are removed as well, and those created after the plan: once the session
+    is deleted, they can no longer be attributed to the subject.
     """
     owners: dict[str, list[bytes]] = {}
     known = {session: keys.session_key(session) for session in sessions}
     for key in known.values():
         for manifest in {row.manifest.hex() for row in _revisions_of(runtime, key)}:
             owners.setdefault(manifest, []).append(key)
+    listed = list(pins.list_pins(runtime, "", expired=True))
+    owned = {pin.name: known[pin.session] for pin in listed if pin.session in known}
     now = [
         (pin.name, pin.digest.hex())
-        for pin in pins.list_pins(runtime, "", expired=True)
-        if pin.digest.hex() in owners or pins.owner_of(pin.name) in known
+        for pin in listed
+        if pin.digest.hex() in owners or pin.name in owned
     ]
 
     def owners_of(name: str, digest: str) -> list[bytes]:
-        owner = pins.owner_of(name)
-        saved = [known[owner]] if owner in known else []
-        return [*owners.get(digest, ()), *saved]
+        return [*owners.get(digest, ()), *([owned[name]] if name in owned else [])]
 
     return sum(
         _remove_pin(runtime, subject, name, digest, owners_of(name, digest))
@@ -508,7 +508,7 @@ def _remove_pin(
 
     def remove() -> bool:
         row, *rows = runtime.engine.get_rows([place, *about, *deleted])
-        if row is None or pins.decode(row).digest.hex() != digest:
+        if row is None or pins.decode_pin(row).digest.hex() != digest:
             return False
         named, gone = rows[: len(about)], rows[len(about) :]
         if owners and not any(

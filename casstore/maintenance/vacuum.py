@@ -202,9 +202,7 @@ def sessions_with_hidden(store: Store) -> Iterator[str]:
     return (keys.name_of(key, head.long_id) for key, head in heads if head.hidden is not None)
 
 
-def rewrite_hidden(
-    store: Store, session: str, *, progress: Progress | None = None
-) -> SessionReport:
+def rewrite_hidden(store: Store, session: str) -> SessionReport:
     """Remove the hidden nodes of one session from all of its revisions.
 
     Their objects stay until they are collected. What readers see stays the same.
@@ -216,7 +214,7 @@ def rewrite_hidden(
     []
     """
     check_store(store)
-    return _rewrite(runtime_of(store), session, progress)[0]
+    return _rewrite(runtime_of(store), session, None)[0]
 
 
 def _rewrite(

@@ -59,13 +59,11 @@ def read_outside(reader: PieceReader, digests: Sequence[bytes]) -> set[bytes]:
     }
 
 
-def read_nodes(
-    reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> list[DecodedNode]:
+def read_nodes(reader: PieceReader, digests: Sequence[bytes]) -> list[DecodedNode]:
     """Nodes with their complete payloads."""
     return [
         DecodedNode(NodeHeader(*fields[:-2]), *fields[-2:])
-        for fields in iter_fields(reader, digests, max_bytes=max_bytes)
+        for fields in iter_fields(reader, digests)
     ]
 
 

@@ -68,8 +68,7 @@ class _Recent(NamedTuple):
 class IndexCache:
     """Decoded pieces by digest, bounded in bytes. Safe to share between threads."""
 
-    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._kept: dict[bytes, tuple[Piece, int]] = {}
         #: The joined hashes of the pages and small runs that a spine lists, by the spine's digest.
@@ -88,7 +87,7 @@ class IndexCache:
                 return
             self._kept[digest] = piece, size_bytes
             self._bytes += size_bytes
-            while self._bytes > self._max_bytes and len(self._kept) > 1:
+            while self._bytes > _CACHE_BYTES and len(self._kept) > 1:
                 oldest = next(iter(self._kept))
                 self._bytes -= self._kept.pop(oldest)[1]
 
@@ -96,7 +95,7 @@ class IndexCache:
         """Cache the joined hashes under the digest of their spine, and evict the oldest."""
         with self._lock:
             self.recent[spine] = recent
-            while len(self.recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > self._max_bytes:
+            while len(self.recent) * RUN_NODES[SPLIT_LEVEL] * HASH_BYTES > _CACHE_BYTES:
                 self.recent.pop(next(iter(self.recent)))
 
 

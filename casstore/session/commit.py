@@ -119,7 +119,12 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         rows = _read(runtime, session, key, change, receipt)
         if change.turn is not None and rows.receipt is not None:
             return turns.replay(
-                runtime, session, change, encoded.intent, encoded[1:4], rows.receipt
+                runtime,
+                session,
+                change,
+                encoded.intent,
+                (encoded.nodes, encoded.components, encoded.changes),
+                rows.receipt,
             )
         attempt = _Attempt(runtime, session, key, change, receipt)
         try:
@@ -149,8 +154,7 @@ def _try_at_once(
     the turn is new. None if anything fails: the caller then reads the rows and raises errors in
     the documented order.
     """
-    row, _, _, _, seen_lease = known
-    lease = change.lease
+    lease, seen_lease = change.lease, known.lease
     conditions: list[Condition] = []
     if receipt is not None:
         conditions.append(RowIs("receipts", receipt.key, None))
@@ -158,7 +162,7 @@ def _try_at_once(
         conditions.append(leases.live(key, lease))
     else:
         conditions.append(leases.free(key, seen_lease))
-    conditions.append(RowIs("heads", key, row))
+    conditions.append(RowIs("heads", key, known.row))
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
     attempt.lease = seen_lease
     try:
@@ -176,17 +180,16 @@ def checked_commit(change: Commit) -> Commit:
     """
     if type(change) is not Commit:
         check_kind(change, "commit", Commit)
-    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, also, *_ = (
-        change
-    )
-    if not _LISTS.issuperset(map(type, (append, usage, completes, named))) or (
+    append, replace, leaf = change.append, change.replace, change.leaf
+    lists = (append, change.usage, change.completes, change.attachments)
+    if not _LISTS.issuperset(map(type, lists)) or (
         replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
     if change.durability is not None:
         is_durable(change.durability)
-    if also is not None:
-        _check_also(also)
+    if change.also is not None:
+        _check_also(change.also)
     if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
     if change.components or change.edits:
@@ -196,21 +199,21 @@ def checked_commit(change: Commit) -> Commit:
             )
         if change.edits:
             checkpoint.check_edits(change.edits)
-    if expected is not None:
-        check_count(expected, "expected")
-    if label is not None:
-        keys.id_bytes(label, "label")
+    if change.expected is not None:
+        check_count(change.expected, "expected")
+    if change.label is not None:
+        keys.id_bytes(change.label, "label")
     if leaf is not LAST and leaf is not None:
         keys.id_bytes(leaf, "leaf")
-    for name in named:
+    for name in change.attachments:
         keys.id_bytes(name, "an attachment id")
-    for entry in usage:
+    for entry in change.usage:
         checkpoint.check_usage(entry)
-    for claim in completes:
+    for claim in change.completes:
         queue.check_claim(claim)
-    if change.replace is not None:
-        return change._replace(replace=graph.as_drafts(change.replace))
-    return change._replace(append=graph.as_drafts(change.append)) if change.append else change
+    if replace is not None:
+        return change._replace(replace=graph.as_drafts(replace))
+    return change._replace(append=graph.as_drafts(append)) if append else change
 
 
 def _check_also(also: Write) -> None:
@@ -295,8 +298,8 @@ class _Attempt:
     def run(self, encoded: _Encoded, state: State | None) -> CommitResult:
         """Build the objects and rows on top of ``state``, and write them."""
         change = self._change
-        writer, nodes, components, changes, meaning = encoded
-        grown = graph.change_graph(self._runtime, state, change, nodes, writer)
+        writer, components, changes = encoded.writer, encoded.components, encoded.changes
+        grown = graph.change_graph(self._runtime, state, change, encoded.nodes, writer)
         before = _EMPTY if state is None else state.manifest
         if change.checkpoint is None:
             components = before.components
@@ -310,13 +313,13 @@ class _Attempt:
             )
         tips = grown.tips
         manifest = Manifest(
-            grown.leaf_id,
-            grown.node_count,
-            grown.next_seq,
-            grown.leaf_digest,
-            tips,
-            grown.node_index,
-            components,
+            leaf_id=grown.leaf_id,
+            nodes=grown.node_count,
+            next_seq=grown.next_seq,
+            leaf=grown.leaf_digest,
+            tips=tips,
+            node_index=grown.node_index,
+            components=components,
         )
         digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))
         if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
@@ -327,25 +330,32 @@ class _Attempt:
             revision, created_at_ms, origin = 1, 0, None
             long_id = self._session if keys.is_cut(self._session) else None
         else:
-            revision, created_at_ms, *_, origin, _, long_id = state.head
-            revision += 1
+            before_head = state.head
+            revision, created_at_ms = before_head.revision + 1, before_head.created_at_ms
+            origin, long_id = before_head.origin, before_head.long_id
         head = HeadRow(
-            revision,
-            created_at_ms,
-            0,
-            digest,
-            grown.hidden,
-            COMMIT,
-            change.turn,
-            None,
-            origin,
-            None,
-            long_id,
+            revision=revision,
+            created_at_ms=created_at_ms,
+            committed_at_ms=0,
+            manifest=digest,
+            hidden=grown.hidden,
+            operation=COMMIT,
+            turn=change.turn,
+            rewound_to=None,
+            origin=origin,
+            adopted=None,
+            long_id=long_id,
         )
-        if meaning is not None and self._receipt is not None:
+        if encoded.intent is not None and self._receipt is not None:
             count = len(grown.nodes)
-            first = grown.node_count - count
-            receipt = Receipt(turns.VERSION, meaning, revision, digest, first, count)
+            receipt = Receipt(
+                version=turns.VERSION,
+                intent=encoded.intent,
+                revision=revision,
+                manifest=digest,
+                first=grown.node_count - count,
+                node_count=count,
+            )
             self._changes.append(PutRow(*self._receipt, encode_receipt(receipt)))
         return self._write(state, head, manifest, grown, writer)
 
@@ -413,10 +423,9 @@ class _Attempt:
             raise checkpoint.name_missing(manifest, exc) from exc
         # The head row with the time that the engine has stamped.
         row, head = written_at(head, put, done.now_ms)
-        *_, nodes, leaf = grown
-        self._runtime.remember(self._key, State(row, head, manifest, leaf, self.lease))
+        self._runtime.remember(self._key, State(row, head, manifest, grown.leaf, self.lease))
         return CommitResult(
-            head.revision, Digest.known(head.manifest), manifest.leaf_id, nodes, False
+            head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
         )
 
 

@@ -433,6 +433,8 @@ class Pin(NamedTuple):
     created_at_ms: int
     expires_at_ms: int | None
     note: str | None
+    #: The session whose erasure removes the pin; None: no session owns it.
+    session: str | None = None
 
 
 class Protection(NamedTuple):

@@ -153,20 +153,26 @@ def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> lis
     encoded: list[EncodedNode] = []
     emit = writer.emit
     for draft in drafts:
-        node_id, payload, parent, cause, frame, time = draft[:6]
-        hashed = hash_of(keys.id_bytes(node_id, "a node id"))
-        if parent is not LEAF and parent is not None:
-            keys.id_bytes(parent, "a parent id")
-        if frame is not None:
-            keys.id_bytes(frame, "a frame id")
-        if time is not None:
-            check_time(time)
-        because = NULL if cause is None else encode_payload(cause, "cause", emit)
-        body = encode_payload(payload, "payload", emit)
-        is_user = messages.is_user_message(payload)
-        may_exist = type(draft) is not _GeneratedDraft
+        hashed = hash_of(keys.id_bytes(draft.id, "a node id"))
+        if draft.parent is not LEAF and draft.parent is not None:
+            keys.id_bytes(draft.parent, "a parent id")
+        if draft.frame is not None:
+            keys.id_bytes(draft.frame, "a frame id")
+        if draft.time is not None:
+            check_time(draft.time)
+        cause = NULL if draft.cause is None else encode_payload(draft.cause, "cause", emit)
         encoded.append(
-            EncodedNode(node_id, hashed, parent, frame, time, because, body, is_user, may_exist)
+            EncodedNode(
+                id=draft.id,
+                hash=hashed,
+                parent=draft.parent,
+                frame=draft.frame,
+                time=draft.time,
+                cause=cause,
+                payload=encode_payload(draft.payload, "payload", emit),
+                is_user=messages.is_user_message(draft.payload),
+                may_exist=type(draft) is not _GeneratedDraft,
+            )
         )
     return encoded
 
@@ -291,33 +297,32 @@ class _Growth:
                 raise DuplicateNodeError(node_id, "is in the session already")
 
     def _create(self, node: EncodedNode, parent_id: str | None) -> None:
-        node_id, hashed, _, frame, time, cause, payload, is_user, _ = node
         added = len(self._created)
         depth, users, parent = 1, 0, None
         if parent_id is not None:
             known = self._known.get(parent_id) or self._find(parent_id)
             if known is None:
-                raise UnknownParentError(node_id, f"has an unknown parent {parent_id!r}")
-            above, parent, _ = known
+                raise UnknownParentError(node.id, f"has an unknown parent {parent_id!r}")
+            parent, above = known.digest, known.header
             depth, users = above.depth + 1, above.users
         header = NodeHeader(
-            node_id,
-            self._manifest.next_seq + added,
-            depth,
-            users + is_user,
-            frame,
-            time,
-            parent_id,
-            parent,
+            id=node.id,
+            seq=self._manifest.next_seq + added,
+            depth=depth,
+            users=users + node.is_user,
+            frame=node.frame,
+            time=node.time,
+            parent_id=parent_id,
+            parent=parent,
         )
-        digest = self._writer.emit(Kind.NODE, *encode_node(header, cause, payload))
+        digest = self._writer.emit(Kind.NODE, *encode_node(header, node.cause, node.payload))
         if digest in self._hidden:
-            raise DuplicateNodeError(node_id, "is hidden in this session, with the same content")
+            raise DuplicateNodeError(node.id, "is hidden in this session, with the same content")
         made = _Known(header, digest, self._manifest.nodes + added)
-        self._known[node_id] = made
+        self._known[node.id] = made
         self._created.append(made)
         self.digests.append(digest)
-        self._hashes.append(hashed)
+        self._hashes.append(node.hash)
 
     # --- the result -----------------------------------------------------------------------
 
@@ -331,15 +336,15 @@ class _Growth:
         elif state is not None:
             # The commit neither appends nor moves the leaf, so it stays as stored, hidden or not.
             return Grown(
-                manifest.leaf_id,
-                manifest.leaf,
-                manifest.nodes,
-                manifest.next_seq,
-                manifest.tips,
-                manifest.node_index,
-                state.head.hidden,
-                (),
-                state.leaf,
+                leaf_id=manifest.leaf_id,
+                leaf_digest=manifest.leaf,
+                node_count=manifest.nodes,
+                next_seq=manifest.next_seq,
+                tips=manifest.tips,
+                node_index=manifest.node_index,
+                hidden=state.head.hidden,
+                nodes=(),
+                leaf=state.leaf,
             )
         else:
             leaf_id = None
@@ -350,22 +355,24 @@ class _Growth:
         if created:
             known = self._known
             distances = [
-                0 if header.parent_id is None else position - known[header.parent_id].position
-                for header, _, position in created
+                0
+                if made.header.parent_id is None
+                else made.position - known[made.header.parent_id].position
+                for made in created
             ]
             node_index = self._index.extended(
                 b"".join(self._hashes), distances, self.digests, self._writer.emit
             )
         return Grown(
-            leaf_id,
-            None if leaf is None else leaf.digest,
-            manifest.nodes + len(created),
-            manifest.next_seq + len(created),
-            self._tips(leaf_id),
-            node_index,
-            None if state is None else state.head.hidden,
-            tuple([header.id for header, _, _ in created]),
-            None if leaf is None else Leaf(leaf.header, leaf.position),
+            leaf_id=leaf_id,
+            leaf_digest=None if leaf is None else leaf.digest,
+            node_count=manifest.nodes + len(created),
+            next_seq=manifest.next_seq + len(created),
+            tips=self._tips(leaf_id),
+            node_index=node_index,
+            hidden=None if state is None else state.head.hidden,
+            nodes=tuple([made.header.id for made in created]),
+            leaf=None if leaf is None else Leaf(leaf.header, leaf.position),
         )
 
     def _tips(self, leaf_id: str | None) -> Encoded:
@@ -374,19 +381,19 @@ class _Growth:
         tips = manifest.tips
         if tips is NOTHING:
             end = manifest.leaf_id
-            for header, _, _ in created:
-                if header.parent_id != end:
+            for made in created:
+                if made.header.parent_id != end:
                     break
-                end = header.id
+                end = made.header.id
             else:
                 if end == leaf_id:
                     # The commit only extends the single branch.
                     return NOTHING
-        parents = {header.parent_id for header, _, _ in created}
+        parents = {made.header.parent_id for made in created}
         ends = {
-            header.id: Link(Digest(digest))
-            for header, digest, _ in created
-            if header.id not in parents
+            made.header.id: Link(Digest(made.digest))
+            for made in created
+            if made.header.id not in parents
         }
         was_leaf = manifest.leaf_id
         if tips is NOTHING or tips.data == NOTHING.data:

@@ -77,12 +77,12 @@ def decode_lease(session: str, row: bytes) -> Lease:
     if len(row) < _OWNER:
         raise CorruptionError(f"the lease of session {session!r} is damaged")
     return Lease(
-        session,
-        row[_OWNER:].decode(),
-        row[8 : 8 + _TOKEN_BYTES],
-        int.from_bytes(row[:8], "big"),
-        int.from_bytes(row[_CLAIMED_AT:_OWNER], "big"),
-        int.from_bytes(row[_EXPIRES_AT:_CLAIMED_AT], "big"),
+        session=session,
+        owner=row[_OWNER:].decode(),
+        token=row[8 : 8 + _TOKEN_BYTES],
+        fencing=int.from_bytes(row[:8], "big"),
+        claimed_at_ms=int.from_bytes(row[_CLAIMED_AT:_OWNER], "big"),
+        expires_at_ms=int.from_bytes(row[_EXPIRES_AT:_CLAIMED_AT], "big"),
     )
 
 

@@ -322,12 +322,12 @@ def load(
     nodes = open_nodes(runtime, session, state, hidden, scope, seen)
     reader = runtime.reader()
     return SessionState(
-        head_of(session, state),
-        checkpoint.read_checkpoint(reader, state.manifest, hydrate=hydrate),
-        read_usage(runtime, state),
-        nodes,
-        seen,
-        healed,
+        head=head_of(session, state),
+        checkpoint=checkpoint.read_checkpoint(reader, state.manifest, hydrate=hydrate),
+        usage=read_usage(runtime, state),
+        nodes=nodes,
+        leaf=seen,
+        healed=healed,
     )
 
 
@@ -395,8 +395,17 @@ def read_node(runtime: Runtime, place: NodePosition, node_id: str) -> Node | Non
     found_id, seq, depth, _, frame, time, parent_id, _, cause, payload = fields
     if found_id != node_id:
         return None
-    name = Digest.known(place.digest)
-    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
+    return Node(
+        id=node_id,
+        payload=payload,
+        parent=parent_id,
+        cause=cause,
+        frame=frame,
+        time=time,
+        seq=seq,
+        depth=depth,
+        digest=Digest.known(place.digest),
+    )
 
 
 def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:

@@ -1,11 +1,12 @@
 """Names that keep objects from gc: tags until they are removed, pins until a time.
 
 pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ [name, note, is a tag]
+
+A pin of a session has one more item, the session's id: erasing the session removes the pin.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -37,7 +38,6 @@ EXPIRES_AT: Final = 0
 _CREATED_AT: Final = 8
 _DIGEST: Final = 16
 _DETAILS: Final = 48
-_SAVED: Final = re.compile(r"workspace/(.+)/[0-9]+-[0-9a-f]{8}", re.DOTALL)
 
 
 def put(
@@ -49,9 +49,11 @@ def put(
     note: str | None,
     is_tag: bool,
     move: bool,
+    session: str | None = None,
 ) -> Pin:
     """Make a name keep an object alive: as a tag, or as a pin that may expire after ``ttl_ms``.
 
+    With ``session``, erasing that session removes the pin.
     NameTakenError if a tag would take a name that keeps another object, unless ``move``; and if a
     pin would take the name of a tag, even for the same object.
     """
@@ -61,7 +63,8 @@ def put(
         keys.id_bytes(note, "note")
     place = RowKey("pins", keys.part(name, "a name"))
     target = Digest(digest)
-    value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag])
+    owner = [] if session is None else [session]
+    value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag, *owner])
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(EXPIRES_AT, ttl_ms))
@@ -88,7 +91,7 @@ def put(
         except ConditionFailedError:
             continue
         expires = None if ttl_ms is None else done.now_ms + ttl_ms
-        return Pin(name, target, done.now_ms, expires, note)
+        return Pin(name, target, done.now_ms, expires, note, session)
 
 
 def put_tag(name: str, digest: bytes) -> PutRow:
@@ -125,25 +128,6 @@ def remove(runtime: Runtime, name: str) -> bool:
         except ConditionFailedError:
             continue
         return True
-
-
-def saved_name(session: str | None, now_ms: int, digest: bytes) -> str:
-    """The name of the pin that keeps the files which a forced restore replaces.
-
-    Erasing the session removes the pin.
-    """
-    owner = "" if session is None else f"{session}/"
-    return f"workspace/{owner}{now_ms}-{digest.hex()[:8]}"
-
-
-def owner_of(name: str) -> str | None:
-    """The session in a name from ``saved_name``; None if it has none, or a user chose the name.
-
-    >>> owner_of(saved_name("a/b", 1, bytes(32))), owner_of(saved_name(None, 1, bytes(32)))
-    ('a/b', None)
-    """
-    found = _SAVED.fullmatch(name)
-    return None if found is None else found[1]
 
 
 def find(runtime: Runtime, name: str) -> Pin | None:
@@ -192,15 +176,11 @@ def _expired(pin: Pin, now_ms: int) -> bool:
 def _decode(row: bytes) -> tuple[Pin, bool]:
     """A pin, and whether it is a tag."""
     try:
-        name, note, is_tag = unpack_checked(row[_DETAILS:])
+        name, note, is_tag, *owner = unpack_checked(row[_DETAILS:])
+        [session] = owner or [None]
         expires_at_ms = int.from_bytes(row[EXPIRES_AT:_CREATED_AT], "big")
         created_at_ms = int.from_bytes(row[_CREATED_AT:_DIGEST], "big")
         digest = Digest(row[_DIGEST:_DETAILS])
-        return Pin(name, digest, created_at_ms, expires_at_ms or None, note), is_tag
+        return Pin(name, digest, created_at_ms, expires_at_ms or None, note, session), is_tag
     except (TypeError, ValueError) as exc:
         raise CorruptionError("a pin is damaged") from exc
-
-
-def decode(row: bytes) -> Pin:
-    """Decode the row of a pin or tag, as ``decode_pin``."""
-    return _decode(row)[0]

@@ -179,14 +179,14 @@ class RewrittenGraph:
         elif old.parent in self._hidden:
             parent_id = objects.read_headers(self.reader, [near.digest])[0].id
         header = NodeHeader(
-            old.id,
-            last_seq + 1,
-            near.depth + 1,
-            near.users + is_user,
-            old.frame,
-            old.time,
-            parent_id,
-            None if parent_id is None else near.digest,
+            id=old.id,
+            seq=last_seq + 1,
+            depth=near.depth + 1,
+            users=near.users + is_user,
+            frame=old.frame,
+            time=old.time,
+            parent_id=parent_id,
+            parent=None if parent_id is None else near.digest,
         )
         new = self.writer.emit(Kind.NODE, *encode_node(header, *cut_node(found.data)))
         if new != digest:

@@ -86,14 +86,14 @@ def head_key(key: bytes) -> RowKey:
 
 def encode_head(row: HeadRow) -> bytes:
     """Encode a head row."""
-    _, _, _, _, hidden, operation, turn, rewound_to, origin, adopted, long_id = row
-    details: list[Any] = [OPERATIONS.index(operation), turn]
-    more = (hidden, rewound_to, origin, adopted, long_id)
+    details: list[Any] = [OPERATIONS.index(row.operation), row.turn]
+    more = (row.hidden, row.rewound_to, row.origin, row.adopted, row.long_id)
     if more != _NOTHING_MORE:
         details += more
     while details[-1] is None:
         details.pop()
-    return _FIXED.pack(*row[:4]) + pack_checked(details)
+    fixed = _FIXED.pack(row.revision, row.created_at_ms, row.committed_at_ms, row.manifest)
+    return fixed + pack_checked(details)
 
 
 def decode_head(data: bytes) -> HeadRow:
@@ -104,17 +104,17 @@ def decode_head(data: bytes) -> HeadRow:
         details += [None] * (_DETAILS - len(details))
         operation, turn, hidden, rewound_to, origin, adopted, long_id = details
         return HeadRow(
-            revision,
-            created_at_ms,
-            committed_at_ms,
-            manifest,
-            hidden,
-            OPERATIONS[operation],
-            turn,
-            rewound_to,
-            None if origin is None else Origin(*origin),
-            None if adopted is None else Origin(*adopted),
-            long_id,
+            revision=revision,
+            created_at_ms=created_at_ms,
+            committed_at_ms=committed_at_ms,
+            manifest=manifest,
+            hidden=hidden,
+            operation=OPERATIONS[operation],
+            turn=turn,
+            rewound_to=rewound_to,
+            origin=None if origin is None else Origin(*origin),
+            adopted=None if adopted is None else Origin(*adopted),
+            long_id=long_id,
         )
     except (ValueError, TypeError, IndexError, struct.error) as exc:
         raise CorruptionError("a head row is damaged") from exc
@@ -136,36 +136,36 @@ def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]
         created_at_ms = now_ms
         value = value[:_CREATED_AT] + time + value[_COMMITTED_AT:]
     row = value[:_COMMITTED_AT] + time + value[_COMMITTED_AT + 8 :]
-    return row, HeadRow(head.revision, created_at_ms, now_ms, *head[3:])
+    return row, head._replace(created_at_ms=created_at_ms, committed_at_ms=now_ms)
 
 
 def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:
     """A revision as callers see it."""
     return Entry(
-        session,
-        row.revision,
-        Digest(row.manifest),
-        row.operation,
-        row.committed_at_ms,
-        row.turn,
-        labels,
-        row.rewound_to,
-        row.adopted,
+        session=session,
+        revision=row.revision,
+        manifest=Digest(row.manifest),
+        operation=row.operation,
+        committed_at_ms=row.committed_at_ms,
+        turn=row.turn,
+        labels=labels,
+        rewound_to=row.rewound_to,
+        adopted=row.adopted,
     )
 
 
 def public_head(session: str, row: HeadRow, leaf: str | None, node_count: int) -> Head:
     """A head as callers see it."""
     return Head(
-        session,
-        row.revision,
-        Digest(row.manifest),
-        leaf,
-        node_count,
-        row.created_at_ms,
-        row.committed_at_ms,
-        row.turn,
-        row.origin,
+        session=session,
+        revision=row.revision,
+        manifest=Digest(row.manifest),
+        leaf=leaf,
+        node_count=node_count,
+        created_at_ms=row.created_at_ms,
+        committed_at_ms=row.committed_at_ms,
+        turn=row.turn,
+        origin=row.origin,
     )
 
 

@@ -316,4 +316,13 @@ def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
     if isinstance(receipt, SettledReceipt):
         return row
     leaf, nodes = outcome(runtime, receipt)
-    return encode_receipt(SettledReceipt(*receipt[:4], leaf, nodes, committed_at_ms))
+    settled = SettledReceipt(
+        version=receipt.version,
+        intent=receipt.intent,
+        revision=receipt.revision,
+        manifest=receipt.manifest,
+        leaf=leaf,
+        nodes=nodes,
+        committed_at_ms=committed_at_ms,
+    )
+    return encode_receipt(settled)

@@ -21,9 +21,9 @@ def act(store: Store, action: str, given: Given) -> str:
 
     InvalidInputError if there is no such action, or a field is missing.
     """
-    known = _ACTIONS.get(action)
+    known = ACTIONS.get(action)
     if known is None:
-        raise InvalidInputError(f"unknown action {action!r}; known are {', '.join(_ACTIONS)}")
+        raise InvalidInputError(f"unknown action {action!r}; known are {', '.join(ACTIONS)}")
     return known(store, given)
 
 
@@ -103,7 +103,7 @@ def _delete(store: Store, given: Given) -> str:
     return "/"
 
 
-_ACTIONS: Final[dict[str, Callable[[Store, Given], str]]] = {
+ACTIONS: Final[dict[str, Callable[[Store, Given], str]]] = {
     "fork": _fork,
     "label": _label,
     "unlabel": _unlabel,
@@ -112,4 +112,3 @@ _ACTIONS: Final[dict[str, Callable[[Store, Given], str]]] = {
     "adopt": _adopt,
     "delete": _delete,
 }
-NAMES: Final[tuple[str, ...]] = tuple(_ACTIONS)

@@ -490,7 +490,8 @@ def _pin(place: Store | Session, saved: Snapshot) -> str:
 
     runtime = place._runtime
     session = place.id if isinstance(place, Session) else None
-    name = pins.saved_name(session, runtime.engine.now_ms(), saved.digest)
+    owner = "" if session is None else f"{session}/"
+    name = f"workspace/{owner}{runtime.engine.now_ms()}-{saved.digest.hex()[:8]}"
     pins.put(
         runtime,
         name,
@@ -499,6 +500,7 @@ def _pin(place: Store | Session, saved: Snapshot) -> str:
         note="the files before a forced restore",
         is_tag=False,
         move=False,
+        session=session,
     )
     return name
 

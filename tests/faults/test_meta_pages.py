@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.page_scan import read_extent
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import CorruptionError
 from tests.maintenance.wounds import engine_of
@@ -33,7 +33,7 @@ def test_a_flipped_bit_in_the_number_of_a_transaction_is_found(
         for number in range(9):
             store.engine.write(Write(rows=[PutRow("heads", b"head", b"%d" % number)]))
             engine_of(store).apply_log()
-    before = guard.read_extent(str(sound / "data.mdb")).transactions
+    before = read_extent(str(sound / "data.mdb")).transactions
     found = 0
     for bit in range(64):
         place = tmp_path / f"bit {bit}"
@@ -41,7 +41,7 @@ def test_a_flipped_bit_in_the_number_of_a_transaction_is_found(
         data = bytearray((place / "data.mdb").read_bytes())
         data[page * PAGE_BYTES + TRANSACTION_AT[engine] + bit // 8] ^= 1 << bit % 8
         (place / "data.mdb").write_bytes(data)
-        extent = guard.read_extent(str(place / "data.mdb"))
+        extent = read_extent(str(place / "data.mdb"))
         assert extent.transactions[page] == before[page] ^ 1 << bit
         assert extent.transactions[1 - page] == before[1 - page]
         if extent.is_in_order:
@@ -58,4 +58,4 @@ def test_the_meta_pages_of_a_store_in_use_are_in_order_after_every_commit(tmp_pa
     with casstore.open(tmp_path / "s", "relaxed") as store:
         for number in range(50):
             store.put_value({"number": number})
-            assert guard.read_extent(str(tmp_path / "s" / "data.mdb")).is_in_order
+            assert read_extent(str(tmp_path / "s" / "data.mdb")).is_in_order

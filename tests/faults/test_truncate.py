@@ -12,8 +12,9 @@ import casstore
 from campaigns import specimen, truncate
 from campaigns.examination import PLAIN, VERIFY
 from campaigns.tally import Report
-from casstore.engine.lmdb import guard
+from casstore.engine.lmdb import environment
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.page_scan import read_extent
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import StorageError
 
@@ -98,12 +99,12 @@ def test_a_short_file_of_a_killed_writer_can_be_opened_by_several_processes(
     place = tmp_path / "store"
     data = str(place / "data.mdb")
     with monkeypatch.context() as patch:
-        patch.setattr(guard, "cover", lambda handle, needed_bytes: False)
+        patch.setattr(environment, "lengthen", lambda handle, needed_bytes: False)
         with casstore.open(place) as store:
             digest = store.put_value({"a": 1})
             assert isinstance(store.engine, LmdbEngine)
             env = store.engine._env
-            while not guard.read_extent(data).is_short:
+            while not read_extent(data).is_short:
                 # Taken and given back in one transaction, pages are counted and never written.
                 with env.handle.begin(write=True) as txn:
                     for key in range(20):
@@ -120,4 +121,4 @@ def test_a_short_file_of_a_killed_writer_can_be_opened_by_several_processes(
         with casstore.open(place, readonly=second == "reads") as store:
             assert store.get_value(digest) == {"a": 1}
         other.communicate("\n")
-    assert guard.read_extent(data).is_short == (first == second == "reads")
+    assert read_extent(data).is_short == (first == second == "reads")

@@ -16,9 +16,10 @@ import lmdb
 import pytest
 
 import casstore
-from casstore.engine.lmdb import compaction, guard, packing
+from casstore.engine.lmdb import compaction, packing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.page_scan import read_extent
 from casstore.engine.protocol import TABLES, Write
 from casstore.errors import (
     BusyError,
@@ -91,9 +92,9 @@ def test_compact_keeps_all_content_in_a_shorter_file(tmp_path: Path, version: in
     path = tmp_path / "s"
     fill(path, lmdb_version=version, map_bytes=1 << 28)
     before = snapshot(path)
-    old = guard.read_extent(str(path / "data.mdb"))
+    old = read_extent(str(path / "data.mdb"))
     report = compact(path)
-    new = guard.read_extent(str(path / "data.mdb"))
+    new = read_extent(str(path / "data.mdb"))
     assert report.file_bytes_before == old.file_bytes
     assert report.file_bytes_after == new.file_bytes == (path / "data.mdb").stat().st_size
     assert report.file_bytes_after < 0.7 * report.file_bytes_before

@@ -14,7 +14,7 @@ import httpx
 
 import casstore
 from casstore.errors import InvalidInputError, SessionDeletedError
-from casstore.ui.actions import NAMES, act
+from casstore.ui.actions import ACTIONS, act
 from tests.ui.serving import Running, serve
 
 
@@ -111,7 +111,7 @@ def test_a_page_shows_that_its_session_was_deleted(writing: Running) -> None:
 def test_the_pages_have_a_dialog_for_each_action(writing: Running) -> None:
     with writing.client() as client:
         page = client.get("/session", params={"id": "strict-mode", "at": "5"}).text
-    for name in NAMES:
+    for name in ACTIONS:
         if name != "unlabel":
             assert f'id="{name}-dialog"' in page
             assert f"action={name}" in page

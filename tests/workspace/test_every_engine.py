@@ -161,8 +161,12 @@ def test_erasure_removes_files_including_those_saved_before_a_forced_restore(
         *stored_files(any_store, agent, 2).values(), *stored_files(any_store, agent).values(), saved
     } - {kept}  # fmt: skip
     assert len(doomed) == 3
-    # A pin that only resembles the one of the restore stays.
-    any_store.pin("workspace/agent/mine/1-00000000", kept)
+    # A pin of the caller stays, even if its name is like that of the restore's pin.
+    any_store.pin("workspace/agent/1-00000000", kept)
+    assert report.saved_pin is not None
+    pinned = any_store.find_pin(report.saved_pin)
+    assert pinned is not None
+    assert pinned.session == "agent"
     plan = erasure.plan(any_store, "anna")
     assert [name for name, _ in plan.pins] == [report.saved_pin]
     erasure.execute(any_store, plan)

@@ -29,8 +29,8 @@ from campaigns.crash_images import Image
 from campaigns.disk_model import Disk
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
-from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.page_scan import read_extent
 from casstore.engine.protocol import FULL, Write
 from casstore.maintenance.compact import compact
 
@@ -63,7 +63,7 @@ def fill(place: Path, version: int) -> None:
 def check(place: Path, acks: Sequence[str]) -> str:
     """Check the store after an interrupted compaction."""
     # A copy is written in a few transactions.
-    new = max(guard.read_extent(str(place / "data.mdb")).transactions) < COMMITS
+    new = max(read_extent(str(place / "data.mdb")).transactions) < COMMITS
     answer = crash_workload.check(place, [str(COMMITS)])
     if (place / "compact").exists():
         raise Violation("the next open left something of the attempt behind")

@@ -40,15 +40,15 @@ _SHORT_WRITER = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 import casstore
-from casstore.engine.lmdb import guard
+from casstore.engine.lmdb import environment
 
-def cover(handle, needed_bytes):
+def lengthen(handle, needed_bytes):
     if os.fstat(handle).st_size < needed_bytes:
         sys.stdout.flush()
         os._exit(9)
 
 store = casstore.open(sys.argv[1], durability="relaxed", lmdb_version=int(sys.argv[2]))
-guard.cover = cover
+environment.lengthen = lengthen
 env = store.engine._env
 for n in range(400):
     print(n, store.put_value({"commit": n}), flush=True)
@@ -172,8 +172,8 @@ _SHORT_READER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 import casstore
-from casstore.engine.lmdb import guard
-extent = guard.read_extent(sys.argv[1] + "/data.mdb")
+from casstore.engine.lmdb.page_scan import read_extent
+extent = read_extent(sys.argv[1] + "/data.mdb")
 assert extent.file_bytes < extent.needed_bytes, extent
 with casstore.open(sys.argv[1], durability="relaxed") as store:
     for line in sys.stdin:

@@ -4,7 +4,7 @@ The modules, from the bottom up:
 
     slab, dictionaries            several objects as one value; what compresses them
     lookup                        rows by key, and the index: from a digest to an object's id
-    directory, creation, guard    the files and their locks; a new store; checks before mapping
+    directory, creation           the files and their locks; a new store
     environment, translation      LMDB itself: transactions, errors; inheritance: after a fork
     log, memtable, applying       the redo log; its commits in memory; from the log into the tables
     recent, worker                these three together; the background thread
@@ -16,6 +16,6 @@ The modules, from the bottom up:
     measuring, page_arithmetic    how much space is used
     hot_copy, verification        a copy of a store in use; a check of all content
     engine, sharing               the engine protocol; one engine for each store and process
-    pages, examination            for damage: the file without LMDB; faults one by one
-    reindexing, page_scan         a new index; what can be salvaged from a damaged file
+    page_scan                     the file without LMDB: checks before mapping, salvage
+    examination, reindexing       for damage: faults one by one; a new index
 """

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from casstore.engine.compression import NO_DICTIONARY, Compressor
-from casstore.engine.lmdb import guard, packing
+from casstore.engine.lmdb import packing
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import LOG_KEY, read_recovery_point
 from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
@@ -39,6 +39,7 @@ from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.lookup import SUM_KEY
+from casstore.engine.lmdb.page_scan import Extent, read_extent, verify_structure
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError
@@ -86,7 +87,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
         old = Environment(path, create=False, prove=verify_content, directory=directory)
         try:
             old.retire_log()
-            before = guard.read_extent(directory.data_path)
+            before = read_extent(directory.data_path)
             with directory.compaction_directory() as place:
                 try:
                     report = _copy(old, place, before, tell)
@@ -103,7 +104,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
     return report._replace(file_bytes_before=before.file_bytes, file_bytes_after=file_bytes)
 
 
-def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Compacted:
+def _copy(old: Environment, place: str, before: Extent, tell: Tell) -> Compacted:
     """Fill a new store at ``place`` with everything in ``old``, and prove it."""
     new = Environment(
         place, map_bytes=before.map_bytes, lmdb_version=before.lmdb_version, prove=verify_content
@@ -118,13 +119,13 @@ def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Com
         report = copier.report()
     finally:
         new.close()
-    guard.verify_structure(os.path.join(place, os.path.basename(new.data_path)))
+    verify_structure(os.path.join(place, os.path.basename(new.data_path)))
     return report
 
 
-def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
+def _require_unchanged(directory: StoreDirectory, before: Extent) -> None:
     """BusyError if the old file has been written to since it was copied."""
-    if guard.read_extent(directory.data_path).transactions != before.transactions:
+    if read_extent(directory.data_path).transactions != before.transactions:
         raise BusyError(
             f"{directory.path} was written to while it was compacted, by a program that does not "
             "use casstore's locks; nothing was replaced: stop that program, and compact again"

@@ -25,8 +25,8 @@ from weakref import WeakSet
 import lmdb
 
 from casstore.engine.compression import Compressor
+from casstore.engine.files import lengthen
 from casstore.engine.forks import Descriptor, Gate
-from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.applying import apply_entries, full_slabs, read_recovery_point
 from casstore.engine.lmdb.creation import (
     COLLECTION,
@@ -49,6 +49,7 @@ from casstore.engine.lmdb.directory import (
 )
 from casstore.engine.lmdb.log import MAX_LOG_BYTES
 from casstore.engine.lmdb.memtable import LoggedEntry, MemtableView
+from casstore.engine.lmdb.page_scan import read_extent, verify_structure
 from casstore.engine.lmdb.recent import Recent
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
@@ -223,16 +224,16 @@ class Environment:
         if verify:
             if self._directory.others_present():
                 raise BusyError(f"{self.path} is in use; its file can be verified only when closed")
-            guard.verify_structure(path)
+            verify_structure(path)
         # Only a writer changes the file, or lengthens a short one.
         written = self._directory.writers_present()
-        extent = guard.read_extent(path)
+        extent = read_extent(path)
         tries = 0
         while (extent.is_short or not extent.is_in_order) and written and tries < _COVER_TRIES:
             # A writer in another process is between its commit and covering the file, or
             # committed twice while the two meta pages were read.
             time.sleep(_COVER_PAUSE_S)
-            extent = guard.read_extent(path)
+            extent = read_extent(path)
             tries += 1
         if not extent.is_in_order:
             raise CorruptionError(
@@ -249,7 +250,7 @@ class Environment:
                     f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and cannot be "
                     "verified while another process uses it; close the store there"
                 )
-            guard.verify_structure(path)
+            verify_structure(path)
 
     def _open(self) -> None:
         """Open LMDB, and set ``handle`` and the databases."""
@@ -491,8 +492,9 @@ class Environment:
         ):
             # With a longer map, before a transaction finds the map full.
             self.reopen()
-        # A file never shrinks, so it need not be checked again up to this length.
-        if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
+        # A file never shrinks, so it need not be checked again up to this length. If lengthening
+        # fails, the commit is complete all the same: the next process to open the file verifies it.
+        if needed_bytes > self.covered_bytes and lengthen(self.data_handle, needed_bytes):
             self.covered_bytes = needed_bytes
 
     def flush(self) -> bool:

@@ -59,7 +59,6 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
         if progress is not None:
             progress(done, total)
     fixed = _META_PAGES + own.total
-    content_bytes = {table.name: table.content_bytes for table in tables}
     return EngineSpace(
         file_bytes=file.st_size,
         allocated_bytes=file.st_blocks * 512,
@@ -68,7 +67,6 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
         tables=tuple(tables),
         slabs=_measure_slabs(env),
         dictionaries=stats[DICTIONARIES]["entries"],
-        dictionary_bytes=content_bytes[DICTIONARIES],
         tidy_file_bytes=page_bytes
         * (fixed + _FREE_LIST_PAGES + sum(table.tidy_pages for table in tables)),
         log_bytes=env.recent.log_bytes,
@@ -103,7 +101,7 @@ def _count(lengths: Iterator[_Lengths], content: list[int]) -> Iterator[_Lengths
 
 
 def _measure_slabs(env: Environment) -> SlabSpace:
-    count = small = stored = small_stored = objects = dead_objects = 0
+    count = small = stored = objects = dead_objects = 0
     raw = dead_raw = dead_stored = logical = 0
     damaged: list[DamagedSlab] = []
     next_id = 1
@@ -136,11 +134,18 @@ def _measure_slabs(env: Environment) -> SlabSpace:
                     dead_stored += payload * slab.dead_bytes // (slab.live_bytes + slab.dead_bytes)
                 if slab.live_bytes <= packing.SMALL_RAW_BYTES:
                     small += 1
-                    small_stored += len(value)
     return SlabSpace(
-        count, small, stored, small_stored, objects, dead_objects, raw, dead_raw, dead_stored,
-        logical, tuple(damaged),
-    )  # fmt: skip
+        slabs=count,
+        small_slabs=small,
+        stored_bytes=stored,
+        objects=objects,
+        dead_objects=dead_objects,
+        raw_bytes=raw,
+        dead_raw_bytes=dead_raw,
+        dead_stored_bytes=dead_stored,
+        logical_bytes=logical,
+        damaged=tuple(damaged),
+    )
 
 
 def _cut_links(slab: packing.StoredSlab) -> int:

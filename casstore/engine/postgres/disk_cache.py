@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine import forks
 from casstore.engine.files import write_at
-from casstore.engine.lmdb import guard, sharing
+from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
     DIRECTORY_MODE,
@@ -43,6 +43,7 @@ from casstore.engine.lmdb.directory import (
 )
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.log import FIRST_LOG_BYTES, LOG_FILE
+from casstore.engine.lmdb.page_scan import verify_structure
 from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
@@ -430,6 +431,6 @@ def _require_sound(path: str) -> None:
         # A process that has it open has verified it.
         if not directory.others_present():
             try:
-                guard.verify_structure(directory.data_path)
+                verify_structure(directory.data_path)
             except (ValueError, IndexError, KeyError) as exc:
                 raise CorruptionError(f"{directory.data_path} cannot be read: {exc}") from exc

@@ -67,6 +67,9 @@ def test_an_unexpected_error_of_one_store_does_not_end_the_thread_of_all(
         return inf
 
     tasks += [Task(fail), Task(serve)]
+    tasks[1].wake()
+    assert other.wait(TIMEOUT_S)
+    other.clear()
     tasks[0].wake()
     assert failed.wait(TIMEOUT_S)
     tasks[1].wake()

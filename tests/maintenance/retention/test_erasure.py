@@ -13,15 +13,15 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CorruptionError, InvalidInputError, SessionDeletedError
 from casstore.format.digest import Digest
-from casstore.maintenance import erasure, gc, sharing
+from casstore.maintenance import check, erasure, gc, sharing
 from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
-from casstore.session import catalogue, keys, queue
+from casstore.session import catalogue, keys, pins, queue
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.records import Draft, Table, row_links
-from casstore.session.state import decode_head
+from casstore.session.state import decode_head, runtime_of
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
@@ -300,6 +300,39 @@ def test_a_tag_set_after_the_plan_is_removed_with_its_session(store: Store, gone
     report = erasure.execute(store, plan)
     assert report.pins_removed == (1 if gone else 3)
     assert list(store.pins()) == []
+
+
+def pin_of(store: Store, session: str, name: str) -> None:
+    """Pin an object that no revision reaches, owned by the session."""
+    pins.put(
+        runtime_of(store),
+        name,
+        store.put_blob(name.encode()),
+        ttl_ms=None,
+        note=None,
+        is_tag=False,
+        move=False,
+        session=session,
+    )
+
+
+def test_the_pins_that_a_session_owns_are_removed_with_it(store: Store) -> None:
+    for name in ("hers", "no longer hers"):
+        store.create_session(name, subjects=["anna"])
+        step(store, name, name)
+        pin_of(store, name, f"of {name}")
+    step(store, "other", "other")
+    pin_of(store, "other", "of other")
+    store.pin("hers", store.put_blob(b"named like the session"))
+    plan = saved(erasure.plan(store, "anna"))
+    assert [name for name, _ in plan.pins] == ["of hers", "of no longer hers"]
+    pin_of(store, "hers", "late")
+    store.session("no longer hers").remove_subjects(["anna"])
+    report = erasure.execute(store, plan)
+    assert (report.kept, report.pins_removed) == (("no longer hers",), 2)
+    left = {pin.name: pin.session for pin in store.pins()}
+    assert left == {"hers": None, "of no longer hers": "no longer hers", "of other": "other"}
+    assert check.check(store).sound
 
 
 def test_a_tag_is_removed_though_its_session_is_deleted_meanwhile(store: Store) -> None:

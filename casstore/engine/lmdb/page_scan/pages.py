@@ -21,7 +21,15 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from casstore.engine.files import open_regular, storage_error
-from casstore.engine.lmdb.guard import META_MAGIC, META_VERSIONS
+from casstore.engine.lmdb.page_scan.meta import (
+    META_BYTES,
+    META_PAGES,
+    META_VERSIONS,
+    PAGE_SIZES,
+    RECORD_BYTES,
+    Meta,
+    read_meta,
+)
 from casstore.errors import CorruptionError
 
 BRANCH: Final = 0x01
@@ -35,10 +43,8 @@ _LONG: Final = 0x01
 _DATABASE: Final = 0x02
 
 NO_PAGE: Final = (1 << 64) - 1
-_META_PAGES: Final = 2
 # The limit on the depth of a tree; LMDB has the same.
 _MAX_DEPTH: Final = 32
-_PAGE_SIZES: Final = tuple(1 << shift for shift in range(9, 17))
 _USUAL_PAGE_BYTES: Final = 4096
 # About how many pages are read to find out the page size, if both meta pages are damaged.
 _PROBES: Final = 256
@@ -49,25 +55,6 @@ _U16: Final = Struct("=H")
 _U32: Final = Struct("=I")
 _U64: Final = Struct("=Q")
 _ENTRY: Final = Struct("=HHHH")
-_RECORD: Final = Struct("=IHHQQQQQ")
-# magic, version, address, map size, two database records, last page, transaction
-_META_BODY: Final = Struct("=IIQQ48s48sQQ")
-
-
-class DatabaseRecord(NamedTuple):
-    """LMDB's record of a database: the root of its tree, and its number of entries."""
-
-    depth: int
-    entries: int
-    root: int
-
-
-class Meta(NamedTuple):
-    """A meta page: one committed state."""
-
-    transaction: int
-    last_page: int
-    main: DatabaseRecord
 
 
 class LeafEntry(NamedTuple):
@@ -114,12 +101,6 @@ class ReachedEntry(NamedTuple):
     entry: LeafEntry
 
 
-def read_record(data: bytes) -> DatabaseRecord:
-    """The record of a database."""
-    _, _, depth, _, _, _, entries, root = _RECORD.unpack(data)
-    return DatabaseRecord(depth, entries, root)
-
-
 class PageFile:
     """An LMDB data file as pages. Only reads; safe on any bytes, and while a writer works."""
 
@@ -155,18 +136,15 @@ class PageFile:
 
     def _find_layout(self) -> tuple[int, int]:
         """The length of a header and of a page: from a meta page, else by trial."""
-        for start in (0, *_PAGE_SIZES):
-            for header_bytes, version in META_VERSIONS.items():
-                data = self._read_at(start + header_bytes, _META_BODY.size)
-                if len(data) < _META_BODY.size:
-                    continue
-                magic, found, _, _, free, _, _, _ = _META_BODY.unpack(data)
-                page_bytes = _U32.unpack_from(free)[0]
-                if magic == META_MAGIC and found == version and page_bytes in _PAGE_SIZES:
-                    return header_bytes, page_bytes
+        for start in (0, *PAGE_SIZES):
+            for header_bytes in META_VERSIONS:
+                data = self._read_at(start + header_bytes, META_BYTES)
+                meta = read_meta(data, 0, header_bytes)
+                if meta is not None and meta.page_bytes in PAGE_SIZES:
+                    return header_bytes, meta.page_bytes
         # Both meta pages are damaged: pages that hold their own number show the layout.
         best = max(
-            ((header, size) for size in _PAGE_SIZES for header in META_VERSIONS),
+            ((header, size) for size in PAGE_SIZES for header in META_VERSIONS),
             key=lambda layout: (self._count_sound(*layout), layout[1] == _USUAL_PAGE_BYTES),
         )
         if not self._count_sound(*best):
@@ -176,7 +154,7 @@ class PageFile:
     def _count_sound(self, header_bytes: int, page_bytes: int) -> int:
         sound = 0
         total = self.size_bytes // page_bytes
-        for number in range(_META_PAGES, total, max(1, total // _PROBES)):
+        for number in range(META_PAGES, total, max(1, total // _PROBES)):
             head = self._read_at(number * page_bytes, header_bytes)
             if len(head) == header_bytes and _U64.unpack_from(head)[0] == number:
                 sound += _U16.unpack_from(head, header_bytes - 6)[0] in _KINDS
@@ -185,22 +163,17 @@ class PageFile:
     def metas(self) -> list[Meta]:
         """The valid meta pages, newest first."""
         found: list[Meta] = []
-        for number in range(_META_PAGES):
-            page = self._read_at(number * self.page_bytes, self.header_bytes + _META_BODY.size)
-            if len(page) < self.header_bytes + _META_BODY.size:
-                continue
-            magic, version, _, _, _, main, last_page, transaction = _META_BODY.unpack_from(
-                page, self.header_bytes
-            )
+        for number in range(META_PAGES):
+            page = self._read_at(number * self.page_bytes, self.header_bytes + META_BYTES)
+            meta = read_meta(page, self.header_bytes, self.header_bytes)
             if (
-                magic == META_MAGIC
-                and version == META_VERSIONS[self.header_bytes]
+                meta is not None
                 and _U64.unpack_from(page)[0] == number
                 and _U16.unpack_from(page, self.header_bytes - 6)[0] == _META
                 # A transaction writes the meta page with its own number modulo two.
-                and (transaction % _META_PAGES == number or not transaction)
+                and (meta.transaction % META_PAGES == number or not meta.transaction)
             ):
-                found.append(Meta(transaction, last_page, read_record(main)))
+                found.append(meta)
         return sorted(found, reverse=True)
 
     # --- pages --------------------------------------------------------------------------
@@ -230,7 +203,7 @@ class PageFile:
     def pages(self) -> Iterator[DecodedPage]:
         """Every valid page, in order, whether or not a tree refers to it."""
         total, step = self.page_count, _READ_AHEAD
-        for start in range(_META_PAGES, total, step):
+        for start in range(META_PAGES, total, step):
             count = min(step, total - start)
             block = self.read(start, count)
             for number in range(start, start + count):
@@ -292,7 +265,7 @@ class PageFile:
             return LeafEntry(key, None, size, _U64.unpack_from(data, at)[0], is_database=False)
         if flags not in (0, _DATABASE) or at + size > len(data):
             return None
-        if flags == _DATABASE and size != _RECORD.size:
+        if flags == _DATABASE and size != RECORD_BYTES:
             return None
         return LeafEntry(key, data[at : at + size], size, 0, is_database=flags == _DATABASE)
 

@@ -17,15 +17,14 @@ from casstore.engine.lmdb.lookup import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_r
 from casstore.engine.lmdb.memtable import decode_entry
 from casstore.engine.lmdb.page_scan.found_rows import FoundRows
 from casstore.engine.lmdb.page_scan.found_slabs import FoundSlabs
+from casstore.engine.lmdb.page_scan.meta import Meta, read_record
 from casstore.engine.lmdb.page_scan.pages import (
     LEAF,
     OVERFLOW,
     DecodedPage,
     LeafEntry,
     Lost,
-    Meta,
     PageFile,
-    read_record,
 )
 from casstore.engine.lmdb.page_scan.trees import BEFORE, NEWEST, SAVED_TABLES, STRAY, Gaps
 from casstore.engine.protocol import TABLES

@@ -1,4 +1,4 @@
-"""Checks a data file before LMDB maps it.
+"""The meta pages of an LMDB file, and the check of a file before LMDB maps it.
 
 LMDB trusts its file. If the end of the file is missing, reading there raises SIGBUS, which kills
 the process, where casstore should raise an error. So the file's length is first compared with the
@@ -7,8 +7,8 @@ committed state, and each commit overwrites the older of the two.)
 
 A short file is not always damaged: the claimed length includes pages that LMDB allocated and freed
 within one transaction and never wrote, so after about one commit in a hundred the file is shorter
-and sound. The engine lengthens the file after each commit (``cover``). If a killed writer left it
-short, ``verify_structure`` reads the whole file and decides.
+and sound. The engine lengthens the file after each commit (``Environment.cover``). If a killed
+writer left it short, ``verify_structure`` reads the whole file and decides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,55 @@ from typing import Final, NamedTuple
 from casstore.engine.files import open_regular, storage_error
 from casstore.errors import CorruptionError, FormatVersionError
 
-META_MAGIC: Final = 0xBEEFC0DE
-# The two formats differ in the length of a page header: LMDB 0.9 writes version 1
-# after 16 bytes, LMDB 1.0 version 3 after 24.
+_MAGIC: Final = 0xBEEFC0DE
+#: LMDB's format by the length of a page header: LMDB 0.9 writes version 1 after 16 bytes, LMDB 1.0
+#: version 3 after 24.
 META_VERSIONS: Final = {16: 1, 24: 3}
-# magic, version, address, map size, then two database records of 48 bytes (the first
-# starts with the page size, the second ends with the page that the tree of tables begins with),
-# last page, transaction
-_META: Final = Struct("=IIQQI44x40xQQQ")
+META_PAGES: Final = 2
+PAGE_SIZES: Final = tuple(1 << shift for shift in range(9, 17))
+
+_SIGNATURE: Final = Struct("=II")
+# magic, version, address, map size, the records of the two databases (that of the free pages
+# begins with the page size; that of the tree of tables), last page, transaction
+_META: Final = Struct("=IIQQI44x48sQQ")
+META_BYTES: Final = _META.size
+# page size, flags, depth, branch pages, leaf pages, overflow pages, entries, root
+_RECORD: Final = Struct("=IHHQQQQQ")
+RECORD_BYTES: Final = _RECORD.size
+
+
+class DatabaseRecord(NamedTuple):
+    """LMDB's record of a database: the root of its tree, and its number of entries."""
+
+    depth: int
+    entries: int
+    root: int
+
+
+class Meta(NamedTuple):
+    """A meta page: one committed state."""
+
+    transaction: int
+    last_page: int
+    page_bytes: int
+    map_bytes: int
+    main: DatabaseRecord
+
+
+def read_record(data: bytes) -> DatabaseRecord:
+    """The record of a database."""
+    _, _, depth, _, _, _, entries, root = _RECORD.unpack(data)
+    return DatabaseRecord(depth, entries, root)
+
+
+def read_meta(data: bytes, at: int, header_bytes: int) -> Meta | None:
+    """The META_BYTES of a meta page after its header; None if LMDB did not write them."""
+    if len(data) < at + META_BYTES:
+        return None
+    magic, version, _, map_bytes, page_bytes, main, page, transaction = _META.unpack_from(data, at)
+    if magic != _MAGIC or version != META_VERSIONS[header_bytes]:
+        return None
+    return Meta(transaction, page, page_bytes, map_bytes, read_record(main))
 
 
 class Extent(NamedTuple):
@@ -60,57 +101,50 @@ class Extent(NamedTuple):
 
 
 def read_extent(path: str) -> Extent:
-    """Parse both meta pages and choose as LMDB does; raise if neither is valid."""
+    """Parse both meta pages and choose as LMDB does; raise if one is damaged."""
     try:
         with open(open_regular(path, follow=True), "rb") as source:
             # Read the meta pages before the length: a commit in between only lengthens the file, so
             # the file does not look short.
-            head = source.read(2 << 16)
+            head = source.read(META_PAGES * PAGE_SIZES[-1])
             file_bytes = os.fstat(source.fileno()).st_size
     except OSError as exc:
         raise storage_error(f"cannot read {path}", exc) from exc
-    header_bytes = _find_header(head, path)
-    page_bytes = _META.unpack_from(head, header_bytes)[4]
-    if page_bytes not in (1 << shift for shift in range(9, 17)):
+    header_bytes, first = _first_meta(head, path)
+    page_bytes = first.page_bytes
+    if page_bytes not in PAGE_SIZES:
         raise CorruptionError(f"{path} claims pages of {page_bytes} bytes")
-    transactions: list[int] = []
-    last_pages: list[int] = []
-    map_sizes: list[int] = []
-    for start in (0, page_bytes):
-        if len(head) < start + header_bytes + _META.size:
-            raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
-        magic, version, _, map_bytes, _, _, page, transaction = _META.unpack_from(
-            head, start + header_bytes
-        )
-        if magic != META_MAGIC or version != META_VERSIONS[header_bytes]:
-            raise CorruptionError(f"{path} has a damaged meta page")
-        transactions.append(transaction)
-        last_pages.append(page)
-        map_sizes.append(map_bytes)
-    newest = 0 if transactions[0] > transactions[1] else 1
-    if last_pages[newest] < last_pages[1 - newest]:
+    if len(head) < page_bytes + header_bytes + META_BYTES:
+        raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
+    second = read_meta(head, page_bytes + header_bytes, header_bytes)
+    if second is None:
+        raise CorruptionError(f"{path} has a damaged meta page")
+    newest, older = (first, second) if first.transaction > second.transaction else (second, first)
+    if newest.last_page < older.last_page:
         # An LMDB file never shrinks, so the older state cannot have more pages than the newer.
         raise CorruptionError(
             f"{path} has a damaged meta page: the older of its two states claims more pages"
         )
-    needed_bytes = (last_pages[newest] + 1) * page_bytes
-    lmdb_version = list(META_VERSIONS).index(header_bytes)
     return Extent(
-        needed_bytes, file_bytes, (transactions[0], transactions[1]), lmdb_version, header_bytes,
-        map_sizes[newest],
-    )  # fmt: skip
+        needed_bytes=(newest.last_page + 1) * page_bytes,
+        file_bytes=file_bytes,
+        transactions=(first.transaction, second.transaction),
+        lmdb_version=list(META_VERSIONS).index(header_bytes),
+        header_bytes=header_bytes,
+        map_bytes=newest.map_bytes,
+    )
 
 
-def _find_header(head: bytes, path: str) -> int:
-    """The length of a page header, by the first meta page; raise if LMDB did not write that."""
+def _first_meta(head: bytes, path: str) -> tuple[int, Meta]:
+    """The length of a page header, and the first meta page; raise if LMDB did not write that."""
     for header_bytes, version in META_VERSIONS.items():
-        if len(head) < header_bytes + _META.size:
-            break
-        magic, found, *_ = _META.unpack_from(head, header_bytes)
-        if magic == META_MAGIC:
-            if found != version:
+        meta = read_meta(head, header_bytes, header_bytes)
+        if meta is not None:
+            return header_bytes, meta
+        if len(head) >= header_bytes + META_BYTES:
+            magic, found = _SIGNATURE.unpack_from(head, header_bytes)
+            if magic == _MAGIC:
                 raise FormatVersionError(f"{path} (LMDB's own file)", found, version)
-            return header_bytes
     raise CorruptionError(f"{path} is not an LMDB file, or its first page is damaged")
 
 
@@ -146,21 +180,3 @@ def verify_structure(path: str) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CorruptionError(f"{path} is damaged: {problems[0]}{more}")
-
-
-def cover(handle: int, needed_bytes: int) -> bool:
-    """Lengthen the file to ``needed_bytes``, what its meta page claims; False if that fails.
-
-    posix_fallocate changes no byte that exists, so this is safe while another process writes.
-    """
-    if os.fstat(handle).st_size >= needed_bytes:
-        return True
-    if not hasattr(os, "posix_fallocate"):
-        return False
-    try:
-        os.posix_fallocate(handle, needed_bytes - 1, 1)
-    except OSError:
-        # The caller's commit is complete and flushed, so it must not get an error. A file that
-        # stays short is sound, but the next process that opens it must verify all of it.
-        return False
-    return True
