@@ -21,7 +21,7 @@ from casstore.maintenance.check import check
 from casstore.maintenance.expiring import expire_rows
 from casstore.session.records import Draft, Table
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import chat, on, say
+from tests.adapters.langgraph.graphs import chat, on, say
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.session.session import SessionState
-from tests.aio.test_aio import TIMEOUT_S, Gate, first_answer, methods, run
+from tests.aio.test_store import TIMEOUT_S, Gate, first_answer, methods, run
 
 ROOT = Path(__file__).parent.parent.parent
 MINUTE_MS = 60_000

@@ -18,7 +18,7 @@ from casstore.maintenance.retention import Plan, Policy
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from tests.maintenance.retention.lifetimes import DAY_MS, HOUR_MS, grow, revisions
+from tests.maintenance.lifetimes import DAY_MS, HOUR_MS, grow, revisions
 
 
 def require_sound(store: Store) -> None:

@@ -9,7 +9,7 @@ from casstore.maintenance.retention import Policy
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import nothing_written
-from tests.maintenance.retention.lifetimes import HOUR_MS, grow
+from tests.maintenance.lifetimes import HOUR_MS, grow
 
 
 def prune_and_collect(store: Store, *, dry_run: bool) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from casstore.session.state import decode_head
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from tests.maintenance.retention.lifetimes import CrashError, crashing, grow, step
+from tests.maintenance.lifetimes import CrashError, crashing, grow, step
 
 LONG = "long " * 600
 

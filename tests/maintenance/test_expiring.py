@@ -25,7 +25,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
 from casstore.testing.session_model import _Run
-from tests.maintenance.retention.lifetimes import (
+from tests.maintenance.lifetimes import (
     DAY_MS,
     HOUR_MS,
     CrashError,

@@ -34,7 +34,7 @@ from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from tests.maintenance.retention.lifetimes import (
+from tests.maintenance.lifetimes import (
     DAY_MS,
     HOUR_MS,
     CrashError,

@@ -19,7 +19,7 @@ from casstore.maintenance.retention import Policy
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import start
-from tests.maintenance.retention.lifetimes import step
+from tests.maintenance.lifetimes import step
 
 STEPS = 50
 WRITERS = 3

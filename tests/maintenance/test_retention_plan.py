@@ -14,7 +14,7 @@ from casstore.maintenance.retention import Plan, Policy
 from casstore.session.data import Commit
 from casstore.store import Store
 from casstore.testing import ManualClock
-from tests.maintenance.retention.lifetimes import DAY_MS, HOUR_MS, revisions
+from tests.maintenance.lifetimes import DAY_MS, HOUR_MS, revisions
 
 START_MS = 1_703_900_000_000  # two days before the end of a year
 

@@ -27,7 +27,7 @@ from casstore.session.attachments import attachment_key
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from tests.maintenance.retention.lifetimes import HOUR_MS, step
+from tests.maintenance.lifetimes import HOUR_MS, step
 
 LONG_ID = "session " * 40
 

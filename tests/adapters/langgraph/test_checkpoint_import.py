@@ -35,11 +35,11 @@ from casstore.errors import (
 )
 from casstore.maintenance.progress import Step
 from casstore.store import Store
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on, say
-from tests.adapters.langgraph.test_langgraph_strict import HERE as TYPES
-from tests.adapters.langgraph.test_langgraph_strict import Mine
-from tests.adapters.langgraph.test_langgraph_threads import in_between, put, records
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on, say
+from tests.adapters.langgraph.test_serializer import HERE as TYPES
+from tests.adapters.langgraph.test_serializer import Mine
+from tests.adapters.langgraph.test_threads import in_between, put, records
 
 
 def fill(saver: Any) -> None:

@@ -30,11 +30,11 @@ from casstore.errors import (
 from casstore.maintenance.progress import Step
 from casstore.store import Store
 from servers.postgres import Server
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on, say
-from tests.adapters.langgraph.test_langgraph_import import Mirror, Stopped, told
-from tests.adapters.langgraph.test_langgraph_strict import Mine
-from tests.adapters.langgraph.test_langgraph_threads import put, records
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on, say
+from tests.adapters.langgraph.test_checkpoint_import import Mirror, Stopped, told
+from tests.adapters.langgraph.test_serializer import Mine
+from tests.adapters.langgraph.test_threads import put, records
 
 _numbers = count(1)
 

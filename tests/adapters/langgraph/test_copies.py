@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.copies import begins_with, originals
 from casstore.store import Store
-from tests.adapters.langgraph.test_langgraph_lists import put_list, read_list
+from tests.adapters.langgraph.test_lists import put_list, read_list
 
 keys = st.text(max_size=3)
 atoms = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | keys

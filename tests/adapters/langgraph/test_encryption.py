@@ -23,9 +23,9 @@ from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer, import_
 from casstore.adapters.langgraph.encoding import encodes_as_langgraph
 from casstore.errors import InvalidInputError
 from casstore.store import Store
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on, say
-from tests.adapters.langgraph.test_langgraph_threads import put, records
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on, say
+from tests.adapters.langgraph.test_threads import put, records
 
 CANARY = "canary-7f3a9c"
 

@@ -21,8 +21,8 @@ from langgraph.types import Command
 
 from casstore.adapters.langgraph import CasstoreSaver
 from casstore.store import Store
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on, say
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on, say
 
 DURABILITIES = ("sync", "async", "exit")
 ROOT = Path(__file__).parents[3]
@@ -262,8 +262,8 @@ def test_in_strict_mode_the_types_of_the_graph_state_are_allowed(tmp_path: Path)
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on
 from casstore.adapters.langgraph import CasstoreSaver
 
 saver = CasstoreSaver.from_path({place!r}, "relaxed")

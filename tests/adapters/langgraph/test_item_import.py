@@ -24,9 +24,9 @@ from casstore.maintenance.progress import Step
 from casstore.session.records import Draft
 from casstore.store import Store
 from servers.postgres import Server
-from tests.adapters.langgraph.langgraph_memories import Memory, PostgresMemory, SqliteMemory
-from tests.adapters.langgraph.test_langgraph_import import Stopped
-from tests.adapters.langgraph.test_langgraph_threads import in_between, objects, records
+from tests.adapters.langgraph.memories import Memory, PostgresMemory, SqliteMemory
+from tests.adapters.langgraph.test_checkpoint_import import Stopped
+from tests.adapters.langgraph.test_threads import in_between, objects, records
 
 # How SqliteStore itself writes times, on Python 3.12 and newer.
 pytestmark = pytest.mark.filterwarnings("ignore:The default datetime adapter:DeprecationWarning")

@@ -21,8 +21,8 @@ from casstore.errors import VectorIndexChangedError
 from casstore.maintenance.check import check
 from casstore.store import Store
 from servers.postgres import Server
-from tests.adapters.langgraph.langgraph_memories import Memory, PostgresMemory, SqliteMemory
-from tests.adapters.langgraph.test_langgraph_postgres_store_import import database
+from tests.adapters.langgraph.memories import Memory, PostgresMemory, SqliteMemory
+from tests.adapters.langgraph.test_item_import_postgres import database
 
 pytestmark = pytest.mark.filterwarnings("ignore:The default datetime adapter:DeprecationWarning")
 

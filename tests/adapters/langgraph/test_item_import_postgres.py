@@ -19,8 +19,8 @@ from casstore.errors import ForeignSourceError, StorageUnavailableError
 from casstore.maintenance.progress import Step
 from casstore.store import Store
 from servers.postgres import Server
-from tests.adapters.langgraph.langgraph_memories import PostgresMemory
-from tests.adapters.langgraph.test_langgraph_store_import import contents, refuse_odd, told
+from tests.adapters.langgraph.memories import PostgresMemory
+from tests.adapters.langgraph.test_item_import import contents, refuse_odd, told
 
 
 @contextmanager

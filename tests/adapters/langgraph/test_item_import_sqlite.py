@@ -29,9 +29,9 @@ from casstore.errors import (
 )
 from casstore.maintenance.progress import Step
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_memories import SqliteMemory
-from tests.adapters.langgraph.test_langgraph_store_import import contents, refuse_odd, told
-from tests.adapters.langgraph.test_langgraph_threads import records
+from tests.adapters.langgraph.memories import SqliteMemory
+from tests.adapters.langgraph.test_item_import import contents, refuse_odd, told
+from tests.adapters.langgraph.test_threads import records
 
 pytestmark = pytest.mark.filterwarnings("ignore:The default datetime adapter:DeprecationWarning")
 

@@ -41,9 +41,9 @@ from casstore.maintenance import gc
 from casstore.session.records import Draft
 from casstore.store import Store
 from casstore.testing import ManualClock
-from tests.adapters.langgraph.langgraph_graphs import Plan, on
-from tests.adapters.langgraph.test_langgraph_strict import Mine
-from tests.adapters.langgraph.test_langgraph_threads import in_between, objects
+from tests.adapters.langgraph.graphs import Plan, on
+from tests.adapters.langgraph.test_serializer import Mine
+from tests.adapters.langgraph.test_threads import in_between, objects
 from tests.faults.children import in_children
 
 

@@ -33,8 +33,8 @@ from casstore.format.canonical import Link
 from casstore.maintenance import gc
 from casstore.session.records import Draft
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import on
-from tests.adapters.langgraph.test_langgraph_threads import put
+from tests.adapters.langgraph.graphs import on
+from tests.adapters.langgraph.test_threads import put
 
 RAN: list[str] = []
 

@@ -25,7 +25,7 @@ from casstore.errors import UnsafePayloadError
 from casstore.maintenance import gc
 from casstore.session.records import Draft
 from casstore.store import Store
-from tests.adapters.langgraph.test_langgraph_lists import (
+from tests.adapters.langgraph.test_lists import (
     Mine,
     before_next_write,
     link_of,

@@ -29,7 +29,7 @@ from casstore.engine.protocol import (
 from casstore.maintenance.check import check
 from casstore.store import Store
 from servers.postgres import Server
-from tests.adapters.langgraph.test_langgraph_postgres_store_import import database
+from tests.adapters.langgraph.test_item_import_postgres import database
 
 LETTERS = "abcd"
 

@@ -19,9 +19,9 @@ from casstore.errors import BranchedThreadError, ExpansionError, InvalidInputErr
 from casstore.format import splitting
 from casstore.maintenance import gc
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import on
-from tests.adapters.langgraph.test_langgraph_lists import before_next_write, put_list, read_list
-from tests.adapters.langgraph.test_langgraph_threads import put
+from tests.adapters.langgraph.graphs import on
+from tests.adapters.langgraph.test_lists import before_next_write, put_list, read_list
+from tests.adapters.langgraph.test_threads import put
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import casstore
 from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore
 from casstore.errors import ClosedError, StoreNotFoundError
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import on
+from tests.adapters.langgraph.graphs import on
 
 TIMEOUT_S = 60.0
 

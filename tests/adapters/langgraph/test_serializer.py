@@ -42,8 +42,8 @@ from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.encoding import decode, encode
 from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import on
-from tests.adapters.langgraph.test_langgraph_threads import put, records
+from tests.adapters.langgraph.graphs import on
+from tests.adapters.langgraph.test_threads import put, records
 
 RAN: list[str] = []
 

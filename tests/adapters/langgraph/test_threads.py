@@ -37,8 +37,8 @@ from casstore.errors import (
 from casstore.maintenance import gc
 from casstore.session.records import Draft
 from casstore.store import Store
-from tests.adapters.langgraph import langgraph_graphs as graphs
-from tests.adapters.langgraph.langgraph_graphs import on, say
+from tests.adapters.langgraph import graphs
+from tests.adapters.langgraph.graphs import on, say
 
 DURABILITIES = ("sync", "async", "exit")
 

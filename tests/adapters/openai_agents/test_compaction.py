@@ -20,7 +20,7 @@ from casstore.adapters.openai_agents import CasstoreSession
 from casstore.errors import BranchNotFoundError
 from casstore.store import Store
 from tests.adapters.openai_agents.scripted_model import ScriptedModel
-from tests.adapters.openai_agents.test_openai_agents import reply, say, shown, talk, texts
+from tests.adapters.openai_agents.test_session import reply, say, shown, talk, texts
 
 SUMMARY: Any = {"type": "compaction", "id": "cmp", "encrypted_content": "in short"}
 SECRET = "a secret of thirty-two characters"

@@ -47,7 +47,7 @@ from casstore.maintenance.progress import Step
 from casstore.session.session import Session as StoreSession
 from casstore.store import Store
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
-from tests.adapters.openai_agents.test_openai_agents import (
+from tests.adapters.openai_agents.test_session import (
     QUIET,
     Result,
     reply,

@@ -39,7 +39,7 @@ from casstore.errors import (
 )
 from casstore.testing.engine_fixtures import all_objects, new_blob
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEY = RowKey("records", b"key")
 # The first commits of a process go straight into the tables.
 DIRECT = 2

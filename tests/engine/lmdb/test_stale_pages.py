@@ -38,9 +38,7 @@ def observe(store: casstore.Store) -> str:
 
 
 @pytest.mark.parametrize("engine", [0, 1])
-def test_a_verifying_open_refuses_a_page_of_an_earlier_commit(
-    engine: int, tmp_path: Path, scratch: Path
-) -> None:
+def test_a_verifying_open_refuses_a_page_of_an_earlier_commit(engine: int, tmp_path: Path) -> None:
     place = tmp_path / "store"
     snapshots: list[bytes] = []
     with casstore.open(place, "relaxed", lmdb_version=engine) as store:
@@ -58,7 +56,7 @@ def test_a_verifying_open_refuses_a_page_of_an_earlier_commit(
     }
     refused, unnoticed = 0, []
     for number, (page, content) in enumerate(sorted(stale)):
-        damaged = scratch / f"{engine}-{number}"
+        damaged = tmp_path / f"{engine}-{number}"
         damaged.mkdir()
         image = newest[:page] + content + newest[page + PAGE_BYTES :]
         (damaged / "data.mdb").write_bytes(image)

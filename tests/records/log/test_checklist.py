@@ -2,11 +2,11 @@
 
 | feature | tests |
 |---|---|
-| seq allocation | test_seq_allocation__…; across processes in test_log_processes.py |
+| seq allocation | test_seq_allocation__…; across processes in test_processes.py |
 | unknown session | test_unknown_session__… |
 | active vs all | test_active_vs_all__… |
 | compaction atomic | test_compaction_atomic__… |
-| logical order | test_logical_order__…; random schedules in test_log_model.py |
+| logical order | test_logical_order__…; random schedules in test_model.py |
 | exact fold set | test_exact_fold_set__… |
 | one note | test_one_note__… |
 | recall | test_recall__… |
@@ -22,7 +22,7 @@
 | prune | test_prune__… |
 | export/import | test_export_import__… |
 | lease/inbox | test_lease_inbox__… |
-| persistence | in test_log_processes.py |
+| persistence | in test_processes.py |
 """
 
 from __future__ import annotations

@@ -7,33 +7,33 @@
 | Times                   | ``test_times__…`` |
 | Run lifecycle           | ``test_run_lifecycle__…`` |
 | Tri-state checkpoint    | ``test_tri_state_checkpoint__…`` |
-| Thread mirror           | ``test_thread_mirror__…``, and ``test_runs_one_write.py`` |
+| Thread mirror           | ``test_thread_mirror__…``, and ``test_one_write.py`` |
 | FK                      | ``test_parents__…`` |
-| Events                  | ``test_events__…``, and ``test_runs_processes.py`` |
-| Approvals               | ``test_approvals__…``, and ``test_runs_processes.py`` |
-| Recovery intent         | ``test_recovery_intent__…``, and ``test_runs_processes.py`` |
+| Events                  | ``test_events__…``, and ``test_processes.py`` |
+| Approvals               | ``test_approvals__…``, and ``test_processes.py`` |
+| Recovery intent         | ``test_recovery_intent__…``, and ``test_processes.py`` |
 | Run request             | ``test_run_request__…`` |
 | Messages                | ``test_messages__…`` |
-| Protected set           | ``test_protected_set__…``, and ``test_runs_protection.py`` |
+| Protected set           | ``test_protected_set__…``, and ``test_protection.py`` |
 | Artifacts               | ``test_artifacts__…`` |
-| Delete thread           | ``test_runs_deleting.py`` |
-| Listings                | ``test_listings__…``, and ``test_runs_views.py`` |
+| Delete thread           | ``test_deleting.py`` |
+| Listings                | ``test_listings__…``, and ``test_views.py`` |
 
 And its faults, gone:
 
 | fault                                         | test |
 |---|---|
-| several statements, no transaction            | ``test_runs_one_write.py`` |
+| several statements, no transaction            | ``test_one_write.py`` |
 | creating again overwrites                     | ``test_thread_mirror__creating_again_…`` |
 | an older run becomes the latest               | ``test_thread_mirror__it_shows_…`` |
 | an event overwrites another                   | ``test_events__a_repeated_number_…`` |
 | approved, then rejected                       | ``test_approvals__are_resolved_once`` |
-| ``cancelled`` stays protected                 | ``test_runs_protection.py`` |
+| ``cancelled`` stays protected                 | ``test_protection.py`` |
 | no database, so nothing is protected          | ``test_protected_set__…`` |
 | an artifact's path leads out; file before row | ``test_artifacts__…`` |
 | a foreign database is adopted, and written to | ``test_schema__…`` |
-| deleting stops halfway                        | ``test_runs_deleting.py`` |
-| only one workspace                            | ``test_runs_views.py`` |
+| deleting stops halfway                        | ``test_deleting.py`` |
+| only one workspace                            | ``test_views.py`` |
 """
 
 from __future__ import annotations

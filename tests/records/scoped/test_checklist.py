@@ -12,10 +12,10 @@ null and missing       are two things
 list                   a literal prefix, in order, beyond a hundred
 delete                 true, then false
 alias                  one value by both names
-frozen authorisation   see test_scoped_runs
-caller identity        see test_scoped_runs
-reset                  see test_scoped_resets
-erasure by actor       see test_scoped_erasure
+frozen authorisation   see test_runs
+caller identity        see test_runs
+reset                  see test_resets
+erasure by actor       see test_erasure
 """
 
 from __future__ import annotations
