@@ -9,7 +9,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +20,6 @@ import casstore
 from casstore import Checkpoint, Commit, Head, Node, NodeDraft, Store, Usage, aio
 from casstore.aio import AsyncNodes, AsyncSession, AsyncSessionState, AsyncStore
 from casstore.engine.lmdb import watching
-from casstore.engine.lmdb.batches import WriteBatch
-from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Watch, Write, WriteResult
 from casstore.errors import (
@@ -317,32 +314,6 @@ def test_history_and_sessions_are_iterated_in_full(tmp_path: Path) -> None:
 
 
 # --- writing together -------------------------------------------------------------------------
-
-
-def test_commits_awaited_together_share_their_flushes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with aio.open(tmp_path / "s", "full") as store:
-            engine = store.sync.engine
-            assert isinstance(engine, LmdbEngine)
-            queue, batches = engine._queue, list[int]()
-            run_batch = queue._run
-            deadline = time.monotonic() + TIMEOUT_S
-
-            def hold_the_first(batch: WriteBatch) -> None:
-                while not batches and len(queue._waiting) < 16:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
-                batches.append(len(batch.tickets))
-                run_batch(batch)
-
-            queue._run = hold_the_first
-            sessions = [store.session(f"s{n}") for n in range(16)]
-            results = await asyncio.gather(*[session.commit(step("a")) for session in sessions])
-            assert [result.revision for result in results] == [1] * 16
-            assert sum(batches) == 16
-            assert len(batches) <= 2
-
-    run(main())
 
 
 def test_many_tasks_commit_to_many_sessions(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from casstore.store import Store
 
 pytestmark = pytest.mark.usefixtures("slab_a_commit")
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def engine_of(store: Store) -> LmdbEngine:

@@ -29,6 +29,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.engine_fixtures import find_row, new_blob, put_objects, put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
+from tests.engine.lmdb.test_gc_interleavings import FIRST, ROOTS, SECOND, A, B, C, D, schedules
 from tests.engine.postgres.engines import Schemas, engines
 from tests.engine.postgres.open_writes import (
     Blocked,
@@ -37,7 +38,6 @@ from tests.engine.postgres.open_writes import (
     replace_function,
     without_touches,
 )
-from tests.maintenance.test_gc_interleavings import FIRST, ROOTS, SECOND, A, B, C, D, schedules
 
 
 @pytest.fixture
