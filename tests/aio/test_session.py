@@ -31,11 +31,14 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.session.session import SessionState
+from casstore.testing.inspection import has_waiting_tasks, waiting_tasks
 from tests.aio.test_store import TIMEOUT_S, Gate, first_answer, methods, run
 
 ROOT = Path(__file__).parent.parent.parent
 MINUTE_MS = 60_000
 WAITERS = 100
+# How many calls of one store run at once.
+THREADS = 32
 
 Item = TypeVar("Item")
 
@@ -383,20 +386,14 @@ def test_a_cancelled_commit_may_happen_and_its_turn_makes_the_retry_safe() -> No
 
 async def asleep(store: AsyncStore, count: int = 1) -> None:
     """Return when so many tasks wait, all of which have looked, and nothing would wake them."""
-    assert store._pool._changes is not None
     while (
-        (changes := store._pool._changes._by_loop.get(asyncio.get_running_loop())) is None
-        or len(changes._waiting) != count
-        or not all(event._waiters for event in changes._waiting)
-        or changes._reading is None
-        or select.select([changes._reading], [], [], 0)[0]
+        (waiting := waiting_tasks(store)) is None
+        or waiting.number != count
+        or not waiting.are_asleep
+        or waiting.descriptor is None
+        or select.select([waiting.descriptor], [], [], 0)[0]
     ):
         await asyncio.sleep(0.001)
-
-
-def nobody_waits(store: AsyncStore) -> bool:
-    """Is there no waiter, and nothing that was there for one?"""
-    return store._pool._changes is None or not store._pool._changes._by_loop
 
 
 def open_descriptors() -> int:
@@ -416,16 +413,15 @@ async def waiters(store: AsyncStore, count: int) -> AsyncIterator[list[asyncio.T
     tasks = [asyncio.create_task(store.session("alpha").wait(1)) for _ in range(count)]
     await asleep(store, count)
     assert open_descriptors() > before
-    assert store._pool._changes is not None
-    [(loop, changes)] = store._pool._changes._by_loop.items()
-    handle = changes._reading
-    assert handle is not None
+    waiting = waiting_tasks(store)
+    assert waiting is not None
+    assert waiting.descriptor is not None
     yield tasks
     await asyncio.wait(tasks)
     assert open_descriptors() <= before
-    assert nobody_waits(store)
-    assert (changes._waiting, changes._making, changes._reading) == (set(), None, None)
-    assert not loop.remove_reader(handle), "the event loop still knew it"
+    assert not has_waiting_tasks(store)
+    loop = asyncio.get_running_loop()
+    assert not loop.remove_reader(waiting.descriptor), "the event loop still knew it"
 
 
 Opener = Callable[[], AsyncStore]
@@ -455,7 +451,7 @@ def test_wait_returns_at_once_if_the_head_is_already_later(opener: Opener) -> No
             await session.commit(step("a"))
             for timeout_s in (None, 0, -1, 1e9, float("inf")):
                 assert revision(await session.wait(0, timeout_s)) == 1
-            assert nobody_waits(store)
+            assert not has_waiting_tasks(store)
 
     run(main())
 
@@ -496,7 +492,7 @@ def test_a_follower_misses_no_revision(opener: Opener) -> None:
             for n in range(200):
                 await store.session("alpha").commit(step(f"n{n}"))
             await asyncio.gather(*following)
-            assert nobody_waits(store)
+            assert not has_waiting_tasks(store)
 
     run(main())
 
@@ -587,7 +583,7 @@ def test_waits_cancelled_at_any_moment_leave_nothing_behind(opener: Opener) -> N
                     task.cancel()
                 await asyncio.wait(tasks)
                 assert all(task.cancelled() for task in tasks)
-                assert nobody_waits(store)
+                assert not has_waiting_tasks(store)
         # A watch that a thread was just making is closed by that thread; all have ended.
         assert open_descriptors() <= before
 
@@ -622,7 +618,7 @@ def test_a_watch_without_a_waiter_is_closed_when_it_is_made() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert nobody_waits(store)
+            assert not has_waiting_tasks(store)
             # Whoever comes now gets a watch of their own.
             task = asyncio.create_task(store.session("alpha").wait(0))
             await asyncio.to_thread(engine.making.acquire, timeout=TIMEOUT_S)
@@ -641,13 +637,9 @@ def test_a_watch_without_a_waiter_is_closed_when_it_is_made() -> None:
 def test_cancelling_a_waiter_does_not_stop_the_watch_of_the_others() -> None:
     async def main() -> None:
         async with AsyncStore(lambda: Store(MemoryEngine())) as store:
-            assert store._pool._executor is not None
             # With every thread taken, the watch is still to be begun.
             go = threading.Event()
-            busy = [
-                asyncio.create_task(store.run(go.wait, TIMEOUT_S))
-                for _ in range(store._pool._executor._max_workers)
-            ]
+            busy = [asyncio.create_task(store.run(go.wait, TIMEOUT_S)) for _ in range(THREADS)]
             tasks = [asyncio.create_task(store.session("alpha").wait(0)) for _ in range(2)]
             await asyncio.sleep(0)
             tasks[0].cancel()
@@ -672,9 +664,28 @@ def test_a_watch_that_cannot_be_made_is_an_error_for_all_and_may_be_tried_again(
             for task in tasks:
                 with pytest.raises(StorageError):
                     await task
-            assert nobody_waits(store)
+            assert not has_waiting_tasks(store)
             engine.error = None
             assert await store.session("alpha").wait(0, 0) is None
+
+    run(main())
+
+
+def test_a_store_runs_32_calls_at_once() -> None:
+    async def main() -> None:
+        async with AsyncStore(lambda: Store(MemoryEngine())) as store:
+            began, go = threading.Semaphore(0), threading.Event()
+
+            def stay() -> None:
+                began.release()
+                assert go.wait(TIMEOUT_S)
+
+            calls = [asyncio.create_task(store.run(stay)) for _ in range(THREADS + 1)]
+            for _ in range(THREADS):
+                assert await asyncio.to_thread(began.acquire, timeout=TIMEOUT_S)
+            assert not await asyncio.to_thread(began.acquire, timeout=0.05)
+            go.set()
+            await asyncio.gather(*calls)
 
     run(main())
 
@@ -687,12 +698,9 @@ def test_a_hundred_waiters_share_one_watch_and_use_no_thread(opener: Opener) -> 
                 # Two for the watch, and one for the map of the log, which the commits have opened.
                 assert open_descriptors() - before <= 3
                 # All threads of the pool can meet: none is taken.
-                assert store._pool._executor is not None
-                threads = store._pool._executor._max_workers
-                assert threads < WAITERS
-                barrier = threading.Barrier(threads)
-                meeting = [store.run(barrier.wait, TIMEOUT_S) for _ in range(threads)]
-                assert sorted(await asyncio.gather(*meeting)) == list(range(threads))
+                barrier = threading.Barrier(THREADS)
+                meeting = [store.run(barrier.wait, TIMEOUT_S) for _ in range(THREADS)]
+                assert sorted(await asyncio.gather(*meeting)) == list(range(THREADS))
                 await store.session("alpha").commit(step("b"))
                 heads = await asyncio.gather(*tasks)
                 assert [head.revision for head in heads] == [2] * WAITERS
@@ -730,7 +738,7 @@ def test_a_commit_wakes_waiters_on_other_loops(opener: Opener) -> None:
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert [head.revision for head in ended] == [2, 2, 2]
-    assert nobody_waits(store)
+    assert not has_waiting_tasks(store)
     run(store.close())
 
 

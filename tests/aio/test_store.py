@@ -18,8 +18,6 @@ import pytest
 from casstore import Append, Digest, Set, Store, aio
 from casstore import open as open_store
 from casstore.aio import AsyncStore
-from casstore.engine.lmdb import sharing
-from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import (
@@ -29,6 +27,7 @@ from casstore.errors import (
     PathNotFoundError,
     StorageError,
 )
+from casstore.testing.inspection import open_places
 
 TIMEOUT_S = 60.0
 
@@ -84,21 +83,6 @@ def test_changes_and_keys_are_iterated_in_full(tmp_path: Path) -> None:
             assert keys == [f"{n:04}" for n in range(1_000)]
             async for _ in store.diff(old, new):
                 break
-
-    run(main())
-
-
-def test_puts_awaited_together_share_their_commits(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with aio.open(tmp_path / "s", "full") as store:
-            engine = store.sync.engine
-            assert isinstance(engine, LmdbEngine)
-            before = engine._env.handle.info()["last_txnid"]
-            digests = await asyncio.gather(*[store.put_value({"n": n}) for n in range(400)])
-            commits = engine._env.handle.info()["last_txnid"] - before
-            assert len(set(digests)) == 400
-            assert commits <= 200
-            assert await store.get_many(digests) == [{"n": n} for n in range(400)]
 
     run(main())
 
@@ -197,7 +181,7 @@ def test_a_store_not_yet_started_or_closed_refuses_every_call(tmp_path: Path) ->
             assert await closed.missing([digest]) == [digest]
 
     run(main())
-    assert sharing._shared == {}
+    assert open_places() == []
 
 
 def test_a_store_that_cannot_be_opened_may_be_tried_again(tmp_path: Path) -> None:
@@ -295,7 +279,7 @@ def test_the_store_works_after_a_cancelled_call(tmp_path: Path) -> None:
             assert await store.get_value(await store.put_value("fine")) == "fine"
 
     run(main())
-    assert sharing._shared == {}
+    assert open_places() == []
 
 
 class HeldUp:
@@ -367,7 +351,7 @@ def test_tasks_that_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled
         await store.close()
 
     run(main())
-    assert sharing._shared == {}
+    assert open_places() == []
 
 
 def test_an_opening_that_fails_fails_for_all_and_may_be_tried_again() -> None:

@@ -28,6 +28,7 @@ from casstore.maintenance import gc
 from casstore.session.data import Checkpoint, Commit, Usage
 from casstore.session.session import Session
 from casstore.store import Store
+from casstore.testing.inspection import runtime_of
 from tests.format.second_reader import Link, Refused, SecondReader, decode
 from tests.maintenance.wounds import (
     copy_as_killed,
@@ -164,10 +165,10 @@ def wrap_log(store: Store) -> None:
 
 def _listed(store: Store, session: str) -> list[bytes]:
     """All nodes that the node index of a session lists, hidden ones included."""
-    state = store._runtime.find(session)
+    state = runtime_of(store).find(session)
     if state is None:
         return []
-    return [place.digest for place in store._runtime.index(state.manifest).places()]
+    return [place.digest for place in runtime_of(store).index(state.manifest).places()]
 
 
 def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:

@@ -24,6 +24,8 @@ from casstore.maintenance.transfer import objects
 from casstore.session import keys
 from casstore.session.state import head_key
 from casstore.testing import ManualClock
+from casstore.testing.engine_fixtures import find_object
+from casstore.testing.inspection import replace_object
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, Watched, message, rows_of, seen, step
 
@@ -435,8 +437,9 @@ def wreck(store: Store, digest: bytes) -> None:
     """Flip a bit of an object."""
     engine = store.engine
     assert isinstance(engine, MemoryEngine)
-    held = engine._objects[digest]
-    engine._objects[digest] = held._replace(data=bytes((held.data[0] ^ 1,)) + held.data[1:])
+    stored = find_object(engine, digest)
+    assert stored is not None
+    replace_object(engine, digest, bytes((stored.data[0] ^ 1,)) + stored.data[1:])
 
 
 def test_damage_in_the_source_is_reported_and_not_taken_for_concurrent_work(

@@ -24,7 +24,7 @@ from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from casstore.testing.session_model import _Run
+from casstore.testing.session_model import ModelRun
 from tests.maintenance.lifetimes import (
     DAY_MS,
     HOUR_MS,
@@ -277,7 +277,7 @@ def test_sessions_agree_with_the_model_under_interleaved_retention_expiry_and_gc
 ) -> None:
     """Forks of forks, rewinds and deletions, with retention, expiry and collection among them."""
     store = lmdb_store
-    run = _Run(store, seed)
+    run = ModelRun(store, seed)
     swept = removed = 0
     for number in range(60):
         done = f"seed {seed}, step {number}: {run.step()}"

@@ -19,6 +19,7 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.space import measure
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
+from tests.maintenance.wounds import wounding
 
 pytestmark = pytest.mark.usefixtures("slab_a_commit")
 
@@ -136,13 +137,10 @@ def test_a_damaged_slab_is_named_and_the_rest_is_counted(tmp_path: Path) -> None
     with casstore.open(tmp_path / "s", "relaxed") as store:
         fill(store, 10)
         sound = measure(store)
-        assert isinstance(store.engine, LmdbEngine)
-        env = store.engine._env
-        with env.write_lock, env.begin_write() as txn:
-            cursor = txn.cursor(db=env.slabs)
-            cursor.first()
-            key, value = cursor.item()
-            txn.put(key, value[:40] + b"\xff" + value[41:], db=env.slabs)
+    with wounding(tmp_path / "s") as cut:
+        key, value = cut.rows("slabs")[0]
+        cut.put("slabs", key, value[:40] + b"\xff" + value[41:])
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         report = measure(store)
     assert [damage.last_id for damage in report.slabs.damaged] == [int.from_bytes(key, "big")]
     assert report.slabs.slabs == sound.slabs.slabs

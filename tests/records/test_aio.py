@@ -30,6 +30,7 @@ from casstore.records.log import LogSession, Message, NewMessage, Tokens
 from casstore.records.runs import Page, Run
 from casstore.records.scoped import Context, StateEntry, StatePolicy
 from casstore.store import Store
+from casstore.testing.session_fixtures import contents_of
 
 TIMEOUT_S = 60.0
 HERE = Context("runner", conversation_id="talk", actor_id="ann")
@@ -180,7 +181,7 @@ def test_a_call_cancelled_during_its_write_completes_the_write(system: str) -> N
             await AsyncRuns(store).create_run("t", "r", "agent", "m")
             await AsyncScopedState(store).update(HERE, StatePolicy(), "actor", "old", 1)
             await AsyncLifecycles(store).users.put("ann", "old", 1)
-            before = {table: dict(rows) for table, rows in engine._rows.items()}
+            before = contents_of(store.sync)
             engine.open.clear()
             engine.waiting.clear()
             task = asyncio.create_task(STEPS[system](store))
@@ -188,11 +189,11 @@ def test_a_call_cancelled_during_its_write_completes_the_write(system: str) -> N
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert engine._rows == before
+            assert contents_of(store.sync) == before
             engine.open.set()
             # Behind it in the pool, or beside it: it waits for nothing, and takes nothing back.
             await STEPS[system](store)
-            assert engine._rows != before
+            assert contents_of(store.sync) != before
             assert check(store.sync, level="full").counts.keys() <= {"history_gap"}
 
     run(main())

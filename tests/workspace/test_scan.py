@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_links_are_stored_as_links_and_never_followed(
     assert contents(tmp_path / "again") == contents(files)
 
 
+def after_first_listing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Call ``act`` once, when the scan has listed the first directory, which is the root."""
+    scandir = os.scandir
+
+    @contextmanager
+    def listing(handle: int) -> Iterator[Any]:
+        with scandir(handle) as entries:
+            yield entries
+        monkeypatch.setattr(os, "scandir", scandir)
+        act()
+
+    monkeypatch.setattr(os, "scandir", listing)
+
+
 def test_a_directory_that_becomes_a_link_during_the_scan_is_not_entered(
     store: Store, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,15 +88,12 @@ def test_a_directory_that_becomes_a_link_during_the_scan_is_not_entered(
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("outside")
-    listed = scan._Scan._compare
 
-    def swap(self: Any, frame: Any) -> None:
-        listed(self, frame)
-        if not frame.parts:
-            (files / "sub").rmdir()
-            (files / "sub").symlink_to(outside)
+    def swap() -> None:
+        (files / "sub").rmdir()
+        (files / "sub").symlink_to(outside)
 
-    monkeypatch.setattr(scan._Scan, "_compare", swap)
+    after_first_listing(monkeypatch, swap)
     snapshot = Workspace(files).snapshot(store)
     assert "sub/secret" not in paths(store, snapshot.digest)
 
@@ -290,15 +302,12 @@ def test_files_that_vanish_during_the_scan_are_omitted(
         (files / name).mkdir()
         (files / name / "a").write_text("x")
     (files / "file").write_text("x")
-    compared = scan._Scan._compare
 
-    def vanish(self: Any, frame: Any) -> None:
-        compared(self, frame)
-        if not frame.parts:
-            shutil.rmtree(files / "gone")
-            (files / "file").unlink()
+    def vanish() -> None:
+        shutil.rmtree(files / "gone")
+        (files / "file").unlink()
 
-    monkeypatch.setattr(scan._Scan, "_compare", vanish)
+    after_first_listing(monkeypatch, vanish)
     snapshot = Workspace(files).snapshot(store)
     assert paths(store, snapshot.digest) == ["stays", "stays/a"]
 
@@ -307,13 +316,7 @@ def test_a_directory_that_vanishes_is_an_error_and_no_empty_snapshot(
     store: Store, session: Session, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (files / "a").write_text("x")
-    compared = scan._Scan._compare
-
-    def vanish(self: Any, frame: Any) -> None:
-        shutil.rmtree(files, ignore_errors=True)
-        compared(self, frame)
-
-    monkeypatch.setattr(scan._Scan, "_compare", vanish)
+    after_first_listing(monkeypatch, lambda: shutil.rmtree(files))
     with pytest.raises(WorkspaceNotFoundError):
         Workspace(files).commit(session)
     assert session.head() is None

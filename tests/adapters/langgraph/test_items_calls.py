@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[d
 
 from langgraph.store.base import Op, PutOp, Result, TTLConfig
 
-from casstore.adapters.langgraph import CasstoreStore
+from casstore.adapters.langgraph import CasstoreStore, expiry
 from casstore.adapters.langgraph.item_records import items_table
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import ClosedError, InvalidInputError
@@ -86,7 +88,10 @@ def test_a_refused_call_does_not_fail_the_calls_collected_with_it(counting: Coun
 
 
 def test_event_loops_in_turn_and_at_the_same_time_share_a_store(counting: Counting) -> None:
+    loops: list[weakref.ref[Any]] = []
+
     async def put(n: int) -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
         await asyncio.gather(*[counting.aput(("a",), f"{n}-{each}", {}) for each in range(20)])
 
     for n in range(2):
@@ -97,9 +102,10 @@ def test_event_loops_in_turn_and_at_the_same_time_share_a_store(counting: Counti
     for thread in threads:
         thread.join()
     assert len(counting.search(("a",), limit=100)) == 80
-    # The collectors of closed loops are not kept.
+    # The collectors of closed loops are not kept, which would keep the loops.
     asyncio.run(put(4))
-    assert len(counting._collectors._known) == 1
+    gc.collect()
+    assert [loop() is None for loop in loops[:-1]] == [True] * 4
 
 
 def test_a_closed_store_refuses_collected_calls(tmp_path: Path) -> None:
@@ -148,8 +154,7 @@ def test_the_sweeper_removes_expired_items_until_it_is_stopped(store: Store) -> 
         # It can be started again; cancelling its future stops it, too.
         again = memory.start_ttl_sweeper(0.0001)
         assert again is not future
-        assert memory._sweeper._running is not None
-        thread = memory._sweeper._running[0]
+        [thread] = [each for each in threading.enumerate() if each.name == "casstore-ttl-sweeper"]
         assert again.cancel()
         thread.join(10)
         assert not thread.is_alive()
@@ -176,15 +181,15 @@ def test_the_sweeper_continues_after_an_error(
 ) -> None:
     with CasstoreStore(store, ttl=_TTL) as memory:
         memory.put(("a",), "k", {}, ttl=0.0001)
-        sweep = memory._sweeper._sweep
+        sweep = expiry.sweep
         errors = iter([OSError("disk"), OSError("disk")])
 
-        def failing() -> int:
+        def failing(swept: Store) -> int:
             for error in errors:
                 raise error
-            return sweep()
+            return sweep(swept)
 
-        monkeypatch.setattr(memory._sweeper, "_sweep", failing)
+        monkeypatch.setattr(expiry, "sweep", failing)
         memory.start_ttl_sweeper(0.0001)
         _wait_until_swept(store)
     assert sum("could not be removed" in each.message for each in caplog.records) == 2

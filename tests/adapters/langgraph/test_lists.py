@@ -16,6 +16,7 @@ from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from pydantic import BaseModel
 
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
+from casstore.adapters.langgraph import saver as saver_module
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.layout import (
     Channel,
@@ -296,11 +297,15 @@ def test_a_limited_number_of_bytes_is_remembered() -> None:
     assert known.size_bytes == 950
 
 
-def test_reads_stay_correct_with_a_tiny_list_cache(store: Store, saver: CasstoreSaver) -> None:
-    saver._lists = KnownLists(max_bytes=10)
+def test_reads_stay_correct_with_a_tiny_list_cache(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = KnownLists(max_bytes=10)
+    monkeypatch.setattr(saver_module, "KnownLists", lambda: known)
+    saver = CasstoreSaver(store)
     said = messages(30)
     parent: str | None = None
     for version in range(1, 15):
         parent = put_list(saver, said[: 2 * version], parent, version)
         assert read_list(saver) == said[: 2 * version]
-    assert saver._lists.size_bytes == 0
+    assert known.size_bytes == 0

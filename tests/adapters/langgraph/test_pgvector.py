@@ -17,6 +17,7 @@ from langgraph.store.memory import InMemoryStore
 
 import casstore
 from casstore.adapters.langgraph import CasstoreStore
+from casstore.adapters.langgraph.vector_search import VectorCache, VectorRange
 from casstore.engine.protocol import (
     PutRow,
     RowKey,
@@ -67,17 +68,26 @@ def copies(url: str) -> int:
         return int(number)
 
 
-def cached(memory: CasstoreStore) -> dict[str, Any]:
-    """The matrices that this process has, by namespace."""
-    assert memory._similarity is not None
-    return memory._similarity._cache._known
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The namespaces that were searched in this process, and not on the server."""
+    find, searched = VectorCache.find, list[str]()
+
+    def noted(self: VectorCache, below: VectorRange) -> Any:
+        searched.append(below.prefix)
+        return find(self, below)
+
+    monkeypatch.setattr(VectorCache, "find", noted)
+    return searched
 
 
 def scores(found: Sequence[Any]) -> list[tuple[str, float | None]]:
     return [(item.key, item.score) for item in found]
 
 
-def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: str) -> None:
+def test_the_server_ranks_and_scores_as_the_store_in_memory(
+    local: list[str], store: Store, url: str
+) -> None:
     ours, model = CasstoreStore(store, index=index()), InMemoryStore(index=index())
     # Without the extension, the search is in this process.
     ours.put(("x",), "k", {"text": "a"})
@@ -85,7 +95,7 @@ def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: s
     assert copies(url) == 0
     ours.delete(("x",), "k")
     ours.setup()
-    cached(ours).clear()
+    assert local.pop()
     texts = [LETTERS[n % 4] * (1 + n % 7) + LETTERS[n // 4 % 4] * (n % 3) for n in range(200)]
     texts[17] = "z"
     for each in (ours, model):
@@ -106,12 +116,12 @@ def test_the_server_ranks_and_scores_as_the_store_in_memory(store: Store, url: s
             assert [item.score for item in found] == [item.score for item in expected]
             if namespace == ("x", "y"):
                 assert scores(found) == scores(expected)
-    assert not cached(ours)
+    assert not local
     assert copies(url) == 299
     # The other distances are computed in this process.
     other = CasstoreStore(store, index=index(distance_type="l2"))
     assert len(other.search(("x",), query="abbd")) == 10
-    assert cached(other)
+    assert local
 
 
 def test_vector_copies_are_updated_and_deleted_with_their_items(store: Store, url: str) -> None:
@@ -169,7 +179,7 @@ def test_a_vector_copy_is_not_replaced_by_an_older_one_or_made_of_a_deleted_row(
 
 
 def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(
-    store: Store, url: str
+    local: list[str], store: Store, url: str
 ) -> None:
     CasstoreStore(store, index=index()).put(("x",), "k", {"text": "a"})
     grants = """CREATE EXTENSION IF NOT EXISTS vector; CREATE ROLE limited LOGIN;
@@ -185,7 +195,7 @@ def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(
                     limited = CasstoreStore(other, index=index())
                     limited.setup()
                     assert scores(limited.search(("x",), query="a")) == [("k", 1.0)]
-                    assert cached(limited)
+                    assert local.pop()
                 assert copies(url) == number
                 with casstore.open(url, "relaxed") as own:
                     CasstoreStore(own, index=index()).search(("x",), query="a")
@@ -197,7 +207,9 @@ def test_a_role_without_rights_on_the_copies_searches_in_its_own_process(
             connection.execute("DROP OWNED BY limited; DROP ROLE limited")
 
 
-def test_a_reader_of_a_store_searches_in_its_own_process(store: Store, url: str) -> None:
+def test_a_reader_of_a_store_searches_in_its_own_process(
+    local: list[str], store: Store, url: str
+) -> None:
     memory = CasstoreStore(store, index=index())
     memory.put(("x",), "k", {"text": "a"})
     with psycopg.connect(url, autocommit=True) as connection:
@@ -206,5 +218,5 @@ def test_a_reader_of_a_store_searches_in_its_own_process(store: Store, url: str)
     with casstore.open(url, readonly=True) as reader:
         limited = CasstoreStore(reader, index=index())
         assert scores(limited.search(("x",), query="a")) == [("k", 1.0)]
-        assert cached(limited)
+        assert local
     assert copies(url) == 0

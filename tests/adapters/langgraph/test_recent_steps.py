@@ -13,6 +13,8 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 from casstore.adapters.langgraph import CasstoreSaver, lists, steps
+from casstore.adapters.langgraph import saver as saver_module
+from casstore.adapters.langgraph.threads import Threads
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import BranchedThreadError, ExpansionError, InvalidInputError
@@ -288,14 +290,18 @@ def test_a_channel_version_in_digits_of_another_script_round_trips(
 
 
 def test_long_values_of_cached_checkpoints_take_bounded_memory(
-    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_MAX_KEPT_BYTES", 1 << 20)
+    cache = steps.RecentCheckpoints()
+    monkeypatch.setattr(saver_module, "RecentCheckpoints", lambda: cache)
+    saver = CasstoreSaver(store)
     parent = None
     for number in range(30):
         parent = put(
             saver, {"text": f"{number} " + "x" * 100_000}, parent, versions={"text": number}
         )
-    known = saver._recent._known
-    assert 5 <= len(known) <= 11
-    assert saver._recent._size_bytes == sum(size_bytes for _, size_bytes in known.values())
+    known = [cache.recall(row.place) is not None for row in Threads(store).rows("t", "")]
+    # The newest come first.
+    assert known == sorted(known, reverse=True)
+    assert 5 <= sum(known) <= 11

@@ -824,7 +824,7 @@ def test_a_closed_saver_raises_closed_error_and_leaves_a_borrowed_store_open(
 def test_rows_that_are_no_checkpoints_are_reported(
     store: Store, saver: CasstoreSaver, content: Any
 ) -> None:
-    threads = saver._parts.threads
+    threads = Threads(store)
     at = put(saver, {"n": 1})
     row = threads.find(CheckpointKey("t", "", at))
     assert row is not None
@@ -850,7 +850,7 @@ def test_rows_that_are_no_checkpoints_are_reported(
 def test_checkpoints_that_are_damaged_are_reported(
     store: Store, saver: CasstoreSaver, change: dict[str, Any]
 ) -> None:
-    threads = saver._parts.threads
+    threads = Threads(store)
     at = put(saver, {"n": 1})
     row = threads.find(CheckpointKey("t", "", at))
     assert row is not None
@@ -885,7 +885,7 @@ def test_a_checkpoint_deleted_and_collected_while_it_is_listed_is_left_out(
     assert len(list(reader.list(None))) == 3
     # The latest went: the one before is the latest now.
     draft = Draft(store)
-    saver._parts.threads.delete_checkpoint(draft, CheckpointKey("t", "", later))
+    Threads(store).delete_checkpoint(draft, CheckpointKey("t", "", later))
     during(draft.commit)
     found = reader.get_tuple(on())
     assert found is not None

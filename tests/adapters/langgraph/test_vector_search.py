@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 from langgraph.store.base import PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-from casstore.adapters.langgraph import CasstoreStore
+from casstore.adapters.langgraph import CasstoreStore, vector_search
 from casstore.adapters.langgraph.item_records import VectorTables, items_table
-from casstore.adapters.langgraph.vector_search import VectorCache
+from casstore.adapters.langgraph.vector_search import VectorCache, VectorRange
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError, VectorIndexChangedError
@@ -337,14 +338,24 @@ def test_many_changes_are_found_one_after_the_other(memory: CasstoreStore) -> No
             ]
 
 
-def test_the_cache_is_bounded(memory: CasstoreStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = VectorCache(size_bytes=100)
-    monkeypatch.setattr(memory._similarity, "_cache", cache)
+def test_the_cache_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 80 bytes are those of one namespace.
+    monkeypatch.setattr(vector_search, "VectorCache", partial(VectorCache, size_bytes=100))
+    loaded: list[str] = []
+    read = VectorRange.read
+
+    def noted(self: VectorRange, records: Any) -> Any:
+        loaded.append(self.prefix)
+        return read(self, records)
+
+    monkeypatch.setattr(VectorRange, "read", noted)
+    memory = CasstoreStore(store, index=index())
     for name in "xyz":
         memory.batch([PutOp((name,), f"{at}", {"text": "a"}) for at in range(5)])
         assert len(memory.search((name,), query="a")) == 5
-    # 80 bytes each.
-    assert list(cache._known) == ["z."]
+    for name in "zxz":
+        memory.search((name,), query="a")
+    assert loaded == ["x.", "y.", "z.", "x.", "z."]
 
 
 # --- another index ------------------------------------------------------------------------------

@@ -631,6 +631,21 @@ def test_an_object_that_another_process_stored_after_the_lookup_is_indexed_once(
     engine.close()
 
 
+def test_puts_awaited_together_share_their_commits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(tmp_path / "s", "full") as store:
+            engine = store.sync.engine
+            assert isinstance(engine, LmdbEngine)
+            before = engine._env.handle.info()["last_txnid"]
+            digests = await asyncio.gather(*[store.put_value({"n": n}) for n in range(400)])
+            commits = engine._env.handle.info()["last_txnid"] - before
+            assert len(set(digests)) == 400
+            assert commits <= 200
+            assert await store.get_many(digests) == [{"n": n} for n in range(400)]
+
+    asyncio.run(main())
+
+
 def test_commits_awaited_together_share_their_flushes(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "s", "full") as store:

@@ -332,13 +332,13 @@ def test_an_erasure_without_the_key_store_reports_the_pending_keys(
 
 
 def test_a_key_created_for_a_conflicting_write_is_destroyed(
-    locked: Lifecycles, tmp_path: Path
+    locked: Lifecycles, keys: FileKeys, tmp_path: Path
 ) -> None:
     from casstore.testing.session_fixtures import interrupted
 
     other = Lifecycles(
         interrupted(locked.store, before=lambda: locked.users.put("anna", "x", 1)),
-        keys=locked._rows.keys,
+        keys=keys,
     )
     other.users.put("anna", "y", 2)
     assert (locked.users.get("anna", "x"), locked.users.get("anna", "y")) == (1, 2)

@@ -11,7 +11,7 @@ from casstore.errors import InvalidInputError, RecordNotFoundError, SubjectSecre
 from casstore.maintenance import erasure
 from casstore.maintenance.erasure import ErasurePlan
 from casstore.maintenance.progress import Step
-from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal
+from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.erasure import LifecycleErasure, explain, find_refs
 from casstore.records.lifecycles.sweep import sweep
 from casstore.store import Store
@@ -111,14 +111,16 @@ def test_a_sweep_report_lists_a_limited_number_and_counts_all(
 # --- erasing ----------------------------------------------------------------------------------
 
 
-def test_records_that_stay_are_reported_with_the_reason(either: Lifecycles, clock: Clock) -> None:
+def test_records_that_stay_are_reported_with_the_reason(
+    either: Lifecycles, either_keys: FileKeys | None, clock: Clock
+) -> None:
     life = either
     life.users.put("anna", "free", 1)
     held = life.users.put("anna", "held", 1, Annotation(hold=Hold("tax law", clock() + DAY_MS)))
     sealed = life.records.put(
         "decisions", "d1", 1, Annotation(["compliance"], ["anna", "berta"], seal=Seal("act 7", "x"))
     )
-    provider = LifecycleErasure(keys=life._rows.keys)
+    provider = LifecycleErasure(keys=either_keys)
     report = erase(life.store, "anna", provider)
     assert report.records_erased == 1
     assert {one.record: one.reason for one in report.stays} == {

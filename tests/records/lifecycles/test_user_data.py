@@ -18,7 +18,7 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.maintenance import check, gc
-from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal, removal
+from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal, removal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted, nothing_written
@@ -279,12 +279,14 @@ def test_a_replaced_value_keeps_its_annotation_unless_a_new_one_is_given(
 # --- beside others ----------------------------------------------------------------------------
 
 
-def test_a_value_added_during_an_erasure_is_erased(either: Lifecycles) -> None:
+def test_a_value_added_during_an_erasure_is_erased(
+    either: Lifecycles, either_keys: FileKeys | None
+) -> None:
     life = either
     life.users.put("anna", "old", 1)
     other = Lifecycles(
         interrupted(life.store, before=lambda: life.users.put("anna", "new", 2)),
-        keys=life._rows.keys,
+        keys=either_keys,
     )
     assert other.users.erase("anna").deleted == 2
     assert list(life.users.names("anna")) == []
@@ -294,6 +296,7 @@ def test_a_value_added_during_an_erasure_is_erased(either: Lifecycles) -> None:
 
 def test_a_value_that_replaces_another_during_an_erasure_is_erased(
     either: Lifecycles,
+    either_keys: FileKeys | None,
 ) -> None:
     # The count of the user's values is then as it was.
     life = either
@@ -304,28 +307,32 @@ def test_a_value_that_replaces_another_during_an_erasure_is_erased(
         life.users.delete("anna", "b")
         life.users.put("anna", "c", 2)
 
-    other = Lifecycles(interrupted(life.store, before=exchange), keys=life._rows.keys)
+    other = Lifecycles(interrupted(life.store, before=exchange), keys=either_keys)
     assert other.users.erase("anna").deleted == 2
     assert list(life.users.names("anna")) == []
 
 
-def test_a_value_that_is_written_during_an_erasure_is_under_a_live_key(either: Lifecycles) -> None:
+def test_a_value_that_is_written_during_an_erasure_is_under_a_live_key(
+    either: Lifecycles, either_keys: FileKeys | None
+) -> None:
     life = either
     life.users.put("anna", "old", 1)
     other = Lifecycles(
-        interrupted(life.store, before=lambda: life.users.erase("anna")), keys=life._rows.keys
+        interrupted(life.store, before=lambda: life.users.erase("anna")), keys=either_keys
     )
     other.users.put("anna", "new", 2)
     assert life.users.get("anna", "new") == 2
     assert list(life.users.names("anna")) == ["new"]
 
 
-def test_a_hold_set_during_an_erasure_keeps_the_value(either: Lifecycles) -> None:
+def test_a_hold_set_during_an_erasure_keeps_the_value(
+    either: Lifecycles, either_keys: FileKeys | None
+) -> None:
     life = either
     ref = life.users.put("anna", "x", 1)
     other = Lifecycles(
         interrupted(life.store, before=lambda: life.hold(ref, Hold("law", 2**42))),
-        keys=life._rows.keys,
+        keys=either_keys,
     )
     report = other.users.erase("anna")
     assert (report.deleted, [stays.reason for stays in report.stayed]) == (0, ["held"])

@@ -209,8 +209,12 @@ def test_concurrent_deletions_leave_nothing_half_deleted(crew: Crew, path: Path)
         ]  # fmt: skip
 
 
-def _commit(runs: Runs, number: int) -> list[int]:
-    store = runs._tables.store
+def _commit(runs: Runs, number: int, path: str) -> list[int]:
+    with casstore.open(path, "relaxed") as store:
+        return _commit_to(store, runs, number)
+
+
+def _commit_to(store: Store, runs: Runs, number: int) -> list[int]:
     made: list[int] = []
     while len(made) < 8:
         head = store.session("s").head()
@@ -226,7 +230,7 @@ def _commit(runs: Runs, number: int) -> list[int]:
 
 def test_each_commit_of_several_processes_is_stored_with_its_steps(crew: Crew, path: Path) -> None:
     prepared(path)
-    made = crew.together(_commit, path)
+    made = crew.together(_commit, path, str(path))
     total = 8 * _PROCESSES
     assert sorted([revision for each in made for revision in each]) == list(range(1, total + 1))
     with casstore.open(path, "relaxed") as store:
@@ -241,6 +245,7 @@ _KILLED = """
 import os, signal, sys
 import casstore
 from casstore.records.runs import Runs, steps
+from casstore.store import Store
 store = casstore.open(sys.argv[1], "relaxed")
 runs = Runs(store)
 runs.resolve_approval("t", "r", "a", "approve", intent=steps.SaveIntent("r", {"resume": 1}))

@@ -18,6 +18,7 @@ from tests.records.scoped.contexts import ALL, HERE, TALK
 
 BOB = HERE._replace(actor_id="bob", subject_type="user", subject_id="ann")
 LONG = ["x" * 3000]
+CLOCK = Clock()
 TIGHT = StatePolicy(quotas={"actor": Quota(max_keys=3)})
 
 
@@ -40,11 +41,18 @@ def full(store: Store) -> ScopedState:
     for key in ("a", "b"):
         states.scope(HERE, "actor", TIGHT).put(key, 1, ttl_ms=5)
     states.scope(HERE, "actor", TIGHT).put("c", 1)
-    store.engine._clock.move(5)  # type: ignore[attr-defined]
+    CLOCK.move(5)
     return states
 
 
-OPERATIONS: dict[str, tuple[Callable[[Store], ScopedState], Callable[[ScopedState], Any]]] = {
+def full_store(store: Store) -> Store:
+    """A store with the scope of ``full``."""
+    full(store)
+    return store
+
+
+# What each operation needs, and the operation.
+OPERATIONS: dict[str, tuple[Callable[[Store], Any], Callable[[Any], Any]]] = {
     "first put": (ScopedState, lambda s: s.scope(HERE, "conversation").put("k", LONG)),
     "put": (filled, lambda s: s.scope(HERE, "conversation").put("k", LONG)),
     "put of a subject": (filled, lambda s: s.scope(BOB, "subject", ALL).put("new", 1)),
@@ -66,16 +74,14 @@ OPERATIONS: dict[str, tuple[Callable[[Store], ScopedState], Callable[[ScopedStat
         lambda s: s.drop_history(**TALK),
     ),
     "erase an actor": (filled, lambda s: s.erase_actor("ann")),
-    "sweep": (full, lambda s: sweep(s._tables.store, lambda seen: None)),
+    "sweep": (full_store, lambda store: sweep(store, lambda seen: None)),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_is_one_transaction(name: str, tmp_path: Path) -> None:
     prepare, operate = OPERATIONS[name]
-    assert_one_transaction(
-        tmp_path / "s", prepare, lambda _, states: operate(states), clock=Clock()
-    )
+    assert_one_transaction(tmp_path / "s", prepare, lambda _, states: operate(states), clock=CLOCK)
 
 
 def test_an_operation_reads_once_and_writes_once(store: Store) -> None:
