@@ -53,7 +53,6 @@ def verify(store: Store) -> int:
     engine = store.engine
     if not isinstance(engine, LmdbEngine):
         return len(names(store))
-    engine._cache.clear()
     return engine.verify()
 
 

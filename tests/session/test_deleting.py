@@ -153,12 +153,10 @@ def test_a_call_during_a_deletion_leaves_no_rows_of_the_session(
 ) -> None:
     """Nobody would find what came to be afterwards, and it would keep what it names."""
     filled = _filled()
-    gone = Interrupted(filled)
-    gone._clock = lambda: NOW_MS
+    gone = Interrupted(filled, clock=lambda: NOW_MS)
     Store(gone).delete_session("alpha")
     for at in count(1):
-        engine = Interrupted(filled)
-        engine._clock = lambda: NOW_MS
+        engine = Interrupted(filled, clock=lambda: NOW_MS)
         store = Store(engine)
         rows: list[dict[tuple[str, bytes], bytes]] = []
 

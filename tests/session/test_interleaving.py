@@ -43,8 +43,10 @@ Operation = Callable[[Store], object]
 class Interrupted(MemoryEngine):
     """An engine that lets something happen before one of its calls."""
 
-    def __init__(self, before: MemoryEngine | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, before: MemoryEngine | None = None, *, clock: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(clock=clock)
         self.calls_left = -1
         self.happens: Callable[[], object] = list
         if before is not None:

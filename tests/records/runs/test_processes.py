@@ -17,6 +17,7 @@ import casstore
 from casstore.errors import ApprovalResolvedError, ConflictError, RecordConflictError
 from casstore.records.runs import RUNNING, WAITING, Runs, SessionCheckpoint, steps
 from casstore.session.data import Commit, NodeDraft
+from casstore.store import Store
 
 _SPAWN = multiprocessing.get_context("spawn")
 _PROCESSES = 3
