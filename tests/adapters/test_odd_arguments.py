@@ -20,7 +20,7 @@ from casstore.compat import (
 )
 from casstore.errors import InvalidInputError, SourceNotFoundError
 from casstore.store import Store
-from tests.records.refusals import SURROGATE, CountingEngine, assert_refused
+from tests.refusals import SURROGATE, CountingEngine, assert_refused
 
 ODD: Any = 5
 HUGE: Any = 1 << 70

@@ -14,7 +14,7 @@ from casstore.records.lifecycles.sweep import sweep
 from casstore.records.scoped import ActorErasure
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
-from tests.records.refusals import CountingEngine, assert_refused
+from tests.refusals import CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None

@@ -26,7 +26,7 @@ from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Plan, Policy
 from casstore.maintenance.verification import BundleLimits, verify_bundle
 from tests.maintenance.sessions import message, step
-from tests.records.refusals import CountingEngine, assert_refused
+from tests.refusals import CountingEngine, assert_refused
 
 
 def taking_a_store() -> Iterator[Callable[..., Any]]:

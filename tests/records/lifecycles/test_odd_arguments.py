@@ -12,7 +12,7 @@ from casstore.errors import StorageError
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
-from tests.records.refusals import CountingEngine, assert_refused
+from tests.refusals import CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None

@@ -9,7 +9,7 @@ import pytest
 
 from casstore.records.log import NewMessage, SessionLog
 from casstore.store import Store
-from tests.records.refusals import SURROGATE, CountingEngine, assert_refused
+from tests.refusals import SURROGATE, CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None

@@ -11,7 +11,7 @@ from casstore.engine.protocol import Write
 from casstore.records.runs import COMMITTED, Runs, steps
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
-from tests.records.refusals import CountingEngine, assert_refused
+from tests.refusals import CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None

@@ -18,7 +18,7 @@ from casstore.records.scoped import (
     scope_key,
 )
 from casstore.store import Store
-from tests.records.refusals import NAN, SURROGATE, CountingEngine, assert_refused
+from tests.refusals import NAN, SURROGATE, CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None

@@ -15,7 +15,7 @@ from casstore.records.runs import Runs
 from casstore.records.scoped import ScopedState
 from casstore.session.records import Draft, Table
 from casstore.store import Store
-from tests.records.refusals import CountingEngine, assert_refused
+from tests.refusals import CountingEngine, assert_refused
 
 ODD: Any = 5
 NONE: Any = None
