@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,17 @@ from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import InvalidInputError
 
 SURROGATE = "a\ud800"
-NAN = float("nan")
+
+
+def odd(value: object) -> Any:
+    """A value of a type that the call does not take."""
+    return value
+
+
+ODD = odd(5)
+NONE = odd(None)
+UNHASHABLE = odd([])
+NAN = odd(float("nan"))
 
 
 class CountingEngine(MemoryEngine):

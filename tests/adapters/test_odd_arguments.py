@@ -20,14 +20,11 @@ from casstore.compat import (
 )
 from casstore.errors import InvalidInputError, SourceNotFoundError
 from casstore.store import Store
-from tests.refusals import SURROGATE, CountingEngine, assert_refused
+from tests.refusals import NONE, ODD, SURROGATE, UNHASHABLE, CountingEngine, assert_refused
 
-ODD: Any = 5
 HUGE: Any = 1 << 70
 TEXT: Any = "module"
-UNHASHABLE: Any = []
 BYTES: Any = b"file"
-NONE: Any = None
 
 
 @pytest.fixture

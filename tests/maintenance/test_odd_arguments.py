@@ -15,7 +15,7 @@ import pytest
 from casstore import Store, maintenance
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError
-from casstore.maintenance import gc, retention, vacuum
+from casstore.maintenance import erasure, gc, retention, vacuum
 from casstore.maintenance.automatic import AutoCollector
 from casstore.maintenance.backup import backup
 from casstore.maintenance.condemned import forget_condemned
@@ -25,8 +25,13 @@ from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Plan, Policy
 from casstore.maintenance.verification import BundleLimits, verify_bundle
+from casstore.records.lifecycles import Lifecycles
+from casstore.records.lifecycles.erasure import LifecycleErasure
+from casstore.records.lifecycles.sweep import sweep
+from casstore.records.scoped import ActorErasure
+from casstore.session.data import Commit, NodeDraft
 from tests.maintenance.sessions import message, step
-from tests.refusals import CountingEngine, assert_refused
+from tests.refusals import NAN, NONE, ODD, CountingEngine, assert_refused, odd
 
 
 def taking_a_store() -> Iterator[Callable[..., Any]]:
@@ -71,22 +76,29 @@ def store(engine: CountingEngine) -> Iterator[Store]:
         store.put_blob(b"what nobody names")
         # A vacuum would write something before it comes to collecting.
         store.session("s").tombstone(["n1"])
+        store.create_session("of anna", subjects=["anna"])
+        result = store.session("of anna").commit(Commit(append=[NodeDraft("n", 1)]))
+        store.pin("kept", result.manifest)
+        Lifecycles(store).users.put("anna", "language", "en")
         yield store
 
 
-ODD: Any = 5
-NAN: Any = float("nan")
 TEXT: Any = "3600000"
 YES: Any = "no"
 
 
 def lines(store: Store, **changed: Any) -> list[Any]:
     """A plan of retention as it is saved, with something else in it."""
-    head, one = retention.plan(store, policy=Policy(last=1)).to_json()
-    return [head, json.dumps({**json.loads(one), **changed})]
+    *head, last = retention.plan(store, policy=Policy(last=1)).to_json()
+    return [*head, json.dumps({**json.loads(last), **changed})]
 
 
-CALLS: dict[str, Callable[[Store], object]] = {
+def execute_erasure(store: Store, providers: Any) -> object:
+    plan = erasure.plan(store, "anna", providers=[LifecycleErasure()])
+    return erasure.execute(store, plan, providers=providers)
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
     "a grace that is a text": lambda store: vacuum.vacuum(store, grace_ms=TEXT),
     "a grace below nothing": lambda store: vacuum.vacuum(store, grace_ms=-1),
     "a stop of vacuum that is no function": lambda store: vacuum.vacuum(store, stop=ODD),
@@ -120,7 +132,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "a policy that keeps a flag": lambda store: retention.set_policy(store, Policy(last=True)),
     "a policy of no number": lambda store: retention.set_policy(store, Policy(hourly=NAN)),
     "a policy of no time": lambda store: retention.set_policy(store, Policy(within_ms=1 << 80)),
-    "a policy that is a dict": lambda store: retention.set_policy(store, {"last": 1}),  # type: ignore[arg-type]
+    "a policy that is a dict": lambda store: retention.set_policy(store, odd({"last": 1})),
     "what was condemned is a number": lambda store: forget_condemned(store, ODD),
     "digests that are a number": lambda store: export_session(store, "s", "file", have=ODD),
     "a history that is a text": lambda store: export_session(store, "s", "file", history=YES),
@@ -130,6 +142,30 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "one session to copy": lambda store: copy(store, Store(MemoryEngine()), sessions="s"),
     "sessions to copy that are a number": lambda store: copy(
         store, Store(MemoryEngine()), sessions=ODD
+    ),
+    "providers that are a number": lambda store: erasure.plan(store, "anna", providers=ODD),
+    "one provider": lambda store: erasure.plan(store, "anna", providers=odd(LifecycleErasure())),
+    "a provider that is a number": lambda store: erasure.plan(store, "anna", providers=[ODD]),
+    "a class of providers": lambda store: erasure.plan(
+        store, "anna", providers=[odd(LifecycleErasure)]
+    ),
+    "two providers of one name": lambda store: erasure.plan(
+        store, "anna", providers=[ActorErasure(bot_id="a"), ActorErasure(bot_id="b")]
+    ),
+    "how many are listed": lambda store: erasure.plan(store, "anna", listed=NONE),
+    "whether sharing is looked at": lambda store: erasure.plan(store, "anna", survey=NONE),
+    "no plan": lambda store: erasure.execute(store, NONE),
+    "providers to carry it out": lambda store: execute_erasure(store, ODD),
+    "a provider to carry it out": lambda store: execute_erasure(store, [LifecycleErasure(), ODD]),
+    "a key store that is its path": lambda store: LifecycleErasure(keys=odd("keys")),
+    "nothing that rewrites": lambda store: LifecycleErasure(rewrite=ODD),
+    "what was found is none": lambda store: LifecycleErasure().erase(store, "anna", NONE),
+    "what stays of none": lambda store: LifecycleErasure().stays(store, NONE),
+    "whom to tell of none": lambda store: LifecycleErasure().recipients(store, NONE),
+    "sweeping a store": lambda store: sweep(store, {}),
+    "ages that are none": lambda store: sweep(Lifecycles(store), NONE),
+    "a text that says to sweep": lambda store: sweep(
+        Lifecycles(store), {"identity": 0}, dry_run=odd("no")
     ),
 }
 
@@ -144,6 +180,9 @@ def test_maintenance_calls_refuse_invalid_arguments_before_they_write(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(engine, lambda: call(store))
+    assert store.session("of anna").head() is not None
+    assert [pin.name for pin in store.pins()] == ["kept"]
+    assert Lifecycles(store).users.get("anna", "language") == "en"
     assert not list(tmp_path.iterdir())
 
 
