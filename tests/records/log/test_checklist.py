@@ -51,7 +51,8 @@ from casstore.errors import (
 )
 from casstore.maintenance import check, gc, vacuum
 from casstore.maintenance.condemned import list_condemned
-from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals, folding
+from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
+from casstore.session import tombstones
 from casstore.session.data import Commit, Lease, NodeDraft
 from casstore.store import Store
 from tests.records.one_transaction import assert_one_transaction
@@ -1050,15 +1051,14 @@ def test_prune__does_not_hide_messages_whose_fold_a_concurrent_rewind_undoes(
     head = session.head()
     assert head is not None
     log.fold("s", [1, 2], "note")
-    choose = folding._choose
+    hide = tombstones.hide
 
-    def choose_and_rewind(*arguments: Any) -> Any:
-        chosen = choose(*arguments)
+    def rewind_and_hide(*arguments: Any) -> Any:
         monkeypatch.undo()
         session.rewind(head.revision)
-        return chosen
+        return hide(*arguments)
 
-    monkeypatch.setattr(folding, "_choose", choose_and_rewind)
+    monkeypatch.setattr(tombstones, "hide", rewind_and_hide)
     assert log.prune("s") == 0
     assert [message.number for message in log.active("s")] == [1, 2, 3]
 
