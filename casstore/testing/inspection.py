@@ -31,6 +31,13 @@ def replace_object(engine: MemoryEngine, digest: bytes, data: bytes) -> bytes:
     return held.data
 
 
+def copy_contents(source: MemoryEngine, target: MemoryEngine) -> None:
+    """Give ``target`` the objects, with their ids, and the rows of ``source``, and no others."""
+    target._next_id = source._next_id
+    target._objects = dict(source._objects)
+    target._rows = {table: dict(rows) for table, rows in source._rows.items()}
+
+
 class WaitingTasks(NamedTuple):
     """The tasks that wait for changes of a store on one event loop."""
 

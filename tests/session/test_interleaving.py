@@ -29,6 +29,7 @@ from casstore.records.log import NewMessage, SessionLog
 from casstore.records.runs import Runs
 from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.store import Store
+from casstore.testing.inspection import copy_contents
 
 _names = count(1)
 # What an operation may say if somebody else was first.
@@ -50,9 +51,7 @@ class Interrupted(MemoryEngine):
         self.calls_left = -1
         self.happens: Callable[[], object] = list
         if before is not None:
-            self._next_id = before._next_id
-            self._objects = dict(before._objects)
-            self._rows = {table: dict(rows) for table, rows in before._rows.items()}
+            copy_contents(before, self)
 
     def _called(self) -> None:
         self.calls_left -= 1
