@@ -9,7 +9,7 @@ from casstore.engine.lmdb import log, slab
 from casstore.engine.lmdb.log import Position, RecoveryPoint
 from casstore.engine.lmdb.recent import MAX_LOGGED_BYTES
 from casstore.format.digest import plain_hash
-from tests.format.test_format_doc import section
+from tests.format.test_document import section
 
 
 def fields(diagram: str) -> list[tuple[int, int]]:
