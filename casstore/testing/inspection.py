@@ -10,13 +10,6 @@ from casstore.engine.memory import MemoryEngine
 
 if TYPE_CHECKING:
     from casstore.aio import AsyncStore
-    from casstore.session.state import Runtime
-    from casstore.store import Store
-
-
-def runtime_of(store: Store) -> Runtime:
-    """What the sessions of a store share: decoded heads, node indexes, caches."""
-    return store._runtime
 
 
 def open_places() -> list[str]:

@@ -23,8 +23,8 @@ import casstore
 from casstore.maintenance import gc
 from casstore.session.data import Checkpoint, Commit, Usage
 from casstore.session.session import Session
+from casstore.session.state import runtime_of
 from casstore.store import Store
-from casstore.testing.inspection import runtime_of
 from tests.engine.lmdb.wrapped_log import wrap_log
 from tests.format.second_reader import Link, Refused, SecondReader, decode
 from tests.maintenance.wounds import (

@@ -29,9 +29,8 @@ from casstore.maintenance.progress import Step
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
-from casstore.session.state import decode_head, encode_head
+from casstore.session.state import decode_head, encode_head, runtime_of
 from casstore.store import Store
-from casstore.testing.inspection import runtime_of
 from tests.maintenance.test_check_records import ALL_CODES, FOUND_IN_RECORDS
 from tests.maintenance.wounds import (
     LONG,

@@ -35,8 +35,9 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.transfer import objects as sending
 from casstore.maintenance.verification import new_object, verify_bundle
 from casstore.session import keys
+from casstore.session.state import runtime_of
 from casstore.testing.engine_fixtures import all_objects, all_rows, find_object
-from casstore.testing.inspection import replace_object, runtime_of
+from casstore.testing.inspection import replace_object
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, Watched
 

@@ -19,8 +19,8 @@ from casstore.maintenance.salvage import salvage
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session.data import Commit, NodeDraft
+from casstore.session.state import runtime_of
 from casstore.store import Store
-from casstore.testing.inspection import runtime_of
 from tests.maintenance.wounds import flip, open_store, wounding
 
 COUNT = RUN_NODES[2] + RUN_NODES[1] + 40

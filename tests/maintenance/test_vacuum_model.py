@@ -14,9 +14,9 @@ from casstore.engine.memory import MemoryEngine
 from casstore.maintenance import gc, vacuum
 from casstore.session.data import LAST, LEAF, Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
+from casstore.session.state import runtime_of
 from casstore.store import Store
 from casstore.testing import ManualClock
-from casstore.testing.inspection import runtime_of
 from tests.maintenance.views import all_bytes, check_graphs, exact, seen
 
 CANARY = re.compile(rb"canary-\d+\.")

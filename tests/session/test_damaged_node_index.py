@@ -30,10 +30,10 @@ from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.session import Session
-from casstore.session.state import encode_head, head_key
+from casstore.session.state import encode_head, head_key, runtime_of
 from casstore.store import Store
 from casstore.testing.engine_fixtures import find_object
-from casstore.testing.inspection import replace_object, runtime_of
+from casstore.testing.inspection import replace_object
 
 # One large run, a run of each smaller level, a page, and a tail.
 COUNT = RUN_NODES[3] + RUN_NODES[2] + RUN_NODES[1] + RUN_NODES[0] + 5
