@@ -7,7 +7,6 @@ import json
 import random
 import threading
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +26,17 @@ from claude_agent_sdk import (
 )
 from claude_agent_sdk.testing import run_session_store_conformance
 from claude_agent_sdk.types import SessionKey, SessionStore
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import casstore
 from casstore.adapters.claude import CasstoreSessionStore
-from casstore.adapters.claude.transcripts import TranscriptKey, Transcripts
-from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.adapters.claude.transcripts import Transcripts
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
-    InvalidValueError,
 )
 from casstore.maintenance import gc
-from casstore.session.records import Draft, Table
 from casstore.store import Store
-from casstore.testing import ManualClock
 from tests.adapters.transcripts import new_id, transcript
-from tests.faults.children import in_children
 
 SESSION = new_id(random.Random("session"))
 DIRECTORY = "/home/ada/project"
@@ -57,11 +47,6 @@ OPTIONAL = ("list_sessions", "list_session_summaries", "delete", "list_subkeys")
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
-
-
-@pytest.fixture
-def sessions(store: Store) -> Any:
-    return CasstoreSessionStore(store)
 
 
 def used_bytes(store: Store) -> int:
@@ -130,105 +115,6 @@ def test_a_fork_outlives_its_source(store: Store, sessions: Any) -> None:
     gc.collect(store, grace_ms=0)
     assert run(sessions.load(KEY)) is None
     assert run(sessions.load(forked)) == before
-
-
-# --- entries --------------------------------------------------------------------------------
-
-ODD: list[dict[str, Any]] = [
-    {"type": "x", "text": "half a pair \ud800"},
-    {"type": "x", "uuid": "\udfff half in the id"},
-    {"type": "x", "number": 10**40, "uuid": new_id(random.Random(1))},
-    {"type": "x", "float": 1e300, "zero": -0.0, "none": None, "yes": True},
-    {"type": "x", "uuid": None, "parentUuid": None, "sessionId": None, "forkedFrom": None},
-    {"type": "x", "uuid": 5, "isSidechain": True, "slug": ["a"], "teamName": {"a": 1}},
-    {"type": "x", "uuid": new_id(random.Random(2)).upper()},
-    {"type": "x", "forkedFrom": {"sessionId": "a", "messageUuid": 1}},
-    {"type": "x", "forkedFrom": {"sessionId": "a", "messageUuid": "b", "more": "c"}},
-    {"type": "x", "forkedFrom": {"sessionId": "a", "messageUuid": "b"}},
-    {"type": "x", "forkedFrom": {"sessionId": "a", "messageUuid": "c"}},
-    {"type": "x", "sessionId": SESSION, "json": "not bytes"},
-    {"json": "alone"},
-    {"type": "x", "": {"": [[], {}]}},
-]
-
-
-def deep(levels: int) -> dict[str, Any]:
-    value: Any = "bottom"
-    for _ in range(levels):
-        value = [value]
-    return {"type": "x", "value": value, "uuid": new_id(random.Random(levels))}
-
-
-@pytest.mark.parametrize("entry", [*ODD, deep(50), deep(60), deep(200)], ids=str)
-def test_every_json_entry_round_trips(sessions: Any, entry: dict[str, Any]) -> None:
-    entry = json.loads(json.dumps(entry))
-    plain = {"type": "x", "uuid": "before"}
-    run(sessions.append(KEY, [plain, entry, {"type": "x", "parentUuid": entry.get("uuid")}]))
-    loaded = run(sessions.load(KEY))
-    assert loaded[:2] == [plain, entry]
-    assert loaded[2]["parentUuid"] == entry.get("uuid")
-
-
-@pytest.mark.parametrize("field", ["value", "slug"])
-def test_an_entry_of_any_depth_is_accepted(sessions: Any, field: str) -> None:
-    """Between what a value may have and what the row has room for, the append failed."""
-    entries = []
-    for levels in range(55, 70):
-        entry = deep(levels)
-        entry[field] = entry.pop("value")
-        entries.append(entry)
-        run(sessions.append(KEY, [entry]))
-    assert run(sessions.load(KEY)) == entries
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(), max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)  # fmt: skip
-IDS = st.sampled_from([None, "a", SESSION, new_id(random.Random(3)), 7])
-ORIGIN = st.none() | st.fixed_dictionaries({"sessionId": IDS, "messageUuid": IDS})
-ENTRIES = st.fixed_dictionaries(
-    {"type": st.just("x")},
-    optional={
-        "uuid": IDS, "parentUuid": IDS, "sessionId": IDS, "logicalParentUuid": IDS,
-        "forkedFrom": ORIGIN, "isSidechain": st.booleans(), "slug": JSON, "message": JSON,
-    },
-)  # fmt: skip
-
-
-@given(st.lists(st.lists(ENTRIES, max_size=4), max_size=4))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_transcripts_come_back_as_they_were_appended(
-    sessions: Any, batches: list[list[dict[str, Any]]]
-) -> None:
-    expected: list[dict[str, Any]] = []
-
-    async def append_all() -> list[Any]:
-        await sessions.delete(KEY)
-        for batch in batches:
-            await sessions.append(KEY, batch)
-            for entry in batch:
-                own = entry.get("uuid")
-                if type(own) is not str or own not in [each.get("uuid") for each in expected]:
-                    expected.append(entry)
-        return await sessions.load(KEY) or []
-
-    assert run(append_all()) == expected
-
-
-def test_an_entry_that_is_not_json_is_refused_and_nothing_is_written(sessions: Any) -> None:
-    fine = {"type": "x", "uuid": "a"}
-    for bad in ({"type": "x", "value": object()}, {"type": "x", "value": float("nan")}):
-        with pytest.raises(InvalidValueError):
-            run(sessions.append(KEY, [fine, bad]))
-    with pytest.raises(InvalidInputError):
-        run(sessions.append(KEY, ["no entry"]))
-    with pytest.raises(InvalidInputError):
-        run(sessions.append({**KEY, "subpath": ""}, [fine]))
-    assert run(sessions.load(KEY)) is None
 
 
 # --- appending ------------------------------------------------------------------------------
@@ -462,122 +348,3 @@ def test_cached_entries_of_a_deleted_session_are_stored_again(store: Store, sess
     run(other.append(KEY, entries[1:2]))
     run(sessions.append(KEY, [entries[0], entries[2]]))
     assert run(sessions.load(KEY)) == [entries[1], entries[0], entries[2]]
-
-
-def test_modification_times_increase_though_the_clock_goes_back(
-    store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = []
-    for now_ms in (2_000_000_000_000, 1_900_000_000_000, 1_900_000_000_000):
-        monkeypatch.setattr(store.engine, "now_ms", lambda now_ms=now_ms: now_ms)
-        run(sessions.append(KEY, [{"type": "x"}]))
-        times.append(run(sessions.list_sessions(PROJECT))[0]["mtime"])
-    assert times == [2_000_000_000_000, 2_000_000_000_001, 2_000_000_000_002]
-
-
-def test_no_two_appends_have_the_same_time(any_store: Store) -> None:
-    """On a clock that stands still, through two objects, in sessions of two projects."""
-    stores: list[Any] = [CasstoreSessionStore(any_store), CasstoreSessionStore(any_store)]
-    names = [f"{at}" for at in range(20)]
-    for at, session in enumerate(names):
-        put(stores[at % 2], "one", session)
-        put(stores[at // 2 % 2], "two", session)
-    put(stores[0], "one", "7")
-    for list_call in ("list_sessions", "list_session_summaries"):
-        times: dict[int, str] = {}
-        for project in ("one", "two"):
-            for found in run(getattr(stores[1], list_call)(project)):
-                times[found["mtime"]] = f"{project} {found['session_id']}"
-        assert len(times) == 40
-        ones = [name for _, name in sorted(times.items()) if name.startswith("one")]
-        assert ones == [f"one {name}" for name in [*names[:7], *names[8:], "7"]]
-
-
-def test_no_two_appends_of_processes_have_the_same_time(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-
-    def work(name: str) -> str:
-        engine = LmdbEngine(str(path), durability="relaxed", clock=ManualClock())
-        with Store(engine) as store:
-            for at in range(40):
-                Transcripts(store).append(TranscriptKey("p", f"{name}{at}"), [{"type": "x"}])
-        return "done"
-
-    assert in_children(partial(work, "a"), partial(work, "b")) == ["done", "done"]
-    with casstore.open(path, "relaxed") as store:
-        times = {found.mtime_ms for found in Transcripts(store).of_project("p")}
-    assert len(times) == 80
-
-
-def put(sessions: Any, project: str, session: str, subpath: str = "") -> None:
-    key: SessionKey = {"project_key": project, "session_id": session}
-    if subpath:
-        key["subpath"] = subpath
-    run(sessions.append(key, [{"type": "x", "text": f"{project} {session}"}]))
-
-
-def names(expired: list[Any]) -> list[tuple[str, str]]:
-    return [(each.project_key, each.session_id) for each in expired]
-
-
-def test_sessions_expire_by_age_and_number(
-    store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = store.engine.now_ms()
-    clock = start
-    monkeypatch.setattr(store.engine, "now_ms", lambda: clock)
-    for day, session in enumerate("abcd"):
-        clock = start + day * 86_400_000
-        put(sessions, "one", session)
-    put(sessions, "one", "a", "subagents/x")
-    put(sessions, "two", "z")
-    day = 86_400_000
-    assert names(run(sessions.expire(idle_ms=day * 3 // 2, dry_run=True))) == [("one", "b")]
-    assert names(run(sessions.expire(keep=3, dry_run=True))) == [("one", "b")]
-    assert names(run(sessions.expire(keep=1, idle_ms=day, project_key="one"))) == [
-        ("one", "c"),
-        ("one", "b"),
-    ]
-    assert run(sessions.list_projects()) == ["one", "two"]
-    [gone] = run(sessions.expire(keep=0, project_key="two"))
-    # Two others were written to within the same millisecond.
-    assert (gone.entries, gone.mtime_ms) == (1, clock + 2)
-    assert run(sessions.list_projects()) == ["one"]
-    assert run(sessions.delete_project("one")) == 2
-    assert run(sessions.list_projects()) == []
-    assert list(Table(store, "claude.entries", 4).scan()) == []
-
-
-def test_expire_requires_a_valid_age_or_number(sessions: Any) -> None:
-    for options in ({}, {"keep": -1}, {"idle_ms": 1.5}):
-        with pytest.raises(InvalidInputError):
-            run(sessions.expire(**options))
-
-
-def test_a_session_written_to_meanwhile_stays(
-    store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(sessions, "one", "a")
-    other: Any = CasstoreSessionStore(store)
-    Interrupt(store, monkeypatch, lambda: put(other, "one", "a"))
-    assert run(sessions.expire(keep=0)) == []
-    assert len(run(sessions.load({"project_key": "one", "session_id": "a"}))) == 2
-
-
-def test_damaged_rows_are_reported(store: Store, sessions: Any) -> None:
-    put(sessions, "one", "a")
-    key: SessionKey = {"project_key": "one", "session_id": "a"}
-    table = Table(store, "claude.entries", 4)
-    [record] = table.scan()
-    damages: list[Any] = [[], {"h": [{}], "b": []}, {"h": [5], "b": [{}]}, {"h": [], "b": []}]
-    for damage in [*damages, {"h": [{"?": 1}], "b": [{}]}]:
-        draft = Draft(store)
-        draft.put(table, record.key, damage)
-        draft.commit()
-        with pytest.raises(CorruptionError):
-            run(sessions.load(key))
-    draft = Draft(store)
-    draft.delete(table, record.key)
-    draft.commit()
-    with pytest.raises(CorruptionError):
-        run(sessions.load(key))
