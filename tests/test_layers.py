@@ -140,6 +140,11 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def without_init(module: str) -> str:
     return module.removesuffix(".__init__")
 
@@ -147,7 +152,7 @@ def without_init(module: str) -> str:
 def imports_of(module: str, path: Path) -> Iterator[Import]:
     """Every import of a module, wherever it stands: in functions and under TYPE_CHECKING too."""
     names = {without_init(name) for name in MODULES}
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(module, node.lineno, alias.name)
@@ -262,7 +267,7 @@ def test_no_module_name_contains_a_meaningless_word() -> None:
 def test_no_public_class_name_has_two_meanings() -> None:
     defined: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined.setdefault(node.name, []).append(f"{without_init(module)}.{node.name}")
     shared = [places for places in defined.values() if len(places) > 1]
@@ -311,7 +316,7 @@ def programs(tree: ast.AST) -> Iterator[ast.AST]:
 
 def private_uses(path: Path, of_casstore: set[str]) -> Iterator[str]:
     """The private names of casstore that a test module uses, as ``path: name``."""
-    tree = ast.parse(path.read_text(), str(path))
+    tree = parsed(path)
     foreign = of_casstore - private_names(tree)
     for program in programs(tree):
         for node in ast.walk(program):
@@ -328,7 +333,7 @@ def private_uses(path: Path, of_casstore: set[str]) -> Iterator[str]:
 def test_tests_outside_the_engine_use_no_private_name_of_casstore() -> None:
     """Names in strings are allowed: they replace a limit or a function to inject a fault."""
     of_casstore = set[str]().union(
-        *[private_names(ast.parse(path.read_text())) for path in MODULES.values()]
+        *[private_names(parsed(path)) for path in MODULES.values()]
     )
     assert {"_env", "_runtime", "_objects"} <= of_casstore
     uses = {
@@ -343,7 +348,7 @@ def test_tests_outside_the_engine_use_no_private_name_of_casstore() -> None:
 
 def test_every_module_has_a_docstring_that_begins_with_a_sentence() -> None:
     def begins(path: Path) -> str:
-        return (ast.get_docstring(ast.parse(path.read_text())) or "\n").splitlines()[0]
+        return (ast.get_docstring(parsed(path)) or "\n").splitlines()[0]
 
     ends = (".", ":", ")", "?")
     assert [module for module, path in MODULES.items() if not begins(path).endswith(ends)] == []
