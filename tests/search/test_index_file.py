@@ -21,6 +21,7 @@ from casstore.engine.protocol import Engine, Row
 from casstore.errors import ReadOnlyError, StorageError
 from casstore.search import indexing, rebuild, remove, update
 from casstore.search.sqlite import DamagedIndexError, translated
+from casstore.session.attempts import read_again
 from casstore.store import Store
 
 
@@ -37,7 +38,7 @@ def test_an_update_reads_only_what_has_changed(
     assert update(store).texts_added == 200
     sessions_read = 0
     tables: list[str] = []
-    read_again, scan_rows = indexing.read_again, type(store.engine).scan_rows
+    scan_rows = type(store.engine).scan_rows
 
     def counted(attempt: Callable[[], bool]) -> bool:
         nonlocal sessions_read

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from casstore.engine.files import open_regular
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.session.session import Session
@@ -298,7 +299,6 @@ def test_a_second_thread_waits_until_the_cache_is_read(
     Workspace(files, cache=tmp_path / "cache").snapshot(store)
     found = cache.Cache(str(tmp_path / "cache"), str(files))
     began, go_on = threading.Event(), threading.Event()
-    open_regular = cache.open_regular
 
     def slow(path: str) -> int:
         began.set()
