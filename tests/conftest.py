@@ -24,7 +24,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.engine.postgres.engines import engines, postgres_schemas
 from tests.engine.postgres.server import postgres_server, postgres_url, schema
-from tests.records.refusals import CountingEngine
+from tests.refusals import CountingEngine
 
 __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]
 

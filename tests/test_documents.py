@@ -97,7 +97,7 @@ def test_every_python_block_runs(document: Path, tmp_path: Path) -> None:
     directories = []
     needed: set[str] = set()
     for number, code in enumerate(blocks_of(document), 1):
-        # Blocks for a server are run on one: tests/engine/postgres/test_postgres_doc.py.
+        # Blocks for a server are run on one: tests/engine/postgres/test_guide.py.
         if lacks_extra(code) or "postgresql://" in code:
             continue
         directory = tmp_path / str(number)

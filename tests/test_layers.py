@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +102,25 @@ SAME_NAMES = {
     "casstore.compat.agent_state.AgentSession": "is the name that morrow's programs import",
 }
 
+# Private class names that several modules define today. A new name must differ from all others.
+SAME_PRIVATE_NAMES = {
+    "_Batch", "_Budget", "_Builder", "_Checkpoints", "_Found", "_Frame", "_Graph", "_Growth",
+    "_Item", "_Items", "_Known", "_Limited", "_Look", "_Owners", "_Page", "_Part", "_Planner",
+    "_Reached", "_Rows", "_Run", "_Sessions", "_Walk", "_Work",
+}  # fmt: skip
+
+# Uses of private names by tests outside tests/engine, and why they are allowed.
+PRIVATE_USES = {
+    "tests/adapters/langgraph/test_items.py: _data": "is LangGraph's own InMemoryStore",
+    "tests/adapters/openai_agents/test_compaction.py: _get_compaction_snapshot": (
+        "is the name by which the SDK calls it"
+    ),
+    "tests/faults/test_processes.py: _env": "a process is killed inside a read transaction",
+    "tests/maintenance/test_backup.py: _env": "a write transaction is aborted during a copy",
+    "tests/search/test_index_file.py: _BUDGET": "sets a limit in another process",
+    "tests/ui/test_server.py: _socket": "a server that never runs does not close its socket",
+}
+
 # What must not be loaded by importing casstore: each costs as much as casstore itself.
 SLOW_MODULES = ("dataclasses", "inspect", "asyncio", "ctypes", "typing_extensions")
 
@@ -127,6 +147,11 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def without_init(module: str) -> str:
     return module.removesuffix(".__init__")
 
@@ -134,7 +159,7 @@ def without_init(module: str) -> str:
 def imports_of(module: str, path: Path) -> Iterator[Import]:
     """Every import of a module, wherever it stands: in functions and under TYPE_CHECKING too."""
     names = {without_init(name) for name in MODULES}
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(module, node.lineno, alias.name)
@@ -246,21 +271,100 @@ def test_no_module_name_contains_a_meaningless_word() -> None:
     assert [module for module in MODULES if words(module) & FORBIDDEN_NAMES] == []
 
 
-def test_no_public_class_name_has_two_meanings() -> None:
+def shared_class_names() -> dict[str, list[str]]:
+    """Class names that several modules define, and their definitions."""
     defined: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef):
                 defined.setdefault(node.name, []).append(f"{without_init(module)}.{node.name}")
-    shared = [places for places in defined.values() if len(places) > 1]
+    return {name: places for name, places in defined.items() if len(places) > 1}
+
+
+def test_no_private_class_name_has_two_meanings() -> None:
+    shared = {name for name in shared_class_names() if is_private(name)}
+    assert shared >= SAME_PRIVATE_NAMES, "no longer needed"
+    assert shared - SAME_PRIVATE_NAMES == set()
+
+
+def test_no_public_class_name_has_two_meanings() -> None:
+    shared = [places for name, places in shared_class_names().items() if not is_private(name)]
     assert SAME_NAMES.keys() <= {place for places in shared for place in places}, "no longer needed"
     unexcused = [[one for one in places if one not in SAME_NAMES] for places in shared]
     assert [places for places in unexcused if len(places) > 1] == []
 
 
+def test_every_test_module_lies_in_the_folder_of_a_package_whose_name_it_does_not_repeat() -> None:
+    tests = ROOT / "tests"
+    folders = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
+    folders |= {Path("faults"), Path("tools")}
+    wrong = [
+        str(path)
+        for path in (each.relative_to(tests) for each in tests.rglob("test_*.py"))
+        if path.parent not in folders or path.stem.startswith(f"test_{path.parent.name}_")
+    ]
+    assert wrong == []
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """The private names that a module defines, those of its classes included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    is_of_tuples = name in ("_replace", "_asdict", "_fields", "_make")
+    return name.startswith("_") and not name.startswith("__") and name != "_" and not is_of_tuples
+
+
+def programs(tree: ast.AST) -> Iterator[ast.AST]:
+    """A test module, and the programs in its strings, which it runs in other processes."""
+    yield tree
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and "import" in text and "casstore" in text:
+            with suppress(SyntaxError):
+                yield ast.parse(text)
+
+
+def private_uses(path: Path, of_casstore: set[str]) -> Iterator[str]:
+    """The private names of casstore that a test module uses, as ``path: name``."""
+    tree = parsed(path)
+    foreign = of_casstore - private_names(tree)
+    for program in programs(tree):
+        for node in ast.walk(program):
+            names = set()
+            if isinstance(node, ast.ImportFrom) and inside(node.module or "", "casstore"):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.Attribute):
+                owner = node.value
+                if not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
+                    names = {node.attr} & foreign
+            yield from (f"{path.relative_to(ROOT)}: {each}" for each in names if is_private(each))
+
+
+def test_tests_outside_the_engine_use_no_private_name_of_casstore() -> None:
+    """Names in strings are allowed: they replace a limit or a function to inject a fault."""
+    of_casstore = set[str]().union(*[private_names(parsed(path)) for path in MODULES.values()])
+    assert {"_env", "_runtime", "_objects"} <= of_casstore
+    uses = {
+        use
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if ROOT / "tests" / "engine" not in path.parents
+        for use in private_uses(path, of_casstore)
+    }
+    assert PRIVATE_USES.keys() <= uses, "no longer needed"
+    assert sorted(uses - PRIVATE_USES.keys()) == []
+
+
 def test_every_module_has_a_docstring_that_begins_with_a_sentence() -> None:
     def begins(path: Path) -> str:
-        return (ast.get_docstring(ast.parse(path.read_text())) or "\n").splitlines()[0]
+        return (ast.get_docstring(parsed(path)) or "\n").splitlines()[0]
 
     ends = (".", ":", ")", "?")
     assert [module for module, path in MODULES.items() if not begins(path).endswith(ends)] == []

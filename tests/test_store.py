@@ -21,9 +21,6 @@ import pytest
 
 import casstore
 from casstore import Append, Commit, Digest, NodeDraft, Set, Store
-from casstore.engine.lmdb import sharing
-from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.log import FLUSHED, PUBLISHED
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
     BusyError,
@@ -39,8 +36,10 @@ from casstore.maintenance.compact import compact
 from casstore.maintenance.exporting import export_session, read_have, write_have
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.salvage import salvage
+from casstore.maintenance.space import measure
 from casstore.maintenance.verification import verify_bundle
 from casstore.session.data import Claim
+from casstore.testing.inspection import open_places
 
 ROOT = Path(casstore.__file__).parent
 
@@ -199,22 +198,7 @@ def test_a_second_open_with_other_options_is_refused(tmp_path: Path, options: An
         with pytest.raises(BusyError, match=str(tmp_path)):
             casstore.open(tmp_path / "s", **options)
         assert store.get_blob(digest) == b"here"
-    assert sharing._shared == {}
-
-
-def test_a_second_open_may_wait_for_the_disk_where_the_first_does_not(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "relaxed") as first:
-        with casstore.open(tmp_path / "s", "full") as second:
-            for number in range(3):
-                first.put_blob(b"%d" % number)
-            engine = first.engine
-            assert isinstance(engine, LmdbEngine)
-            log = engine._env.recent._log
-            assert log is not None
-            digest = second.put_blob(b"waits")
-            assert log.lsns[FLUSHED] == log.lsns[PUBLISHED]
-        assert first.get_blob(digest) == b"waits"
-    assert sharing._shared == {}
+    assert open_places() == []
 
 
 def test_a_second_open_may_differ_in_options_that_do_not_affect_the_first(tmp_path: Path) -> None:
@@ -260,7 +244,7 @@ def test_a_failed_open_leaves_no_shared_engine(tmp_path: Path) -> None:
     (tmp_path / "s" / "stranger.txt").write_text("not a store")
     with pytest.raises(casstore.CasstoreError):
         casstore.open(tmp_path / "s")
-    assert sharing._shared == {}
+    assert open_places() == []
 
 
 def test_a_store_opened_read_only_reads_everything_and_writes_nothing(tmp_path: Path) -> None:
@@ -402,13 +386,10 @@ def messages(count: int, seed: int = 0, kind: str = "tool_call") -> list[bytes]:
 
 def stored_bytes(store: Store, items: list[bytes]) -> int:
     """How much the slabs take in which these items are put, one at a time."""
-    engine = store.engine
-    assert isinstance(engine, LmdbEngine)
 
     def slab_bytes() -> int:
-        engine.apply_log()
-        with engine._env.reading() as txn:
-            return sum(len(value) for _, value in txn.cursor(db=engine._env.slabs))
+        [slabs] = [table for table in measure(store).tables if table.name == "slabs"]
+        return slabs.content_bytes
 
     before = slab_bytes()
     for item in items:

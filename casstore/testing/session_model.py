@@ -64,7 +64,7 @@ class _Model:
         return [node for node in graph.path(self.leaf(graph)) if node not in self.hidden]
 
 
-class _Run:
+class ModelRun:
     """A store and its model, changed by the same steps."""
 
     def __init__(self, store: Store, seed: int) -> None:
@@ -217,7 +217,7 @@ class ModelConformance(SessionFixtures):
 
     @pytest.mark.parametrize("seed", range(5))
     def test_sessions_agree_with_the_model(self, store: Store, seed: int) -> None:
-        run = _Run(store, seed)
+        run = ModelRun(store, seed)
         for number in range(STEPS):
             done = f"seed {seed}, step {number}: {run.step()}"
             run.check(store, done)

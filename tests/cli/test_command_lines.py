@@ -37,7 +37,7 @@ from tests.test_documents import DOCUMENTS, ROOT
 SHELL = re.compile(r"^```(?:console|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What stands in documents for the beginning of some digest, and for where backups go.
 DIGEST, BACKUPS = "3f2a91", "/backups"
-# These need a server, and are run on one: tests/engine/postgres/test_cli_postgres.py
+# These need a server, and are run on one: tests/cli/test_postgres.py
 SERVER = "postgresql://"
 
 

@@ -139,10 +139,11 @@ def test_the_error_for_a_reader_without_write_access_to_the_lock_file_explains_i
     example: str,
 ) -> None:
     script = (
-        "import os, sys\n"
+        "import contextlib, os, sys\n"
         "from casstore.cli import main\n"
         # Loads all that is needed: this Python may be in a directory of root's.
-        "main.cli._run(['sessions', '--store', '/nowhere/at-all'], {})\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main.cli.main(['sessions', '--store', '/nowhere/at-all'])\n"
         "print('--', file=sys.stderr, flush=True)\n"
         # Root may do everything.
         "os.geteuid() or os.seteuid(65534)\n"

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import casstore
 from campaigns import bitflip, specimen
 from campaigns.examination import PLAIN, RIGHT, VERIFY, Examiner
 from campaigns.tally import Report
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.engine import LmdbEngine
+from tests.maintenance.wounds import wounding
 
 SAMPLE = 80
 SEED = 1
@@ -53,11 +52,8 @@ def test_the_sample_covers_both_lmdb_versions_with_and_without_verification(repo
 
 def test_the_specimen_has_slabs_of_both_layouts(tmp_path: Path) -> None:
     specimen.build(tmp_path / "specimen", SEED, lmdb_version=0)
-    with casstore.open(tmp_path / "specimen") as store:
-        assert isinstance(store.engine, LmdbEngine)
-        env = store.engine._env
-        with env.reading() as txn:
-            layouts = {value[0] for _, value in txn.cursor(db=env.slabs)}
+    with wounding(tmp_path / "specimen") as stored:
+        layouts = {value[0] for _, value in stored.rows("slabs")}
     assert layouts == {slabs.LAYOUT, slabs.PACKED_LAYOUT}
 
 

@@ -513,39 +513,6 @@ def test_threads_lose_no_increment_of_a_counter(store: casstore.Store) -> None:
     assert store.engine.get_rows([COUNTER]) == [b"200"]
 
 
-OTHERS_READERS = """
-import sys
-import casstore
-with casstore.open(sys.argv[1], "relaxed") as store:
-    store.engine._env.handle.reader_check()
-    print(store.engine._env.handle.readers().replace("\\n", ";"))
-"""
-
-
-@pytest.mark.parametrize("again", ["under another name", "beside what shares it"])
-def test_opening_a_store_twice_keeps_the_reader_slots_of_the_first_open(
-    place: Path, again: str
-) -> None:
-    """LMDB's locks on its lock file go when this process closes any descriptor of it.
-
-    Another process then took the readers here for dead, and the whole table for its own.
-    """
-    with casstore.open(place, "relaxed") as store:
-        if again == "under another name":
-            place = place.rename(place.with_name("elsewhere"))
-        engine = store.engine
-        assert isinstance(engine, LmdbEngine)
-        with engine._env.reading() as txn:
-            with pytest.raises(BusyError, match="already open in this process"):
-                LmdbEngine(str(place), durability="relaxed")
-            readers = finish(python(OTHERS_READERS, place))
-            assert any(
-                line.split()[0] == str(os.getpid()) and line.split()[-1] == str(txn.id())
-                for line in readers.split(";")[1:]
-                if line.strip()
-            )
-
-
 @pytest.mark.parametrize("is_new", [True, False])
 def test_without_address_space_for_the_map_the_error_names_the_limit_to_raise(
     tmp_path: Path, is_new: bool

@@ -15,23 +15,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from zstandard import ZstdError
 
 import casstore
-from casstore.engine.lmdb import recent
-from casstore.engine.lmdb.applying import full_slabs
-from casstore.engine.lmdb.log import MAX_LOG_BYTES
 from casstore.maintenance import gc
 from casstore.session.data import Checkpoint, Commit, Usage
 from casstore.session.session import Session
+from casstore.session.state import runtime_of
 from casstore.store import Store
+from tests.engine.lmdb.wrapped_log import wrap_log
 from tests.format.second_reader import Link, Refused, SecondReader, decode
 from tests.maintenance.wounds import (
     copy_as_killed,
-    engine_of,
     flip,
     open_store,
     populate,
@@ -131,43 +128,12 @@ def make_killed(path: Path) -> dict[str, Any]:
     return found
 
 
-def wrap_log(store: Store) -> None:
-    """Leave commits in the log alone, the first of them behind the last.
-
-    While the log is applied, another commit comes; then so many that they begin again at the start.
-    """
-    engine = engine_of(store)
-    assert engine._behind is not None
-    engine._behind.stop()
-    source = random.Random(9)
-
-    def put() -> None:
-        store.put_blob(source.randbytes(20_000))
-
-    def put_first(*given: Any) -> Any:
-        put()
-        return full_slabs(*given)
-
-    # The next commit begins a new log.
-    engine._env.retire_log()
-    for _ in range(16):
-        put()
-    with patch.object(recent, "full_slabs", put_first):
-        assert engine._env.recent.apply_concurrently()
-    memtable = engine._env.recent.memtable
-    # The file may have grown before.
-    for _ in range(MAX_LOG_BYTES // 20_000):
-        if memtable.last.offset >= memtable.state.applied.offset:
-            put()
-    assert memtable.last.offset < memtable.state.applied.offset
-
-
 def _listed(store: Store, session: str) -> list[bytes]:
     """All nodes that the node index of a session lists, hidden ones included."""
-    state = store._runtime.find(session)
+    state = runtime_of(store).find(session)
     if state is None:
         return []
-    return [place.digest for place in store._runtime.index(state.manifest).places()]
+    return [place.digest for place in runtime_of(store).index(state.manifest).places()]
 
 
 def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:

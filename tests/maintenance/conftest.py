@@ -9,10 +9,25 @@ import pytest
 
 import casstore
 from casstore import Store
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
+from casstore.testing import ManualClock
 from tests.engine.postgres.engines import Schemas, engines
 
 MakeStore = Callable[[], Store]
+
+
+@pytest.fixture
+def store(any_store: Store) -> Store:
+    """A store on each engine. Its time is that of ``clock``."""
+    return any_store
+
+
+@pytest.fixture
+def lmdb_store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    """A store in a directory, with the time of ``clock``."""
+    with Store(LmdbEngine(str(tmp_path / "l"), durability="relaxed", clock=clock)) as store:
+        yield store
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import casstore
 from casstore import Digest, Store
 from casstore.engine.files import leftovers
 from casstore.engine.lmdb import hot_copy
-from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     BusyError,
     ClosedError,
@@ -32,7 +31,6 @@ from casstore.errors import (
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.progress import Step
-from casstore.maintenance.roots import ROOTS
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore
 
@@ -161,26 +159,6 @@ def test_a_place_inside_the_store_is_refused(
         with pytest.raises(InvalidInputError):
             backup(store, tmp_path / way / inside, replace=True)
     assert sorted(os.listdir(tmp_path / "store-0")) == before
-
-
-def test_a_backup_contains_no_notes_for_the_running_collector(
-    make_lmdb: MakeStore, tmp_path: Path
-) -> None:
-    """Notes for a collector who is elsewhere would be taken for an hour, and never be read."""
-    store = make_lmdb()
-    sessions.step(store, "s", sessions.message("a"))
-    engine = store.engine
-    assert isinstance(engine, LmdbEngine)
-    with engine.collection(ROOTS, grace_ms=0) as collection:
-        collection.mark()
-        backup(store, tmp_path / "backup")
-    with casstore.open(tmp_path / "backup") as copied:
-        other = copied.engine
-        assert isinstance(other, LmdbEngine)
-        env = other._env
-        sessions.step(copied, "s", sessions.message("b"))
-        with env.reading() as txn:
-            assert txn.stat(env.collection)["entries"] == 0
 
 
 def test_a_backup_of_a_damaged_store_raises_and_leaves_no_target(

@@ -29,7 +29,7 @@ from casstore.maintenance.progress import Step
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Checkpoint, Commit, NodeDraft
-from casstore.session.state import decode_head, encode_head
+from casstore.session.state import decode_head, encode_head, runtime_of
 from casstore.store import Store
 from tests.maintenance.test_check_records import ALL_CODES, FOUND_IN_RECORDS
 from tests.maintenance.wounds import (
@@ -285,7 +285,7 @@ def throw_a_row_back(path: Path) -> None:
 def reencode_manifest(path: Path, change: Callable[[Manifest], Manifest]) -> None:
     """Put another manifest in the place of the head's of session s1."""
     with open_store(path) as store:
-        state = store._runtime.get("s1")
+        state = runtime_of(store).get("s1")
         writer = PieceWriter()
         digest = writer.emit(Kind.MANIFEST, *encode_manifest(change(state.manifest)))
         row = encode_head(state.head._replace(manifest=digest))

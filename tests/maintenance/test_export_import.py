@@ -35,7 +35,9 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.transfer import objects as sending
 from casstore.maintenance.verification import new_object, verify_bundle
 from casstore.session import keys
-from casstore.testing.engine_fixtures import all_objects, all_rows
+from casstore.session.state import runtime_of
+from casstore.testing.engine_fixtures import all_objects, all_rows, find_object
+from casstore.testing.inspection import replace_object
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, Watched
 
@@ -514,12 +516,13 @@ def test_damage_in_the_target_is_reported_and_not_mistaken_for_a_concurrent_chan
     sessions.step(source, "s", sessions.message("b"))
     export_session(source, "s", file)
     target.session("s").tombstone(["a"])
-    hidden = target._runtime.get("s").head.hidden
+    hidden = runtime_of(target).get("s").head.hidden
     assert hidden is not None
     engine = target.engine
     assert isinstance(engine, MemoryEngine)
-    held = engine._objects[hidden]
-    engine._objects[hidden] = held._replace(data=b"\xc0" + held.data[1:])
+    stored = find_object(engine, hidden)
+    assert stored is not None
+    replace_object(engine, hidden, b"\xc0" + stored.data[1:])
     with pytest.raises(CorruptionError):
         import_session(target, file, on_conflict="fast-forward")
 

@@ -99,7 +99,8 @@ def test_the_auto_collector_keeps_the_exception_of_its_listener(store: Store) ->
     collector = AutoCollector(store, every_commits=1, interval_s=0.01, on_report=listen)
     with collector:
         store.put_blob(b"x")
-        collector._thread.join(60)
+        [thread] = [each for each in threading.enumerate() if each.name == "casstore-gc"]
+        thread.join(60)
     assert isinstance(collector.failure, casstore.CasstoreError)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.page_arithmetic import when_full
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write
 from casstore.errors import InvalidInputError
@@ -20,6 +19,7 @@ from casstore.maintenance.progress import Step
 from casstore.maintenance.space import measure
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
+from tests.maintenance.wounds import wounding
 
 pytestmark = pytest.mark.usefixtures("slab_a_commit")
 
@@ -137,13 +137,10 @@ def test_a_damaged_slab_is_named_and_the_rest_is_counted(tmp_path: Path) -> None
     with casstore.open(tmp_path / "s", "relaxed") as store:
         fill(store, 10)
         sound = measure(store)
-        assert isinstance(store.engine, LmdbEngine)
-        env = store.engine._env
-        with env.write_lock, env.begin_write() as txn:
-            cursor = txn.cursor(db=env.slabs)
-            cursor.first()
-            key, value = cursor.item()
-            txn.put(key, value[:40] + b"\xff" + value[41:], db=env.slabs)
+    with wounding(tmp_path / "s") as cut:
+        key, value = cut.rows("slabs")[0]
+        cut.put("slabs", key, value[:40] + b"\xff" + value[41:])
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         report = measure(store)
     assert [damage.last_id for damage in report.slabs.damaged] == [int.from_bytes(key, "big")]
     assert report.slabs.slabs == sound.slabs.slabs
@@ -160,26 +157,3 @@ def test_it_reports_progress_and_an_empty_store_is_small(tmp_path: Path) -> None
         assert steps[-1].unit == "rows"
     with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
         measure(store)
-
-
-@pytest.mark.parametrize(("version", "header"), [(0, 16), (1, 24)])
-def test_the_arithmetic_of_pages_is_that_of_lmdb(tmp_path: Path, version: int, header: int) -> None:
-    for seed in range(4):
-        source = random.Random(seed)
-        longest = (8, 100, 2_100, 20_000)[seed]
-        rows = {
-            source.randbytes(source.randrange(1, 60)): bytes(source.randrange(longest))
-            for _ in range(2_000)
-        }
-        env = lmdb.open(str(tmp_path / str(seed)), map_size=1 << 28, max_dbs=1, lib_version=version)
-        database = env.open_db(b"t")
-        with env.begin(write=True) as txn:
-            txn.cursor(db=database).putmulti(sorted(rows.items()), append=True)
-            stat = txn.stat(database)
-        env.close()
-        lengths = [(len(key), len(value)) for key, value in sorted(rows.items())]
-        counted = when_full(lengths, stat["psize"], header)
-        assert counted.leaf == pytest.approx(stat["leaf_pages"], rel=0.01)
-        assert counted.overflow == pytest.approx(stat["overflow_pages"], rel=0.01)
-        assert counted.branch == pytest.approx(stat["branch_pages"], abs=1)
-    assert when_full([], 4096, header) == (0, 0, 0)

@@ -14,6 +14,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.maintenance import gc, vacuum
 from casstore.session.data import LAST, LEAF, Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
+from casstore.session.state import runtime_of
 from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.maintenance.views import all_bytes, check_graphs, exact, seen
@@ -149,7 +150,7 @@ class Program:
         check_graphs(self.store, session)
 
     def _hidden_ids(self, session: Session) -> set[str]:
-        runtime = self.store._runtime
+        runtime = runtime_of(self.store)
         return set(runtime.hidden(runtime.get(session.id).head).values())
 
     def _same(self, sessions: list[Session], before: dict[str, Any]) -> None:

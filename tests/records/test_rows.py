@@ -42,8 +42,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def put(table: Table, *key: str, value: Any = 1) -> None:
-    draft = Draft(table._store)
+def put(store: Store, table: Table, *key: str, value: Any = 1) -> None:
+    draft = Draft(store)
     draft.put(table, key, value)
     draft.commit()
 
@@ -74,8 +74,8 @@ def test_record_keys_are_short_and_unique_and_sort_like_their_texts(
 
 def test_find_records_reads_several_tables_in_one_call(store: Store) -> None:
     table, other = Table(store, "t", 2), Table(store, "o", 1)
-    put(table, "a", "b", value=1)
-    put(other, "a", value=2)
+    put(store, table, "a", "b", value=1)
+    put(store, other, "a", value=2)
     asked: list[tuple[Table, tuple[str, ...]]] = [
         (other, ("a",)), (table, ("a", "c")), (table, ("a", "b"))
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_names_and_keys_that_do_not_fit_are_refused() -> None:
 )
 def test_values_of_any_length_come_back(store: Store, value: Any) -> None:
     table = Table(store, "t", 2)
-    put(table, "a", "k", value=value)
+    put(store, table, "a", "k", value=value)
     found = table.find("a", "k")
     assert found is not None
     assert found.value == value
@@ -121,8 +121,8 @@ def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
     table, other = Table(store, "t", 3), Table(store, "t2", 3)
     keys = [(a, b, f"{n:03}") for a in ("", "a", "a" * 400) for b in ("x", "xy") for n in range(9)]
     for key in keys:
-        put(table, *key)
-        put(other, *key)
+        put(store, table, *key)
+        put(store, other, *key)
     assert [each.key for each in table.scan(page=4)] == keys
     assert [each.key for each in table.scan(reverse=True, page=4)] == keys[::-1]
     assert [each.key for each in table.scan("a", "x")] == keys[18:27]
@@ -146,9 +146,9 @@ def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
 
 def test_a_draft_is_committed_completely_or_not_at_all(store: Store) -> None:
     table = Table(store, "t", 1)
-    put(table, "a", value="old")
+    put(store, table, "a", value="old")
     seen = table.find("a")
-    put(table, "a", value="new")
+    put(store, table, "a", value="new")
     draft = Draft(store)
     draft.put(table, ("b",), draft.keep(LONG))
     draft.delete(table, ("a",))
@@ -188,7 +188,7 @@ def test_a_link_to_something_that_is_not_there_is_refused(store: Store) -> None:
 
 def test_copying_a_record_requires_an_unchanged_source(store: Store) -> None:
     table = Table(store, "t", 1)
-    put(table, "a" * 600, value=LONG)
+    put(store, table, "a" * 600, value=LONG)
     source = table.find("a" * 600)
     assert source is not None
     for name in ("short", "b" * 600):
@@ -199,7 +199,7 @@ def test_copying_a_record_requires_an_unchanged_source(store: Store) -> None:
         assert found is not None
         assert found.value == LONG
         assert [each.key for each in table.scan()].count((name,)) == 1
-    put(table, "a" * 600, value=1)
+    put(store, table, "a" * 600, value=1)
     draft = Draft(store)
     draft.copy(table, source, ("late",))
     with pytest.raises(ConditionFailedError):
@@ -348,8 +348,8 @@ def test_a_commit_with_a_record_that_links_to_a_missing_object_is_refused(store:
 
 def test_find_records_keeps_the_order_asked_with_none_for_absent_records(store: Store) -> None:
     one, two = Table(store, "one", 1), Table(store, "two", 2)
-    put(one, "a", value=1)
-    put(two, "a", "b", value=2)
+    put(store, one, "a", value=1)
+    put(store, two, "a", "b", value=2)
     found = find_records(store, [(two, ("a", "b")), (one, ("a",)), (one, ("b",))])
     assert [None if each is None else each.value for each in found] == [2, 1, None]
     assert [None if each is None else each.key for each in found] == [("a", "b"), ("a",), None]

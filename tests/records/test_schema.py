@@ -70,8 +70,8 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def put(table: RowTable[Any], row: Any, before: Any = None) -> None:
-    draft = Draft(table._store)
+def put(store: Store, table: RowTable[Any], row: Any, before: Any = None) -> None:
+    draft = Draft(store)
     table.put(draft, row, before)
     draft.commit()
 
@@ -86,7 +86,7 @@ def put(table: RowTable[Any], row: Any, before: Any = None) -> None:
 )
 def test_a_row_round_trips(store: Store, row: Page) -> None:
     table = RowTable(store, PAGES)
-    put(table, row)
+    put(store, table, row)
     found = table.get(row.person, row.number)
     assert found is not None
     assert found.record is not None
@@ -115,7 +115,7 @@ def test_a_named_tuple_as_first_field_is_flattened_into_the_row(store: Store) ->
     row = AddressRow(Address("anna", "Ulm"), 3)
     assert (schema.key(row), schema.encode(row)) == (("anna",), ["Ulm", 3])
     table = RowTable(store, schema)
-    put(table, row)
+    put(store, table, row)
     assert table.get("anna") == row
 
 
@@ -162,12 +162,12 @@ def test_index_rows_are_updated_with_their_row(store: Store) -> None:
         return [record.key for index in (titles, tags) for record in index.scan()]
 
     first = PLAIN._replace(tags=("a", "b"))
-    put(table, first)
+    put(store, table, first)
     assert keys() == [("anna", "hello"), ("a", "anna", "a1"), ("b", "anna", "a1")]
     assert titles.leads_to(next(titles.scan())) == ("anna", "a1")
     assert tags.leads_to(next(tags.scan())) == ("anna", "a1")
     second = first._replace(title="bye", tags=("b", "c"))
-    put(table, second, first)
+    put(store, table, second, first)
     assert keys() == [("anna", "bye"), ("b", "anna", "a1"), ("c", "anna", "a1")]
     draft = Draft(store)
     table.remove(draft, second)

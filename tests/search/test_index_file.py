@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from casstore.engine.protocol import Engine, Row
 from casstore.errors import ReadOnlyError, StorageError
 from casstore.search import indexing, rebuild, remove, update
 from casstore.search.sqlite import DamagedIndexError, translated
+from casstore.session.attempts import read_again
 from casstore.store import Store
 
 
@@ -34,25 +36,26 @@ def test_an_update_reads_only_what_has_changed(
 ) -> None:
     fill(store, sessions=20)
     assert update(store).texts_added == 200
-    seen: list[bytes] = []
+    sessions_read = 0
     tables: list[str] = []
-    attempt, scan_rows = indexing.Updater._attempt, type(store.engine).scan_rows
+    scan_rows = type(store.engine).scan_rows
 
-    def noted_attempt(self: indexing.Updater, key: bytes) -> bool:
-        seen.append(key)
-        return attempt(self, key)
+    def counted(attempt: Callable[[], bool]) -> bool:
+        nonlocal sessions_read
+        sessions_read += 1
+        return read_again(attempt)
 
     def noted_scan(self: Engine, table: str, **options: Any) -> list[Row]:
         tables.append(table)
         return scan_rows(self, table, **options)
 
-    monkeypatch.setattr(indexing.Updater, "_attempt", noted_attempt)
+    monkeypatch.setattr(indexing, "read_again", counted)
     monkeypatch.setattr(type(store.engine), "scan_rows", noted_scan)
     assert update(store).texts_added == 0
-    assert (seen, tables) == ([], [])
+    assert (sessions_read, tables) == (0, [])
     store.session("s7").append("one more")
     assert update(store).texts_added == 1
-    assert len(seen) == 1
+    assert sessions_read == 1
     assert "heads" not in tables
 
 

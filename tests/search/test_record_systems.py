@@ -17,7 +17,7 @@ from casstore.maintenance.systems import content_texts
 from casstore.records.log import NewMessage, SessionLog
 from casstore.search import update
 from casstore.store import Store
-from tests.adapters.langgraph.langgraph_graphs import chat, on, say
+from tests.adapters.langgraph.graphs import chat, on, say
 
 MAIN: Any = {"project_key": "p/1", "session_id": "s"}
 BELOW: Any = {**MAIN, "subpath": "subagents/a"}

@@ -30,8 +30,10 @@ from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.data import Commit, NodeDraft
 from casstore.session.session import Session
-from casstore.session.state import encode_head, head_key
+from casstore.session.state import encode_head, head_key, runtime_of
 from casstore.store import Store
+from casstore.testing.engine_fixtures import find_object
+from casstore.testing.inspection import replace_object
 
 # One large run, a run of each smaller level, a page, and a tail.
 COUNT = RUN_NODES[3] + RUN_NODES[2] + RUN_NODES[1] + RUN_NODES[0] + 5
@@ -88,15 +90,17 @@ def test_a_flipped_bit_gives_the_right_nodes_or_an_error(written: MemoryEngine, 
     hit = 0
     chosen = {names[0], names[-1], chance.choice(names)}
     if shape == "Bucket":
-        index = Store(written)._runtime.index(Store(written)._runtime.get("s").manifest)
+        runtime = runtime_of(Store(written))
+        index = runtime.index(runtime.get("s").manifest)
         [run] = index.load(index.spine.runs[3])
         assert isinstance(run, IndexRun)
         chosen = {run.buckets[bucket_of(id_hash(FIRST))]}
     for digest in chosen:
-        held = written._objects[digest]
-        data = bytearray(held.data)
+        stored = find_object(written, digest)
+        assert stored is not None
+        data = bytearray(stored.data)
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        written._objects[digest] = held._replace(data=bytes(data))
+        replace_object(written, digest, bytes(data))
         try:
             for at, expected in enumerate(right):
                 session = Store(written).session("s")
@@ -105,7 +109,7 @@ def test_a_flipped_bit_gives_the_right_nodes_or_an_error(written: MemoryEngine, 
                 except CorruptionError:
                     hit += 1
         finally:
-            written._objects[digest] = held
+            replace_object(written, digest, stored.data)
     assert hit, "no answer has needed the part that was damaged"
     assert ask(Store(written).session("s")) == right
 
@@ -142,8 +146,8 @@ def test_check_finds_a_node_index_with_wrong_content_and_correct_digests(
 
 def lie(store: Store, change: Callable[[IndexPage], IndexPage]) -> None:
     """Write the head of session s again, with another first page in its node index."""
-    state = store._runtime.get("s")
-    index = store._runtime.index(state.manifest)
+    state = runtime_of(store).get("s")
+    index = runtime_of(store).index(state.manifest)
     spine = index.spine
     [page] = index.load(spine.runs[0][:1])
     assert isinstance(page, IndexPage)

@@ -27,9 +27,11 @@ from casstore.errors import (
     SessionDeletedError,
     TurnConflictError,
 )
+from casstore.session import waiting
 from casstore.session.data import Claim
 from casstore.session.graph import new_node_id
 from casstore.testing import ManualClock
+from casstore.testing.engine_fixtures import all_objects
 
 MINUTE_MS = 60_000
 
@@ -359,7 +361,7 @@ def test_an_edit_of_a_large_component_reads_only_what_it_needs() -> None:
         agent = store.session("agent")
         state = {"files": {f"{n:05}.py": f"body {n} " * 20 for n in range(5000)}}
         agent.append("one", tool_state=state)
-        pieces = len(engine._objects)
+        pieces = len(all_objects(engine))
         engine.reads = 0
         agent.edit("tool_state", Set(["files", "02500.py"], "new"))
         assert pieces > 200
@@ -368,7 +370,7 @@ def test_an_edit_of_a_large_component_reads_only_what_it_needs() -> None:
         assert agent.checkpoint(hydrate=True).tool_state == state
         # The digest is that of the whole value, and nothing but the changed pieces was added.
         assert agent.checkpoint().tool_state.digest == casstore.Digest(store.put_value(state))
-        assert len(engine._objects) < pieces + 20
+        assert len(all_objects(engine)) < pieces + 20
 
 
 def test_edits_are_applied_in_order_and_in_the_same_commit_as_nodes(agent: Session) -> None:
@@ -613,6 +615,11 @@ def test_the_next_call_after_another_owner_took_the_lease_raises_lease_lost_erro
     assert agent.append("three", lease=stolen).revision == 2
 
 
+def renewal_threads() -> list[threading.Thread]:
+    """The threads that renew leases, one a store."""
+    return [thread for thread in threading.enumerate() if thread.name == "casstore-leases"]
+
+
 def test_the_next_call_after_a_background_renewal_lost_the_lease_raises(
     agent: Session, clock: ManualClock
 ) -> None:
@@ -620,9 +627,7 @@ def test_the_next_call_after_a_background_renewal_lost_the_lease_raises(
         clock.now_ms += MINUTE_MS
         stolen = agent.claim_lease("worker-2", MINUTE_MS)
         assert stolen is not None
-        renewer = held._runtime.renewer()
-        thread = renewer._thread
-        if thread is not None:
+        for thread in renewal_threads():
             thread.join()  # it ends, because it has no lease to renew any more
         with pytest.raises(LeaseLostError, match="worker-2"):
             _ = held.lease
@@ -643,40 +648,43 @@ def test_a_held_lease_is_renewed_past_its_time(agent: Session, clock: ManualCloc
 
 
 def test_one_thread_renews_all_leases_of_a_store_and_ends_with_the_last(store: Store) -> None:
-    with store.session("a").hold("w") as one:
-        renewer = one._runtime.renewer()
-        thread = renewer._thread
-        assert thread is not None
-        with store.session("b").hold("w") as two, store.session("c").hold("w") as three:
-            assert {held._runtime.renewer()._thread for held in (two, three)} == {thread}
+    for thread in renewal_threads():
+        thread.join()  # those of earlier tests
+    with store.session("a").hold("w"):
+        [thread] = renewal_threads()
+        with store.session("b").hold("w"), store.session("c").hold("w"):
+            assert renewal_threads() == [thread]
         assert thread.is_alive()
     thread.join()
     with store.session("a").hold("w"):
-        assert renewer._thread is not thread
+        [another] = renewal_threads()
+        assert another is not thread
 
 
 def test_a_renewal_that_raises_busy_error_is_retried(store: Store, agent: Session) -> None:
-    with agent.hold("worker-1", ttl_s=30) as held:
+    with agent.hold("worker-1", ttl_s=0.03) as held:
         engine = store.engine
-        write = engine.write
+        write, tried = engine.write, threading.Semaphore(0)
 
         def busy(*_: Any) -> Any:
+            tried.release()
             raise casstore.errors.BusyError("the disk is busy")
 
         engine.write = busy  # type: ignore[method-assign,assignment]
-        assert held._renew()
+        for _ in range(3):
+            assert tried.acquire(timeout=60)
         engine.write = write  # type: ignore[method-assign]
-        assert held._renew()
         assert held.append("one").revision == 1
 
 
 def test_a_closed_store_ends_the_renewal(clock: ManualClock) -> None:
+    for thread in renewal_threads():
+        thread.join()  # those of earlier tests
     store = Store(MemoryEngine(clock=clock))
     held = store.session("agent").hold("worker-1", ttl_s=0.03)
     held.__enter__()
-    thread = held._runtime.renewer()._thread
+    [thread] = renewal_threads()
     store.close()
-    assert thread is not None
     thread.join()
     with pytest.raises(LeaseLostError, match="this store is closed"):
         held.append("late")
@@ -881,16 +889,22 @@ def test_reports_heads_and_history_entries_have_readable_str_forms(
 
 
 def test_a_waiter_computes_when_the_next_batch_or_lease_becomes_available(
-    agent: Session, clock: ManualClock
+    agent: Session, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    computed_s: list[float | None] = []
+
+    def stop(due_s: float | None, longest_s: float) -> float:
+        computed_s.append(due_s)
+        raise TimeoutError
+
     with agent.hold("worker-1", ttl_s=30) as held:
         agent.queue.enqueue(["later"], available_at_ms=clock.now_ms + 5000)
-        taking = held._taking(0, "idle", 1)
-        assert taking() is None
-        assert taking.due_s == 5
-        claiming = agent.hold("worker-2")._claiming
-        assert claiming() is None
-        assert claiming.due_s == 30
+        monkeypatch.setattr(waiting, "pause_s", stop)
+        with pytest.raises(TimeoutError):
+            next(held.work(wait_s=60))
+        with pytest.raises(TimeoutError), agent.hold("worker-2", wait_s=60):
+            pass
+    assert computed_s == [5, 30]
 
 
 def test_append_looks_up_given_ids_in_the_graph_but_not_generated_ids() -> None:
@@ -914,6 +928,6 @@ def test_many_edits_of_one_commit_store_only_their_result() -> None:
     with Store(engine) as store:
         agent = store.session("agent")
         agent.append(tool_state={f"{n:05}": "x" * 100 for n in range(2000)})
-        before = len(engine._objects)
+        before = len(all_objects(engine))
         agent.edit("tool_state", *[Set(["01000"], f"value {n}") for n in range(30)])
-        assert len(engine._objects) < before + 20
+        assert len(all_objects(engine)) < before + 20

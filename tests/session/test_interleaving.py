@@ -29,6 +29,7 @@ from casstore.records.log import NewMessage, SessionLog
 from casstore.records.runs import Runs
 from casstore.session.data import Checkpoint, Commit, NodeDraft
 from casstore.store import Store
+from casstore.testing.inspection import copy_contents
 
 _names = count(1)
 # What an operation may say if somebody else was first.
@@ -43,14 +44,14 @@ Operation = Callable[[Store], object]
 class Interrupted(MemoryEngine):
     """An engine that lets something happen before one of its calls."""
 
-    def __init__(self, before: MemoryEngine | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, before: MemoryEngine | None = None, *, clock: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(clock=clock)
         self.calls_left = -1
         self.happens: Callable[[], object] = list
         if before is not None:
-            self._next_id = before._next_id
-            self._objects = dict(before._objects)
-            self._rows = {table: dict(rows) for table, rows in before._rows.items()}
+            copy_contents(before, self)
 
     def _called(self) -> None:
         self.calls_left -= 1

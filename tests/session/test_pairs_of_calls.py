@@ -140,9 +140,7 @@ def filled() -> MemoryEngine:
 
 
 def copy_of(engine: MemoryEngine) -> Interrupted:
-    copy = Interrupted(engine)
-    copy._clock = lambda: NOW_MS
-    return copy
+    return Interrupted(engine, clock=lambda: NOW_MS)
 
 
 def said(engine: MemoryEngine, call: Call) -> str:

@@ -8,10 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from casstore.engine.files import open_regular
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.session.session import Session
@@ -299,14 +299,13 @@ def test_a_second_thread_waits_until_the_cache_is_read(
     Workspace(files, cache=tmp_path / "cache").snapshot(store)
     found = cache.Cache(str(tmp_path / "cache"), str(files))
     began, go_on = threading.Event(), threading.Event()
-    load = cache.Cache._load
 
-    def slow(self: cache.Cache, path: str) -> Any:
+    def slow(path: str) -> int:
         began.set()
         assert go_on.wait(60)
-        return load(self, path)
+        return open_regular(path)
 
-    monkeypatch.setattr(cache.Cache, "_load", slow)
+    monkeypatch.setattr(cache, "open_regular", slow)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(found.load)
         assert began.wait(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import gc
 import random
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from casstore import Commit, NodeDraft, aio
 from casstore.engine.lmdb import batches, environment, log, memtable, recent
 from casstore.engine.lmdb.batches import MAX_BATCH, CommitQueue, TicketBatch, WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -636,3 +638,45 @@ def test_an_object_that_another_process_stored_after_the_lookup_is_indexed_once(
     assert infos[ours.digest].children == (first, infos[other.digest].id)
     assert engine.verify() == 4
     engine.close()
+
+
+def test_puts_awaited_together_share_their_commits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(tmp_path / "s", "full") as store:
+            engine = store.sync.engine
+            assert isinstance(engine, LmdbEngine)
+            before = engine._env.handle.info()["last_txnid"]
+            digests = await asyncio.gather(*[store.put_value({"n": n}) for n in range(400)])
+            commits = engine._env.handle.info()["last_txnid"] - before
+            assert len(set(digests)) == 400
+            assert commits <= 200
+            assert await store.get_many(digests) == [{"n": n} for n in range(400)]
+
+    asyncio.run(main())
+
+
+def test_commits_awaited_together_share_their_flushes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.open(tmp_path / "s", "full") as store:
+            engine = store.sync.engine
+            assert isinstance(engine, LmdbEngine)
+            queue, batches = engine._queue, list[int]()
+            run_batch = queue._run
+            deadline = time.monotonic() + TIMEOUT_S
+
+            def hold_the_first(batch: WriteBatch) -> None:
+                while not batches and len(queue._waiting) < 16:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+                batches.append(len(batch.tickets))
+                run_batch(batch)
+
+            queue._run = hold_the_first
+            sessions = [store.session(f"s{n}") for n in range(16)]
+            commit = Commit(append=[NodeDraft("a", "the only node")])
+            results = await asyncio.gather(*[session.commit(commit) for session in sessions])
+            assert [result.revision for result in results] == [1] * 16
+            assert sum(batches) == 16
+            assert len(batches) <= 2
+
+    asyncio.run(main())

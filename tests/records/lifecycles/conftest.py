@@ -27,8 +27,14 @@ def locked(store: Store, keys: FileKeys) -> Lifecycles:
 
 
 @pytest.fixture(params=["clear", "encrypted"])
-def either(request: pytest.FixtureRequest, store: Store) -> Lifecycles:
+def either_keys(request: pytest.FixtureRequest) -> FileKeys | None:
+    """The keys of ``either``."""
     if request.param == "clear":
-        return Lifecycles(store)
-    found: Lifecycles = request.getfixturevalue("locked")
+        return None
+    found: FileKeys = request.getfixturevalue("keys")
     return found
+
+
+@pytest.fixture
+def either(store: Store, either_keys: FileKeys | None) -> Lifecycles:
+    return Lifecycles(store, keys=either_keys)
