@@ -324,7 +324,7 @@ class _Copying:
             [put for put in receipts if decode_receipt(put.value).revision <= row.revision],
         )
         # The target's head becomes history; in a mirror only if the source has that revision.
-        rows, conditions, named = publish.plan(
+        rows, conditions, named, _ = publish.plan(
             self._target, arriving, there, keep_replaced=not self._mirror
         )
         if named:

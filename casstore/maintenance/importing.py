@@ -230,7 +230,7 @@ class _Import(NamedTuple):
         return missing
 
     def _publish(self, existing: Existing, publication: Publication) -> None:
-        rows, conditions, named = publication
+        rows, conditions, named, _ = publication
         conditions.append(RowIs(*meta_key(self.key), existing.meta))
         if self.about:
             place = keys.subjects(self.key)
