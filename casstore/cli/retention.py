@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, YES, dry_run_option, options
 from casstore.cli.output import Printer, bad, dim, name
@@ -17,9 +17,17 @@ from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import expiring, retention
+from casstore.maintenance.expiring import ExpiredRows
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields
-from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan, Tally
+from casstore.maintenance.retention import (
+    Overridden,
+    Plan,
+    Policy,
+    RetentionReport,
+    SessionPlan,
+    Tally,
+)
 from casstore.store import Store
 
 _LISTED: Final = 100
@@ -162,56 +170,64 @@ def _skips(why: str) -> Fields:
     return {"session": "the session", "revision": "null: all of them", "why": why}
 
 
-PRUNE_FIELDS: Final[Fields] = {
-    "dry_run": "true: a plan, nothing was changed",
-    "sessions": Field("sessions examined", "examined", "session"),
-    "sessions_deleted": Field("sessions deleted, or that would be", "deleted", "session"),
-    "revisions_removed": Field("revisions removed, or that would be", "removed", "revision"),
-    "labels_removed": Field("labels removed with them, or that would be", "removed", "label"),
-    "already_gone": "removals in the plan that another run had done before",
-    "skipped": nested(
-        "revisions that the plan removes and that are in use now; the first 100",
-        _skips("why it was kept"),
-        of=lambda report: report.skipped[:_LISTED],
-    ),
-    "refused": nested(
-        "sessions that were left unchanged because a row of them cannot be read",
-        _skips("the row that cannot be read"),
-        of=lambda report: report.refused[:_LISTED],
-    ),
-    "overridden": nested(
-        "sessions whose stored policy the given one overrode; of a run the first 1,000",
-        {
-            "session": "the session",
-            "policy": "the stored policy",
-        },
-    ),
-    "own_policies": Field("sessions that their own policy decided about", "by their own policy",
-                          "session"),
-    "expired_rows": nested(
-        "expired rows that were removed, or would be",
-        {
-            "pins": "expired pins",
-            "protections": "expired protections",
-            "marks": "rows that kept older plans from removing a revision that came into use",
-            "receipts": "receipts of turns, with --receipts",
-            "deletions": "deletions of sessions that had been interrupted, completed now",
-            "records": "expired records of all systems, and rows that a deletion had left",
-            "attachments": "attachments that were never committed, with --attachments",
-            "condemned": "such attachments with bytes elsewhere: listed until you delete those",
-        },
-    ),
-    "missing_systems": MISSING,
-    "plan": nested(
-        "of a plan, every session that loses something; otherwise empty",
-        {
-            "session": "the session",
-            "deleted": "why all of it would be deleted, empty: it is kept",
-            "kept": "revisions that are kept",
-            "removed": "revisions that would be removed",
-        },
-    ),
-}  # fmt: skip
+PRUNE_FIELDS: Final[Fields] = described(
+    RetentionReport,
+    {
+        "dry_run": "true: a plan, nothing was changed",
+        "sessions": Field(label="examined", unit="session"),
+        "sessions_deleted": Field(label="deleted", unit="session"),
+        "revisions_removed": Field(label="removed", unit="revision"),
+        "labels_removed": Field(label="removed", unit="label"),
+        "already_gone": Field(),
+        "skipped": nested(
+            "revisions that the plan removes and that are in use now; the first 100",
+            _skips("why it was kept"),
+            of=lambda report: report.skipped[:_LISTED],
+        ),
+        "refused": nested(
+            "sessions that were left unchanged because a row of them cannot be read",
+            _skips("the row that cannot be read"),
+            of=lambda report: report.refused[:_LISTED],
+        ),
+        "overridden": nested(
+            "sessions whose stored policy the given one overrode; of a run the first 1,000",
+            described(
+                Overridden,
+                {
+                    "session": Field(),
+                    "policy": Field(),
+                },
+            ),
+        ),
+        "own_policies": Field(label="by their own policy", unit="session"),
+        "expired_rows": nested(
+            "expired rows that were removed, or would be",
+            described(
+                ExpiredRows,
+                {
+                    "pins": Field(),
+                    "protections": Field(),
+                    "marks": Field(),
+                    "receipts": Field(),
+                    "deletions": Field(),
+                    "records": Field(),
+                    "attachments": Field(),
+                    "condemned": Field(),
+                },
+            ),
+        ),
+        "missing_systems": MISSING,
+        "plan": nested(
+            "of a plan, every session that loses something; otherwise empty",
+            {
+                "session": "the session",
+                "deleted": "why all of it would be deleted, empty: it is kept",
+                "kept": "revisions that are kept",
+                "removed": "revisions that would be removed",
+            },
+        ),
+    },
+)
 
 
 def prune_document(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import PROBLEM, Field, Fields, document, nested
+from casstore.cli.fields import PROBLEM, Field, Fields, described, document
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
 from casstore.cli.options import dry_run_option
@@ -20,42 +20,36 @@ from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
 from casstore.maintenance import pack as packing
 from casstore.maintenance import vacuum as vacuuming
+from casstore.maintenance.compact import CompactReport
 from casstore.maintenance.gc import GcReport
-from casstore.maintenance.vacuum import VacuumReport
+from casstore.maintenance.keepers import Keeper
+from casstore.maintenance.vacuum import SessionReport, VacuumReport
 
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
 # The most lines of each list that the text shows.
 _SHOWN: Final = 20
 
-GC_FIELDS: Final[Fields] = {
-    "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
-    "grace_ms": Field("objects put within this time were kept", "grace period"),
-    "roots": "distinct digests that sessions, tags and other roots name",
-    "objects_kept": Field("objects that are reachable", "reachable", "object"),
-    "kept_bytes": Field("their size before compression", "reachable size", of="bytes_kept"),
-    "objects_unreached": Field(
-        "objects that are not reachable and older than the grace period", "unreachable", "object"
-    ),
-    "unreached_bytes": Field(
-        "their size before compression", "unreachable size", of="bytes_unreached"
-    ),
-    "objects_swept": Field("of those, objects removed now", "removed", "object"),
-    "swept_bytes": Field("their size before compression", "removed size", of="bytes_swept"),
-    "freed_bytes": Field(
-        "space in the file freed at once; pack frees the rest", "freed in the file",
-        of="bytes_freed",
-    ),
-    "pins_expired": Field("expired pins: removed, or found by a dry run", "expired", "pin"),
-    "longest_pause_ms": Field(
-        "the longest time that writers had to wait", "longest wait of writers",
-        of=lambda report: round(report.longest_pause_ms, 3),
-    ),
-    "problem": PROBLEM,
-    "missing_systems": Field(
-        "record systems in the store that are not installed: their objects are kept",
-        "kept for systems that are not installed",
-    ),
-}  # fmt: skip
+GC_FIELDS: Final[Fields] = described(
+    GcReport,
+    {
+        "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
+        "grace_ms": Field("objects put within this time were kept", "grace period"),
+        "roots": Field(),
+        "objects_kept": Field(label="reachable", unit="object"),
+        "kept_bytes": Field(label="reachable size", of="bytes_kept"),
+        "objects_unreached": Field(label="unreachable", unit="object"),
+        "unreached_bytes": Field(label="unreachable size", of="bytes_unreached"),
+        "objects_swept": Field(label="removed", unit="object"),
+        "swept_bytes": Field(label="removed size", of="bytes_swept"),
+        "freed_bytes": Field(label="freed in the file", of="bytes_freed"),
+        "pins_expired": Field(label="expired", unit="pin"),
+        "longest_pause_ms": Field(
+            label="longest wait of writers", of=lambda report: round(report.longest_pause_ms, 3)
+        ),
+        "problem": PROBLEM,
+        "missing_systems": Field(label="kept for systems that are not installed"),
+    },
+)
 PACK_FIELDS: Final[Fields] = {
     "slabs_before": Field("slabs that were rewritten", "slabs rewritten", "slab"),
     "slabs_after": Field("slabs that replaced them", "replaced by", "slab"),
@@ -74,31 +68,33 @@ PACK_FIELDS: Final[Fields] = {
         ],
     ),
 }  # fmt: skip
-_VACUUMED: Final[Fields] = {
-    "session": Field("the session", "session"),
-    "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
-    "nodes_removed": Field("hidden nodes removed", "nodes removed", "node"),
-    "nodes_rewritten": Field(
-        "nodes rewritten because they came after a removed one", "nodes rewritten", "node"
-    ),
-    "revisions_rewritten": Field(
-        "revisions rewritten because they had a removed node", "revisions rewritten", "revision"
-    ),
-    "problem": PROBLEM,
-}
-VACUUM_FIELDS: Final[Fields] = {
-    "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all parts",
-    "expired_rows": Field("rows that had expired", "expired", "row"),
-    "sessions": nested("sessions that had hidden nodes", _VACUUMED),
-    "collected": nested("the report of gc, null if gc did not run", GC_FIELDS),
-    "packed": nested("the report of pack, null if pack did not run", PACK_FIELDS),
-    "objects_kept": "removed nodes and their parts that are still stored",
-    "keepers": nested(
-        "what keeps them",
-        {"kind": "session, pin, queue or attachment", "name": "its name", "rows": "its rows"},
-    ),
-    "problem": PROBLEM,
-}
+_VACUUMED: Final[Fields] = described(
+    SessionReport,
+    {
+        "session": Field(label="session"),
+        "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
+        "nodes_removed": Field(label="nodes removed", unit="node"),
+        "nodes_rewritten": Field(label="nodes rewritten", unit="node"),
+        "revisions_rewritten": Field(label="revisions rewritten", unit="revision"),
+        "problem": PROBLEM,
+    },
+)
+VACUUM_FIELDS: Final[Fields] = described(
+    VacuumReport,
+    {
+        "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all "
+        "parts",
+        "expired_rows": Field(label="expired", unit="row"),
+        "sessions": Field(fields=_VACUUMED),
+        "collected": Field(fields=GC_FIELDS),
+        "packed": Field(fields=PACK_FIELDS),
+        "objects_kept": Field(),
+        "keepers": Field(
+            fields=described(Keeper, {"kind": Field(), "name": Field(), "rows": Field()}),
+        ),
+        "problem": PROBLEM,
+    },
+)
 
 
 def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
@@ -278,16 +274,19 @@ def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
             to.line("    their grace period; --grace 0 removes them now")
 
 
-COMPACT_FIELDS: Final[Fields] = {
-    "file_bytes_before": Field("the length of the file before", "file before"),
-    "file_bytes_after": Field("its length now", "file now"),
-    "content_bytes": Field("stored keys and values", "content"),
-    "slabs_before": Field("slabs before", "slabs before", "slab"),
-    "slabs_after": Field("slabs now", "slabs now", "slab"),
-    "objects": Field("objects in the file, each verified", "verified", "object"),
-    "objects_dropped": Field("removed objects whose bytes were dropped", "dropped", "object"),
-    "dictionaries_dropped": "compression dictionaries that no slab needed",
-}
+COMPACT_FIELDS: Final[Fields] = described(
+    CompactReport,
+    {
+        "file_bytes_before": Field(label="file before"),
+        "file_bytes_after": Field(label="file now"),
+        "content_bytes": Field(label="content"),
+        "slabs_before": Field(label="slabs before", unit="slab"),
+        "slabs_after": Field(label="slabs now", unit="slab"),
+        "objects": Field(label="verified", unit="object"),
+        "objects_dropped": Field(label="dropped", unit="object"),
+        "dictionaries_dropped": Field(),
+    },
+)
 
 
 @command(

@@ -21,13 +21,16 @@ from casstore.store import open as open_store
 
 
 class BackupReport(NamedTuple):
-    """What a backup did."""
+    """What a backup did.
 
-    #: True: an earlier backup was updated. False: the backup is new.
+    Attributes:
+        updated: true: an earlier backup was updated
+        objects: objects copied
+        size_bytes: the size of the new file; of an update, of the objects copied, uncompressed
+    """
+
     updated: bool
-    #: Objects that were copied: all of the store, or for an update those that the backup lacked.
     objects: int
-    #: The size of the new backup on disk; for an update, the objects' size before compression.
     size_bytes: int
 
 

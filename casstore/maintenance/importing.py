@@ -58,17 +58,24 @@ class ImportOutcome(Enum):
 
 
 class BundleReport(NamedTuple):
-    """What the import of a bundle wrote; in a dry run, what it would write."""
+    """What the import of a bundle wrote; in a dry run, what it would write.
+
+    Attributes:
+        outcome: what the import did
+        session: the session in the store
+        revisions: revisions that the store did not have before
+        objects: objects in the bundle
+        new_objects: objects that the store did not have before
+        object_bytes: the size of the objects, uncompressed
+        bundled_revisions: revisions in the bundle
+    """
 
     outcome: ImportOutcome
     session: str
-    #: Revisions that the store did not have before.
     revisions: int
     objects: int
-    #: Objects that the store did not have before.
     new_objects: int
     object_bytes: int
-    #: Revisions in the bundle.
     bundled_revisions: int
 
 

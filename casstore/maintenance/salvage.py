@@ -71,42 +71,58 @@ class SalvagedSession(NamedTuple):
     is the head now, or revisions before it are missing), ``lost`` (no revision is whole),
     ``deleted`` (it was deleted, and stays so), ``exists`` (the target has another session of this
     id, which was left as it is).
+
+    Attributes:
+        session: the session
+        revision: its revision in the new store
+        head_revision: its revision in the damaged store
+        revisions_saved: revisions saved
+        revisions_lost: the newest revisions that are not whole
+        revisions_lost_count: revisions lost
+        lost: what its newest incomplete revision lacks
+        from_strays: true: some of its rows may be outdated: no table refers to their pages
     """
 
     session: str
     outcome: str
-    #: The revision of its head in the target, and in the source.
     revision: int | None
     head_revision: int | None
     revisions_saved: int
-    #: Revisions that are not whole: the newest of them, and how many.
     revisions_lost: tuple[int, ...]
     revisions_lost_count: int
-    #: The objects that its newest incomplete revision lacks.
     lost: tuple[LostPiece, ...]
-    #: Some of its rows were found in pages that no tree links to, and may be outdated.
     from_strays: bool
 
 
 class SalvageReport(NamedTuple):
-    """What salvage took over, and what it did not."""
+    """What salvage took over, and what it did not.
+
+    Attributes:
+        source: the damaged store
+        sessions: the outcome for each session
+        objects_saved: objects copied
+        objects_lost: objects that a row reaches and that are lost, or lack a part
+        rows_saved: rows copied
+        rows_lost: rows left out, and why
+        rows_from_strays: policies, protections and similar rows that may be outdated
+        rows_existing: rows that the target has with other content, and queues, left unchanged; not
+            those of a session whose head the target has
+        gaps: damaged parts of tables, in which rows with unknown names may be missing
+        dictionaries_lost: compression dictionaries that are lost
+        stray_slabs: slabs found in pages that no tree links to
+        stray_rows: rows found in such pages
+    """
 
     source: str
     sessions: tuple[SalvagedSession, ...]
     objects_saved: int
-    #: Objects that some row reaches and that are damaged or gone, or lack a part.
     objects_lost: int
     rows_saved: int
     rows_lost: tuple[LostRow, ...]
-    #: Rows of retention, as policies and protections, that were taken over but may be outdated.
     rows_from_strays: tuple[StrayRow, ...]
-    #: Rows that the target has with other values, and queues: they were left as they are. Those of
-    #: a session whose head the target has are not counted.
     rows_existing: int
-    #: Ranges of keys where rows of unknown names may be missing.
     gaps: tuple[LostRows, ...]
     dictionaries_lost: tuple[int, ...]
-    #: Slabs and rows that were found in pages that no tree links to.
     stray_slabs: int
     stray_rows: int
 

@@ -292,14 +292,21 @@ def load(name: str) -> RecordSystem | str:
 
 
 class SystemSize(NamedTuple):
-    """A system in a store, and how much space its rows take."""
+    """A system in a store, and how much space its rows take.
+
+    Attributes:
+        name: its name: its tables are called NAME.table
+        title: what it stores, if it is installed
+        version: the version of its row layout in the installed code, if it is installed
+        rows: its rows
+        size_bytes: their keys and values, without objects that they link to
+        missing: why its code cannot be used, if it cannot
+    """
 
     name: str
-    #: None if the system cannot be used; ``missing`` then says why.
     title: str | None
     version: int | None
     rows: int
-    #: Keys and values, without the objects that they link to.
     size_bytes: int
     missing: str | None
 

@@ -68,18 +68,20 @@ DEFAULT_LIMITS: Final = BundleLimits()
 
 
 class VerifyReport(NamedTuple):
-    """What ``verify_bundle`` found in a valid bundle."""
+    """What ``verify_bundle`` found in a valid bundle.
+
+    Attributes:
+        left_out: objects that a thin one leaves out
+        unproven: parts that only the store that has the rest can verify
+    """
 
     session: str
     revisions: int
     objects: int
     object_bytes: int
     size_bytes: int
-    #: True: the bundle leaves out objects that the store of its reader has.
     thin: bool
-    #: How many objects a thin bundle leaves out.
     left_out: int = 0
-    #: How many long blobs (ropes) were not verified, because their chunks may be left out.
     unproven: int = 0
 
 
