@@ -86,7 +86,7 @@ def document(fields: Fields, report: Any, more: Mapping[str, Any] | None = None)
     found: dict[str, Any] = {}
     for key, given in fields.items():
         field = as_field(given)
-        value = more[key] if more and key in more else _read(report, key, field)
+        value = more[key] if more and key in more else read(report, key, field)
         if field.fields is not None:
             value = _inside(field.fields, value)
         elif key.endswith("_at") and isinstance(value, int):
@@ -103,7 +103,8 @@ def _inside(fields: Fields, value: Any) -> Any:
     return document(fields, value)
 
 
-def _read(report: Any, key: str, field: Field) -> Any:
+def read(report: Any, key: str, field: Field) -> Any:
+    """The value of a field of a report object, or of a document."""
     if isinstance(report, Mapping):
         # A document already, or values that a command has put together by key.
         return report[key]

@@ -14,6 +14,7 @@ from casstore.cli.fields import Field, Fields, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
+    SHOWN_NODE,
     at_path,
     checkpoint_document,
     hidden_nodes,
@@ -68,7 +69,9 @@ _FIELDS: Final[Fields] = {
     "session": nested("the session, null if no session was named", SESSION_FIELDS),
     "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
     "checkpoint": ('the components, as links {"$link": digest}; null for others'),
-    "node": "the node with its payload, or hidden and without it; null for others",
+    "node": nested(
+        "the node with its payload, or hidden and without it; null for others", SHOWN_NODE
+    ),
     "value": "the value at --path, a short value, or the content of an entry; null for others",
     "size_bytes": "the size of the object, null for others",
     "links": "digests that an object links to, the first 1,000",
