@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -121,8 +121,7 @@ def check(
         )
     _record(app, report)
     app.exit_code = 0 if report.sound else 1
-    answer = document(_CHECK, report)
-    app.answer(report, lambda to: _write_check(to, answer))
+    app.answer(report, lambda to: _write_check(to, report))
 
 
 def _record(app: App, report: checking.CheckReport) -> None:
@@ -144,27 +143,27 @@ def _record(app: App, report: checking.CheckReport) -> None:
 _COLOURS: Final = {codes.ERROR: "red", codes.WARNING: "yellow", codes.INFO: "cyan"}
 
 
-def _write_check(to: Printer, answer: dict[str, Any]) -> None:
-    for one in answer["findings"]:
-        if one["remedy"] == codes.NOTHING:
+def _write_check(to: Printer, report: CheckReport) -> None:
+    for one in report.findings:
+        if one.remedy == codes.NOTHING:
             continue
-        to.line(Styled(one["severity"], fg=_COLOURS[one["severity"]]), f"  {one['what']}")
-        to.line(dim(f"    {one['code']}: {one['meaning']}"))
-        to.line(dim(f"    do: {one['remedy']}"))
-    if answer["omitted"]:
-        to.line(dim(f"… {count(answer['omitted'], 'more finding')}: --max-findings"))
-    for one in answer["affected"][:20]:
-        what = "its present state" if one["head"] else count(one["revision_count"], "old revision")
-        to.line(bad("affected  "), name(one["session"]), f"  {what}")
-    if answer["affected_pins"]:
-        to.line(bad("affected  "), "tags and pins ", ", ".join(answer["affected_pins"][:20]))
-    looked = f"{count(answer['objects_checked'], 'object')}, {count(answer['rows_checked'], 'row')}"
-    if answer["contents_checked"]:
-        looked += f"; {answer['contents_checked']:,} read and proven"
-    if answer["harmless"]:
-        looked += f"; {count(answer['harmless'], 'harmless note')}, listed by --json"
-    verdict = good("sound") if answer["sound"] else bad("not sound")
-    to.line(verdict, f"  {looked} (level {answer['level']})")
+        to.line(Styled(one.severity, fg=_COLOURS[one.severity]), f"  {one.what}")
+        to.line(dim(f"    {one.code}: {one.meaning}"))
+        to.line(dim(f"    do: {one.remedy}"))
+    if report.findings_omitted:
+        to.line(dim(f"… {count(report.findings_omitted, 'more finding')}: --max-findings"))
+    for hit in report.affected[:20]:
+        what = "its present state" if hit.head else count(hit.revision_count, "old revision")
+        to.line(bad("affected  "), name(hit.session), f"  {what}")
+    if report.affected_pins:
+        to.line(bad("affected  "), "tags and pins ", ", ".join(report.affected_pins[:20]))
+    looked = f"{count(report.objects_checked, 'object')}, {count(report.rows_checked, 'row')}"
+    if report.contents_checked:
+        looked += f"; {report.contents_checked:,} read and proven"
+    if report.harmless:
+        looked += f"; {count(report.harmless, 'harmless note')}, listed by --json"
+    verdict = good("sound") if report.sound else bad("not sound")
+    to.line(verdict, f"  {looked} (level {report.level})")
 
 
 @command(

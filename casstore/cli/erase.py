@@ -150,7 +150,7 @@ def erase(
                 report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
     remaining = () if report is None else report.remaining
-    records_remaining = () if report is None else report.records_remaining
+    unplanned = [] if report is None else [": ".join(one) for one in report.records_remaining]
     shared = plan.sharing
     answer = document(
         _FIELDS,
@@ -164,7 +164,7 @@ def erase(
             "shared": None if no_survey else shared,
             "sessions_deleted": None if report is None else report.sessions_deleted,
             "remaining": remaining,
-            "records_remaining": [": ".join(one) for one in records_remaining],
+            "records_remaining": unplanned,
             "still_to_run": ["casstore gc --grace 0", "casstore compact"],
         },
     )
@@ -188,9 +188,9 @@ def erase(
             )
             for sharer in shared.sharers[:10]:
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
-        for each in (*answer["remaining"], *answer["records_remaining"]):
+        for each in (*remaining, *unplanned):
             to.line(bad("remains "), name(each), dim("  added during the run: erase again"))
-        write_missing(to, answer["missing_systems"])
+        write_missing(to, plan.missing_systems)
         if report is not None:
             to.line(good("done"), "; the bytes are gone after ",
                     bold("casstore gc --grace 0; casstore compact"))  # fmt: skip

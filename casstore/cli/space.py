@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from casstore.cli.advice import advice
 from casstore.cli.command import App, command
 from casstore.cli.fields import PROBLEM, Field, Fields, described, document
 from casstore.cli.main import INTERRUPTED
@@ -14,16 +15,16 @@ from casstore.cli.naming import complete_name
 from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, Whole, count, duration
-from casstore.engine.protocol import DEFAULT_BATCH
+from casstore.engine.protocol import DEFAULT_BATCH, PackReport
 from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
 from casstore.maintenance import pack as packing
 from casstore.maintenance import vacuum as vacuuming
 from casstore.maintenance.compact import CompactReport
-from casstore.maintenance.gc import GcReport
+from casstore.maintenance.gc import GcReport, Outcome
 from casstore.maintenance.keepers import Keeper
-from casstore.maintenance.vacuum import SessionReport, VacuumReport
+from casstore.maintenance.vacuum import SessionReport, VacuumOutcome, VacuumReport
 
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
 # The most lines of each list that the text shows.
@@ -158,29 +159,31 @@ def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:
             progress=meter, stop=meter.stopped,
         )  # fmt: skip
     app.exit_code = gc_exit_code(report, interrupted=meter.stopped())
-    answer = gc_document(report, grace_ms)
-    app.answer(report, lambda to: write_gc(to, answer), grace_ms=grace_ms)
+    app.answer(report, lambda to: _write_gc(to, report, grace_ms), grace_ms=grace_ms)
 
 
-def write_outcome(to: Printer, answer: dict[str, Any]) -> None:
-    """The outcome of gc or vacuum and the error that stopped it, for people."""
-    to.line((good if answer["outcome"] in _FINE else bad)(answer["outcome"]))
-    if answer["problem"] is not None:
-        to.line(answer["problem"]["message"])
-        if answer["problem"]["try"]:
-            to.line("try: ", bold(answer["problem"]["try"]))
+def _write_outcome(to: Printer, report: GcReport | VacuumReport) -> None:
+    outcome = report.outcome.value
+    to.line((good if outcome in _FINE else bad)(outcome))
+    if report.problem is not None:
+        to.line(str(report.problem))
+        remedy = advice(report.problem)
+        if remedy:
+            to.line("try: ", bold(remedy))
 
 
-def write_gc(to: Printer, answer: dict[str, Any]) -> None:
-    """The document of a collection, for people."""
-    write_outcome(to, answer)
-    if answer["outcome"] == "refused":
+def _write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
+    _write_outcome(to, report)
+    if report.outcome is Outcome.REFUSED:
         to.line("nothing was removed")
         return
     removed = ("objects_swept", "swept_bytes", "freed_bytes", "longest_pause_ms")
-    hidden = [*removed] if answer["outcome"] in ("planned", "nothing to do") else []
-    hidden += [] if answer["pins_expired"] else ["pins_expired"]
-    to.report({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer)
+    hidden = [*removed] if report.outcome in (Outcome.PLANNED, Outcome.NOTHING) else []
+    hidden += [] if report.pins_expired else ["pins_expired"]
+    to.report(
+        {key: one for key, one in GC_FIELDS.items() if key not in hidden},
+        gc_document(report, grace_ms),
+    )
 
 
 @command(PACK_FIELDS, "casstore pack", "casstore pack --min-age 0")
@@ -197,19 +200,18 @@ def pack(app: App, min_age_ms: int) -> None:
     with app.open(write=True) as store, app.meter() as meter:
         report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
     app.exit_code = 1 if report.damaged else 0
+    app.answer(report, lambda to: _write_pack(to, report, min_age_ms))
+
+
+def _write_pack(to: Printer, report: PackReport, min_age_ms: int = 0) -> None:
     answer = document(PACK_FIELDS, report)
-    app.answer(report, lambda to: write_pack(to, answer, min_age_ms))
-
-
-def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None:
-    """The document of pack, for people."""
-    if not answer["slabs_before"]:
+    if not report.slabs_before:
         left = f"; objects stored within {duration(min_age_ms)} stay where they are (--min-age 0)"
         to.line("nothing to pack" + (left if min_age_ms else ""))
     to.report(PACK_FIELDS, answer)
     for line in answer["damaged"][:_SHOWN]:
         to.line(bad("damaged  "), line)
-    if answer["damaged"]:
+    if report.damaged:
         to.line("try: ", bold("casstore check"))
 
 
@@ -244,33 +246,30 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) ->
             stop=meter.stopped,
         )
     app.exit_code = vacuum_exit_code(report, interrupted=meter.stopped())
-    answer = vacuum_document(report, grace_ms)
-    app.answer(answer, lambda to: write_vacuum(to, answer, dry_run=dry_run))
+    app.answer(vacuum_document(report, grace_ms), lambda to: _write_vacuum(to, report, grace_ms))
 
 
-def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
-    """The document of vacuum, for people."""
-    collected = answer["collected"]
-    if answer["outcome"] != "nothing to do" or collected is None:
-        # Otherwise ``write_gc`` prints the outcome below.
-        write_outcome(to, answer)
-    if answer["sessions"]:
-        to.rows(_VACUUMED, answer["sessions"])
-    for one in answer["sessions"]:
-        if one["problem"] is not None:
-            to.line(bad("failed  "), name(one["session"]), f": {one['problem']['message']}")
-    if answer["expired_rows"]:
-        verb = "would be removed" if dry_run else "removed"
-        to.line(f"{count(answer['expired_rows'], 'expired row')} {verb}")
-    if collected is not None:
-        write_gc(to, collected)
-    if answer["packed"] is not None:
-        write_pack(to, answer["packed"])
-    if answer["objects_kept"]:
-        to.line(f"{count(answer['objects_kept'], 'removed object')} still stored, kept by:")
-        for keeper in answer["keepers"][:_SHOWN]:
-            to.line(f"    {keeper['kind']} {keeper['name']}")
-        if not answer["keepers"]:
+def _write_vacuum(to: Printer, report: VacuumReport, grace_ms: int) -> None:
+    if report.outcome is not VacuumOutcome.NOTHING or report.collected is None:
+        # Otherwise ``_write_gc`` prints the outcome below.
+        _write_outcome(to, report)
+    if report.sessions:
+        to.rows(_VACUUMED, [document(_VACUUMED, one) for one in report.sessions])
+    for one in report.sessions:
+        if one.problem is not None:
+            to.line(bad("failed  "), name(one.session), f": {one.problem}")
+    if report.expired_rows:
+        verb = "would be removed" if report.dry_run else "removed"
+        to.line(f"{count(report.expired_rows, 'expired row')} {verb}")
+    if report.collected is not None:
+        _write_gc(to, report.collected, grace_ms)
+    if report.packed is not None:
+        _write_pack(to, report.packed)
+    if report.objects_kept:
+        to.line(f"{count(report.objects_kept, 'removed object')} still stored, kept by:")
+        for keeper in report.keepers[:_SHOWN]:
+            to.line(f"    {keeper.kind} {keeper.name}")
+        if not report.keepers:
             to.line("    their grace period; --grace 0 removes them now")
 
 
