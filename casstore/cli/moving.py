@@ -14,11 +14,13 @@ from casstore.cli.output import name
 from casstore.cli.quantities import count
 from casstore.engine.files import leftovers
 from casstore.maintenance import backup as backing_up
-from casstore.maintenance import copying, exporting, verification
+from casstore.maintenance import copy as copying
+from casstore.maintenance import export as exporting
+from casstore.maintenance import verify as verification
 from casstore.maintenance.backup import BackupReport
-from casstore.maintenance.copying import CopyReport
-from casstore.maintenance.exporting import ExportReport
-from casstore.maintenance.verification import VerifyReport
+from casstore.maintenance.copy import CopyReport
+from casstore.maintenance.export import ExportReport
+from casstore.maintenance.verify import VerifyReport
 from casstore.store import open as open_store
 from casstore.store import shown_place
 

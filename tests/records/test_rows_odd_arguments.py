@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from casstore import aio
-from casstore.maintenance import copying
+from casstore.maintenance import copy
 from casstore.records.lifecycles import Lifecycles
 from casstore.records.log import SessionLog
 from casstore.records.runs import Runs
@@ -120,5 +120,5 @@ def test_anything_but_a_store_is_refused(engine: CountingEngine, given: str, mad
 
 
 def test_copy_refuses_paths_in_place_of_stores(engine: CountingEngine, store: Store) -> None:
-    assert_refused(engine, lambda: copying.copy("a", "b"))  # type: ignore[arg-type]
-    assert_refused(engine, lambda: copying.copy(store, "b"))  # type: ignore[arg-type]
+    assert_refused(engine, lambda: copy.copy("a", "b"))  # type: ignore[arg-type]
+    assert_refused(engine, lambda: copy.copy(store, "b"))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import Arriving, Existing, Publication
 from casstore.maintenance.transfer.rows import SessionRows
-from casstore.maintenance.verification import (
+from casstore.maintenance.verify import (
     DEFAULT_LIMITS,
     BundleLimits,
     Proof,
@@ -43,7 +43,7 @@ FAST_FORWARD: Final = "fast-forward"
 class ImportOutcome(Enum):
     """What an import did.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> [import_session(other, place / "s.bundle").outcome.value for _ in range(2)]
     ['created', 'unchanged']
@@ -102,7 +102,7 @@ def import_session(
     objects that this store lacks. A ``dry_run`` proves the file, makes the same comparisons and
     writes nothing.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> import_session(other, place / "s.bundle").outcome
     <ImportOutcome.CREATED: 'created'>

@@ -404,7 +404,7 @@ def verify_bundle(
     BundleError names the offset of the error. ForeignBundleError: the file is not a bundle, or one
     of another version. BundleLimitError: reading it takes more than ``limits`` allows.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> report = verify_bundle(place / "s.bundle")
     >>> report.session, report.revisions, report.thin
