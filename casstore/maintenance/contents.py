@@ -101,7 +101,7 @@ class Share(NamedTuple):
     Attributes:
         session: the session
         objects: objects it reaches, from all its revisions
-        size_bytes: both together
+        size_bytes: the size of these objects, uncompressed
         own_bytes: what only this session reaches, uncompressed
     """
 

@@ -34,7 +34,7 @@ _MAX_HAVE_BYTES: Final = 256 << 20
 
 
 class ExportReport(NamedTuple):
-    """What ``export_session`` wrote.
+    """What ``export_session`` wrote: a bundle.
 
     Attributes:
         session: the session in it

@@ -224,10 +224,10 @@ class Affected(NamedTuple):
 
     Attributes:
         session: the session
-        revisions: the newest revisions that need it
-        revision_count: how many revisions need it
-        head: true: its present state needs it
-        others: queued batches and attachments that need it
+        revisions: the newest revisions that need such objects
+        revision_count: how many revisions need them
+        head: true: its present state needs them
+        others: queued batches and attachments that need them
     """
 
     session: str

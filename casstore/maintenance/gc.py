@@ -73,9 +73,9 @@ class GcReport(NamedTuple):
         objects_unreached: objects that are not reachable and older than the grace period, removed
             or not
         objects_swept: of those, objects removed now
-        bytes_kept: their size before compression
-        bytes_unreached: their size before compression
-        bytes_swept: their size before compression
+        bytes_kept: the size of the reachable objects before compression
+        bytes_unreached: the size of the unreachable objects before compression
+        bytes_swept: the size of the removed objects before compression
         bytes_freed: space in the file freed at once: slabs without an object; pack frees the rest
         pins_expired: expired pins: removed, or found by a dry run
         longest_pause_ms: the longest time that writers had to wait

@@ -96,8 +96,8 @@ class VacuumReport(NamedTuple):
         collected: the report of gc, if gc ran
         packed: the report of pack, if pack ran
         objects_kept: removed nodes and long parts of their payloads that are still stored
-        keepers: the owners of rows that keep them; if there are none, their grace period does, or
-            gc was not finished
+        keepers: the owners of rows that keep them; empty: they are within the grace period, or gc
+            was not finished
         problem: the error that stopped it, if one did
         dry_run: true: nothing was changed; the report says what a run would do up to gc
     """

@@ -68,10 +68,10 @@ DEFAULT_LIMITS: Final = BundleLimits()
 
 
 class VerifyReport(NamedTuple):
-    """What ``verify_bundle`` found in a valid bundle.
+    """What ``verify_bundle`` found in a valid bundle. The first fields are those of ``ExportReport``.
 
     Attributes:
-        left_out: objects that a thin one leaves out
+        left_out: objects that a thin bundle leaves out
         unproven: parts that only the store that has the rest can verify
     """
 

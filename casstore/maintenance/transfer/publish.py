@@ -141,7 +141,7 @@ def plan(
     puts += [PutRow(*head_key(key), encode_head(row)) for row in arriving.revisions[-1:]]
     differing = list(changed(target, [*puts, *arriving.others]))
     puts = [put for put, row in differing if row is None or put.table not in keeps]
-    coming.update([decode_head(put.value).revision for put in puts if _is_past(put)])
+    coming.update([decode_head(put.value).revision for put in puts if put.table == "history"])
     moves = any(put.table == "heads" for put in puts)
     labels = _labels(target, arriving, coming, moves=moves)
     conditions: list[Condition] = [
@@ -152,10 +152,6 @@ def plan(
     ]
     kept = len(differing) - len(puts)
     return Publication([*puts, *labels.rows], conditions, named_by(puts), kept)
-
-
-def _is_past(put: PutRow) -> bool:
-    return put.table == "history"
 
 
 def _labels(target: Engine, arriving: Arriving, coming: set[int], *, moves: bool) -> Publication:
