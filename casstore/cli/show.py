@@ -12,7 +12,7 @@ import click
 
 from casstore.cli import fields, naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, nested
+from casstore.cli.fields import Field, Fields, described, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
@@ -39,6 +39,7 @@ from casstore.cli.text import brief, plain, short
 from casstore.errors import LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
+from casstore.maintenance.systems import SystemEntry
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
@@ -52,19 +53,16 @@ _BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
 _WHOLE_BYTES: Final = 1 << 20
 
-_ENTRY: Final[Fields] = {
-    "system": Field("the title of its record system", "records", of="system.title"),
-    "id": Field("its id within the system", "entry", of="entry.id"),
-    "title": Field("how a person recognises it", "title", of="entry.title"),
-    "changed_at": Field(
-        "when it last changed, null if not known", "last change",
-        of="entry.changed_at",
-    ),
-    "size_bytes": Field(
-        "keys and values of its rows, without objects that they link to", "size of rows",
-        of="entry.size_bytes",
-    ),
-}  # fmt: skip
+_ENTRY: Final[Fields] = described(
+    SystemEntry,
+    {
+        "system": Field("the title of its record system", "records", of="system.title"),
+        "id": Field(label="entry", of="entry.id"),
+        "title": Field(label="title", of="entry.title"),
+        "changed_at": Field(label="last change", of="entry.changed_at"),
+        "size_bytes": Field(label="size of rows", of="entry.size_bytes"),
+    },
+)
 _FIELDS: Final[Fields] = {
     "name": "the unambiguous name",
     "kind": "session, revision, node, entry, manifest, value, list, map or blob",

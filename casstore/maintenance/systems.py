@@ -44,14 +44,18 @@ _TEXT_DEPTH: Final = 2
 
 
 class SystemEntry(NamedTuple):
-    """One thing that a system stores, as a list of the store's content shows it."""
+    """One thing that a system stores, as a list of the store's content shows it.
 
-    #: Names it within its system.
+    Attributes:
+        id: its id within the system
+        title: how a person recognises it
+        changed_at_ms: when it last changed, null if not known
+        size_bytes: keys and values of its rows, without objects that they link to
+    """
+
     id: str
     title: str
-    #: When it last changed; None if the system does not know.
     changed_at_ms: int | None
-    #: Keys and values of its rows. Objects that they link to are not counted: rows may share them.
     size_bytes: int
 
 

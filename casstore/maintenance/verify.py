@@ -68,7 +68,7 @@ DEFAULT_LIMITS: Final = BundleLimits()
 
 
 class VerifyReport(NamedTuple):
-    """What ``verify_bundle`` found in a valid bundle. The first fields are those of ``ExportReport``.
+    """What ``verify_bundle`` found in a valid bundle; the first fields are as in ``ExportReport``.
 
     Attributes:
         left_out: objects that a thin bundle leaves out
