@@ -33,11 +33,11 @@ from casstore.errors import (
 )
 from casstore.maintenance.backup import backup
 from casstore.maintenance.compact import compact
-from casstore.maintenance.exporting import export_session, read_have, write_have
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.export import export_session, read_have, write_have
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.salvage import salvage
 from casstore.maintenance.space import measure
-from casstore.maintenance.verification import verify_bundle
+from casstore.maintenance.verify import verify_bundle
 from casstore.session.data import Claim
 from casstore.testing.inspection import open_places
 

@@ -1,9 +1,23 @@
 """The command line of casstore.
 
 ``main`` has the table of commands and maps errors to exit codes; ``command`` has the common part of
-all commands, and ``options`` the options that several have; ``naming`` resolves names; each family
-of commands has its own module. Only this package reads environment variables and writes to
-terminals.
+all commands, and ``options`` the options that several have; ``naming`` resolves names. Only this
+package reads environment variables and writes to terminals.
+
+A command is in the module of its name. These modules have several commands, or another name:
+
+    sessions     sessions, history, label, fork, adopt, rewind, delete
+    tags         tag, pin
+    workspace    workspace, bisect
+    ui           ui, html
+    work         queue, leases, attachments, watch
+    objects      put, cat
+    check        check, rebuild, salvage, recover
+    space        gc, pack, vacuum, compact
+    retention    policy, prune
+    moving       backup, copy, export, verify
+    import_      import
+    setup        init, version, completion
 
 This module handles Ctrl-C until the command line is loaded. It imports no other module of casstore,
 because an interrupt during an import would end with a traceback.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document
 from casstore.cli.options import YES
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, Whole, count
@@ -17,48 +17,60 @@ from casstore.maintenance import check as checking
 from casstore.maintenance import findings as codes
 from casstore.maintenance import recover as recovery
 from casstore.maintenance import salvage as salvaging
+from casstore.maintenance.check import CheckReport, RebuildReport
+from casstore.maintenance.findings import Affected, Finding
+from casstore.maintenance.recover import RecoverReport
+from casstore.maintenance.salvage import SalvagedSession, SalvageReport
 from casstore.maintenance.salvaged_rows import LostRow, StrayRow
 from casstore.store import is_server
 
-_FINDING: Final[Fields] = {
-    "code": "what kind of finding it is, one of a fixed list",
-    "severity": "error, warning or info",
-    "what": "what is wrong here",
-    "meaning": "what the code means",
-    "remedy": "what to do about it",
-    "session": Field("the session, null if none", of="where.session"),
-    "revision": Field("its revision, null if none", of="where.revision"),
-    "digest": Field("the object, null if none", of="where.digest"),
-    "table": Field("the table, null if none", of="where.table"),
-    "key": Field("the row's key in hexadecimal, null if none", of="where.key"),
-}
+_FINDING: Final[Fields] = described(
+    Finding,
+    {
+        "code": Field(),
+        "severity": Field(),
+        "what": Field(),
+        "meaning": Field(),
+        "remedy": Field(),
+        "session": Field("the session, null if none", of="where.session"),
+        "revision": Field("its revision, null if none", of="where.revision"),
+        "digest": Field("the object, null if none", of="where.digest"),
+        "table": Field("the table, null if none", of="where.table"),
+        "key": Field("the row's key in hexadecimal, null if none", of="where.key"),
+    },
+)
 
 
-_CHECK: Final[Fields] = {
-    "sound": "true: no error was found",
-    "level": "the level of the check",
-    "since_last": "true: only what was added since the last check without an error was checked",
-    "findings": nested("what was found, the worst first", _FINDING),
-    "omitted": Field("findings beyond --max-findings", of="findings_omitted"),
-    "counts": "how many of each code: {code: number}",
-    "harmless": "how many findings need no remedy",
-    "affected": nested(
-        "sessions that need what is damaged or missing",
-        {
-            "session": "the session",
-            "head": "true: its present state needs it",
-            "revisions": "the newest revisions that need it",
-            "revision_count": "how many revisions need it",
-            "others": "queued batches and attachments that need it",
-        },
-    ),
-    "affected_omitted": "affected sessions that are not listed",
-    "affected_pins": "tags and pins that need what is damaged or missing",
-    "rows_checked": "rows looked at",
-    "objects_checked": "objects looked at",
-    "contents_checked": "objects whose content was read and compared with its digest",
-    "checked_at": "when the check ended",
-}
+_CHECK: Final[Fields] = described(
+    CheckReport,
+    {
+        "sound": Field(),
+        "level": Field(),
+        "since_last": Field(),
+        "findings": Field(fields=_FINDING),
+        "omitted": Field(of="findings_omitted"),
+        "counts": Field(),
+        "harmless": Field(),
+        "affected": Field(
+            fields=described(
+                Affected,
+                {
+                    "session": Field(),
+                    "head": Field(),
+                    "revisions": Field(),
+                    "revision_count": Field(),
+                    "others": Field(),
+                },
+            ),
+        ),
+        "affected_omitted": Field(),
+        "affected_pins": Field(),
+        "rows_checked": Field(),
+        "objects_checked": Field(),
+        "contents_checked": Field(),
+        "checked_at": Field(),
+    },
+)
 
 
 @command(
@@ -109,8 +121,7 @@ def check(
         )
     _record(app, report)
     app.exit_code = 0 if report.sound else 1
-    answer = document(_CHECK, report)
-    app.answer(report, lambda to: _write_check(to, answer))
+    app.answer(report, lambda to: _write_check(to, report))
 
 
 def _record(app: App, report: checking.CheckReport) -> None:
@@ -132,36 +143,39 @@ def _record(app: App, report: checking.CheckReport) -> None:
 _COLOURS: Final = {codes.ERROR: "red", codes.WARNING: "yellow", codes.INFO: "cyan"}
 
 
-def _write_check(to: Printer, answer: dict[str, Any]) -> None:
-    for one in answer["findings"]:
-        if one["remedy"] == codes.NOTHING:
+def _write_check(to: Printer, report: CheckReport) -> None:
+    for one in report.findings:
+        if one.remedy == codes.NOTHING:
             continue
-        to.line(Styled(one["severity"], fg=_COLOURS[one["severity"]]), f"  {one['what']}")
-        to.line(dim(f"    {one['code']}: {one['meaning']}"))
-        to.line(dim(f"    do: {one['remedy']}"))
-    if answer["omitted"]:
-        to.line(dim(f"… {count(answer['omitted'], 'more finding')}: --max-findings"))
-    for one in answer["affected"][:20]:
-        what = "its present state" if one["head"] else count(one["revision_count"], "old revision")
-        to.line(bad("affected  "), name(one["session"]), f"  {what}")
-    if answer["affected_pins"]:
-        to.line(bad("affected  "), "tags and pins ", ", ".join(answer["affected_pins"][:20]))
-    looked = f"{count(answer['objects_checked'], 'object')}, {count(answer['rows_checked'], 'row')}"
-    if answer["contents_checked"]:
-        looked += f"; {answer['contents_checked']:,} read and proven"
-    if answer["harmless"]:
-        looked += f"; {count(answer['harmless'], 'harmless note')}, listed by --json"
-    verdict = good("sound") if answer["sound"] else bad("not sound")
-    to.line(verdict, f"  {looked} (level {answer['level']})")
+        to.line(Styled(one.severity, fg=_COLOURS[one.severity]), f"  {one.what}")
+        to.line(dim(f"    {one.code}: {one.meaning}"))
+        to.line(dim(f"    do: {one.remedy}"))
+    if report.findings_omitted:
+        to.line(dim(f"… {count(report.findings_omitted, 'more finding')}: --max-findings"))
+    for hit in report.affected[:20]:
+        what = "its present state" if hit.head else count(hit.revision_count, "old revision")
+        to.line(bad("affected  "), name(hit.session), f"  {what}")
+    if report.affected_pins:
+        to.line(bad("affected  "), "tags and pins ", ", ".join(report.affected_pins[:20]))
+    looked = f"{count(report.objects_checked, 'object')}, {count(report.rows_checked, 'row')}"
+    if report.contents_checked:
+        looked += f"; {report.contents_checked:,} read and proven"
+    if report.harmless:
+        looked += f"; {count(report.harmless, 'harmless note')}, listed by --json"
+    verdict = good("sound") if report.sound else bad("not sound")
+    to.line(verdict, f"  {looked} (level {report.level})")
 
 
 @command(
-    {
-        "objects_named": Field("objects in the index now", "in the index", "object"),
-        "objects_found": Field("of those, not in it before", "added", "object"),
-        "objects_dropped": Field("entries removed from the index", "removed", "object"),
-        "objects_missing": Field("objects that are needed and lost", "missing", "object"),
-    },
+    described(
+        RebuildReport,
+        {
+            "objects_named": Field(label="in the index", unit="object"),
+            "objects_found": Field(label="added", unit="object"),
+            "objects_dropped": Field(label="removed", unit="object"),
+            "objects_missing": Field(label="missing", unit="object"),
+        },
+    ),
     "casstore rebuild",
 )
 @click.option(
@@ -180,44 +194,42 @@ def rebuild(app: App, grace_ms: int) -> None:
     app.answer(report)
 
 
-_SAVED: Final[Fields] = {
-    "session": Field("the session", "session"),
-    "outcome": Field("whole, partial, lost, deleted or exists", "outcome"),
-    "revision": Field("its revision in the new store", "revision", "revision"),
-    "head_revision": Field("its revision in the damaged store", "damaged at", "revision"),
-    "revisions_saved": Field("revisions saved", "revisions saved", "revision"),
-    "revisions_lost": Field(
-        "revisions lost", "revisions lost", "revision", of="revisions_lost_count"
-    ),
-    "lost": Field(
-        "what its newest incomplete revision lacks: name and reason",
-        of=lambda one: [f"{piece.name}: {piece.why}" for piece in one.lost],
-    ),
-    "from_strays": "true: some of its rows may be outdated: no table refers to their pages",
-}
-_SALVAGE: Final[Fields] = {
-    "source": "the damaged store",
-    "target": "the new one",
-    "complete": "true: everything was saved",
-    "sessions": nested("the outcome for each session", _SAVED),
-    "objects_saved": "objects copied",
-    "objects_lost": "objects that are needed and lost",
-    "rows_saved": "rows copied",
-    "rows_lost": Field(
-        "rows left out, and why",
-        of=lambda report: [f"{_row_title(row)}: {row.why}" for row in report.rows_lost],
-    ),
-    "rows_from_strays": Field(
-        "policies, protections and similar rows that may be outdated",
-        of=lambda report: [_row_title(row) for row in report.rows_from_strays],
-    ),
-    "rows_existing": "rows that the target has with other content, left unchanged",
-    "gaps": Field(
-        "damaged parts of tables, in which rows with unknown names may be missing",
-        of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps],
-    ),
-    "dictionaries_lost": "compression dictionaries that are lost",
-}
+_SAVED: Final[Fields] = described(
+    SalvagedSession,
+    {
+        "session": Field(label="session"),
+        "outcome": Field("whole, partial, lost, deleted or exists", "outcome"),
+        "revision": Field(label="revision", unit="revision"),
+        "head_revision": Field(label="damaged at", unit="revision"),
+        "revisions_saved": Field(label="revisions saved", unit="revision"),
+        "revisions_lost": Field(
+            "revisions lost", "revisions lost", "revision", of="revisions_lost_count"
+        ),
+        "lost": Field(of=lambda one: [f"{piece.name}: {piece.why}" for piece in one.lost]),
+        "from_strays": Field(),
+    },
+)
+_SALVAGE: Final[Fields] = described(
+    SalvageReport,
+    {
+        "source": Field(),
+        "target": "the new one",
+        "complete": Field(),
+        "sessions": Field(fields=_SAVED),
+        "objects_saved": Field(),
+        "objects_lost": Field(),
+        "rows_saved": Field(),
+        "rows_lost": Field(
+            of=lambda report: [f"{_row_title(row)}: {row.why}" for row in report.rows_lost]
+        ),
+        "rows_from_strays": Field(
+            of=lambda report: [_row_title(row) for row in report.rows_from_strays]
+        ),
+        "rows_existing": Field(),
+        "gaps": Field(of=lambda report: [f"{gap.table}: {gap.why}" for gap in report.gaps]),
+        "dictionaries_lost": Field(),
+    },
+)
 
 
 @command(
@@ -262,12 +274,14 @@ def _row_title(row: LostRow | StrayRow) -> str:
 
 
 @command(
-    {
-        "needed_log": "false: the store was closed, and nothing was changed",
-        "commits_recovered": "commits read from the log, now in data.mdb",
-        "commits_discarded": "readable commits that were lost with the log, null: the log was "
-        "not discarded",
-    },
+    described(
+        RecoverReport,
+        {
+            "needed_log": Field(),
+            "commits_recovered": Field(),
+            "commits_discarded": Field(),
+        },
+    ),
     "casstore recover",
     "casstore recover agents --discard-log --yes",
 )

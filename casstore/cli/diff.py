@@ -37,7 +37,7 @@ from casstore.cli.output import (
     needs_ascii,
     other,
 )
-from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
+from casstore.cli.places import checkpoint_document, node_fields, node_summary, read_nodes
 from casstore.cli.quantities import Whole, count, size
 from casstore.cli.text import brief, clip_name, json_pieces, short
 from casstore.errors import InvalidInputError, render_path
@@ -51,21 +51,7 @@ _SHOWN: Final = 100
 _TEXT_LINES: Final = 12
 # Texts up to this length are compared line by line.
 _TEXT_CHARACTERS: Final = 1_000_000
-_NODE: Final[Fields] = {
-    "id": "its id",
-    "parent": "the id of its parent",
-    "seq": "its number in insertion order",
-    "depth": "the number of nodes on its path",
-    "digest": "its digest, which identifies its whole path",
-    "summary": Field(
-        "role and beginning of its text; null if it is hidden",
-        of=lambda node: None if node.payload is HIDDEN else node_summary(node, 200),
-    ),
-    "hidden": Field(
-        "true: a tombstone hides it in this session, or in any if no session was named",
-        of=lambda node: node.payload is HIDDEN,
-    ),
-}
+_NODE: Final = node_fields("id", "parent", "seq", "depth", "digest", "summary", "hidden")
 _SIDE: Final[Fields] = {
     "name": Field("the unambiguous name", of="target.text"),
     "store": Field("the directory of its store, or the exported file", of="where"),

@@ -24,7 +24,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.format.graph import cut_node
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.format.splitting import Encoded
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.progress import Progress
 from casstore.objects import diff as value_diff
 from casstore.objects.diff import ADDED, REMOVED, Change

@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document, nested
 from casstore.cli.naming import NameNotFoundError
 from casstore.cli.options import (
     YES,
@@ -22,6 +22,8 @@ from casstore.cli.quantities import count, size
 from casstore.cli.retention import MISSING, write_missing
 from casstore.cli.text import safe
 from casstore.maintenance import erasure
+from casstore.maintenance.erasure import ErasedSession, ErasurePlan, Staying
+from casstore.maintenance.sharing import Sharing
 from casstore.records.lifecycles.erasure import LifecycleErasure, records_of
 
 
@@ -34,55 +36,62 @@ def _unknown_subject(subject: str) -> NameNotFoundError:
     )
 
 
-_FIELDS: Final[Fields] = {
-    "subject": "the subject",
-    "dry_run": "true: a plan, nothing was changed",
-    "sessions": nested(
-        "sessions about the subject",
-        {
-            "id": Field("the session", of="session"),
-            "revisions": "its revisions",
-            "labels": "its labels",
-            "batches": "batches in its queue",
-            "attachments": "its attachments",
-            "elsewhere": "attachments whose bytes are outside the store: delete them yourself",
-            "also_about": "other subjects that it is about",
-        },
-    ),
-    "pins": Field(
-        "tags and pins on their checkpoints, which are removed too",
-        of=lambda plan: [pin for pin, _ in plan.pins],
-    ),
-    "records": "records about the subject, or derived from such records",
-    "records_erased": "records erased, null for a plan",
-    "stays": nested(
-        "records that may not be erased",
-        {
-            "provider": "the system that the record belongs to",
-            "record": "its name",
-            "reason": "a hold and its end, a seal, a key that is pending",
-        },
-    ),
-    "recipients": "recipients of erased data, who must be informed",
-    "shared": nested(
-        "what others reach as well, so that it stays; null with --no-survey",
-        {
-            "objects": "objects that the sessions reach",
-            "size_bytes": Field("their size, uncompressed", of="bytes"),
-            "shared_objects": "of those, objects that others reach too",
-            "shared_bytes": "their size, uncompressed",
-            "sharers": Field(
-                "the others: sessions, tags and so on, those that share most first",
-                of=lambda sharing: [one.name for one in sharing.sharers],
+_FIELDS: Final[Fields] = described(
+    ErasurePlan,
+    {
+        "subject": Field(),
+        "dry_run": "true: a plan, nothing was changed",
+        "sessions": Field(
+            fields=described(
+                ErasedSession,
+                {
+                    "id": Field(of="session"),
+                    "revisions": Field(),
+                    "labels": Field(),
+                    "batches": Field(),
+                    "attachments": Field(),
+                    "elsewhere": Field(),
+                    "also_about": Field(),
+                },
             ),
-        },
-    ),
-    "sessions_deleted": "sessions deleted, null for a plan",
-    "remaining": "sessions about the subject that were not in the plan: run it again",
-    "records_remaining": "records about the subject that were not in the plan",
-    "missing_systems": MISSING,
-    "still_to_run": "commands to run next, which remove the bytes from the disk",
-}
+        ),
+        "pins": Field(
+            "tags and pins on their checkpoints, which are removed too",
+            of=lambda plan: [pin for pin, _ in plan.pins],
+        ),
+        "records": "records about the subject, or derived from such records",
+        "records_erased": "records erased, null for a plan",
+        "stays": Field(
+            fields=described(
+                Staying,
+                {
+                    "provider": Field(),
+                    "record": Field(),
+                    "reason": Field(),
+                },
+            ),
+        ),
+        "recipients": Field(),
+        "shared": nested(
+            "what others reach as well, so that it stays; null with --no-survey",
+            described(
+                Sharing,
+                {
+                    "objects": Field(),
+                    "size_bytes": Field(of="bytes"),
+                    "shared_objects": Field(),
+                    "shared_bytes": Field(),
+                    "sharers": Field(of=lambda sharing: [one.name for one in sharing.sharers]),
+                },
+            ),
+        ),
+        "sessions_deleted": "sessions deleted, null for a plan",
+        "remaining": "sessions about the subject that were not in the plan: run it again",
+        "records_remaining": "records about the subject that were not in the plan",
+        "missing_systems": MISSING,
+        "still_to_run": "commands to run next, which remove the bytes from the disk",
+    },
+)
 
 
 @command(
@@ -141,7 +150,7 @@ def erase(
                 report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
     remaining = () if report is None else report.remaining
-    records_remaining = () if report is None else report.records_remaining
+    unplanned = [] if report is None else [": ".join(one) for one in report.records_remaining]
     shared = plan.sharing
     answer = document(
         _FIELDS,
@@ -155,7 +164,7 @@ def erase(
             "shared": None if no_survey else shared,
             "sessions_deleted": None if report is None else report.sessions_deleted,
             "remaining": remaining,
-            "records_remaining": [": ".join(one) for one in records_remaining],
+            "records_remaining": unplanned,
             "still_to_run": ["casstore gc --grace 0", "casstore compact"],
         },
     )
@@ -179,9 +188,9 @@ def erase(
             )
             for sharer in shared.sharers[:10]:
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
-        for each in (*answer["remaining"], *answer["records_remaining"]):
+        for each in (*remaining, *unplanned):
             to.line(bad("remains "), name(each), dim("  added during the run: erase again"))
-        write_missing(to, answer["missing_systems"])
+        write_missing(to, plan.missing_systems)
         if report is not None:
             to.line(good("done"), "; the bytes are gone after ",
                     bold("casstore gc --grace 0; casstore compact"))  # fmt: skip

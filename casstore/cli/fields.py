@@ -3,6 +3,9 @@
 A ``Shape`` reads a report object field by field. The JSON document, the text and the tables of
 ``docs/reference/cli.md`` all come from it. JSON keys are only ever added.
 
+The help of a field that is an attribute of a report's class stands in the docstring of that class,
+in its section ``Attributes``; ``described`` takes it from there.
+
 The name of a field carries its unit: ``bytes`` is a part of it, or it ends with ``_ms``, or with
 ``_at`` for a time, which a report object holds as ``…_at_ms``. Other numbers count things; ``unit``
 is the singular of the thing.
@@ -10,6 +13,8 @@ is the singular of the thing.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,7 +25,8 @@ from casstore.cli.quantities import count, duration, moment, size
 class Field(NamedTuple):
     """One field of a report, or with ``fields`` an object or a list of objects."""
 
-    help: str
+    #: Empty: ``described`` takes it from the class of the report.
+    help: str = ""
     #: Its label in text; None: only JSON has it.
     label: str | None = None
     #: For a number: the thing that is counted, as in "node".
@@ -41,6 +47,32 @@ def nested(help: str, fields: Fields, label: str | None = None, of: Any = None) 
     return Field(help, label, of=of, fields=fields)
 
 
+def described(report: type, fields: Fields) -> Fields:
+    """The fields, those without help with the description that the class ``report`` has."""
+    known = _descriptions(report)
+    found: dict[str, Field | str] = {}
+    for key, given in fields.items():
+        field = as_field(given)
+        attribute = field.of.rpartition(".")[2] if isinstance(field.of, str) else key
+        text = known.get(attribute) or known.get(f"{attribute}_ms", "")
+        found[key] = field if field.help else field._replace(help=text)
+    return found
+
+
+def _descriptions(report: type) -> dict[str, str]:
+    """The attributes of a class as its docstring and those of its properties describe them."""
+    found: dict[str, str] = {}
+    for name, value in vars(report).items():
+        if isinstance(value, property) and value.__doc__:
+            line = value.__doc__.partition("\n")[0].rstrip(".")
+            found[name] = line[0].lower() + line[1:]
+    _, _, section = inspect.cleandoc(report.__doc__ or "").partition("\nAttributes:\n")
+    for item in re.split(r"\n(?=    \w)", section.rstrip()):
+        name, _, text = item.partition(":")
+        found[name.strip()] = " ".join(text.split())
+    return found
+
+
 def as_field(given: Field | str) -> Field:
     """A field; a text alone is the help of one that only JSON has."""
     return Field(given) if isinstance(given, str) else given
@@ -54,7 +86,7 @@ def document(fields: Fields, report: Any, more: Mapping[str, Any] | None = None)
     found: dict[str, Any] = {}
     for key, given in fields.items():
         field = as_field(given)
-        value = more[key] if more and key in more else _read(report, key, field)
+        value = more[key] if more and key in more else read(report, key, field)
         if field.fields is not None:
             value = _inside(field.fields, value)
         elif key.endswith("_at") and isinstance(value, int):
@@ -71,7 +103,8 @@ def _inside(fields: Fields, value: Any) -> Any:
     return document(fields, value)
 
 
-def _read(report: Any, key: str, field: Field) -> Any:
+def read(report: Any, key: str, field: Field) -> Any:
+    """The value of a field of a report object, or of a document."""
     if isinstance(report, Mapping):
         # A document already, or values that a command has put together by key.
         return report[key]

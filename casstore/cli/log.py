@@ -15,6 +15,7 @@ from casstore.cli.naming import Target, complete_name
 from casstore.cli.options import limit_option, page
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
+from casstore.cli.places import node_fields, node_of
 from casstore.cli.quantities import clock, count
 from casstore.cli.text import begun, clip, plain, summary
 from casstore.errors import InvalidInputError, NotFoundError
@@ -23,7 +24,7 @@ from casstore.format.graph import DecodedNode, NodeHeader
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
-from casstore.session.data import Entry
+from casstore.session.data import Entry, Node
 from casstore.session.messages import message_in
 from casstore.session.scanning import scan
 from casstore.session.session import Session
@@ -233,25 +234,45 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
     return list(known)
 
 
+class _Listed(NamedTuple):
+    """A node of the list."""
+
+    node: Node
+    #: The digest of its parent, or of the nearest ancestor that is not hidden, if that was read.
+    parent_digest: bytes | None
+    #: The revision that added it.
+    added: Entry | None
+    marks: Sequence[Mark]
+    #: As JSON, with --payloads.
+    payload: Any
+
+
+def _role(payload: Any) -> str | None:
+    message = message_in(begun(payload, _TEXT_WIDTH))
+    return None if message is None else message["role"]
+
+
 @command(
     {
         "sessions": "the sessions listed",
         "nodes": nested(
             "newest first, children before parents",
             {
-                "id": "its id",
-                "digest": "its digest, which identifies its whole path",
-                "parent": "the id of its parent, null for a root",
+                **node_fields("id", "digest", "parent", of="node"),
                 "parent_digest": "the digest of its parent, or of the nearest ancestor that is "
                 "not hidden; null if that was not read",
-                "seq": "its number in insertion order",
-                "depth": "the number of nodes on its path",
-                "time": "the time that the runtime gave it",
-                "session": "the session whose revision added it, null if that was pruned",
-                "revision": "that revision",
-                "committed_at": "when that revision was committed",
-                "turn": "the turn of that revision, null if it had none",
-                "role": "the role of its message, null if it is not a message",
+                **node_fields("seq", "depth", "time", of="node"),
+                "session": Field(
+                    "the session whose revision added it, null if that was pruned",
+                    of="added.session",
+                ),
+                "revision": Field("that revision", of="added.revision"),
+                "committed_at": Field("when that revision was committed", of="added.committed_at"),
+                "turn": Field("the turn of that revision, null if it had none", of="added.turn"),
+                "role": Field(
+                    "the role of its message, null if it is not a message",
+                    of=lambda one: _role(one.node.payload),
+                ),
                 "marks": nested(
                     "names at this node",
                     {
@@ -259,7 +280,10 @@ def family(sessions: Sequence[str], forks: Sequence[Fork]) -> list[str]:
                         "name": Field("the session, label or tag", of="text"),
                     },
                 ),
-                "summary": "role and beginning of its text",
+                "summary": Field(
+                    "role and beginning of its text",
+                    of=lambda one: summary(one.node.payload, _TEXT_WIDTH),
+                ),
                 "payload": "with --payloads, otherwise null",
             },
         ),
@@ -408,54 +432,38 @@ def _answer(
     drawn: bool,
     payloads: bool,
 ) -> None:
-    nodes: list[dict[str, Any]] = []
-    lines: list[tuple[bytes, str, Any]] = []
-    for digest, node in zip(listed, found.read(listed), strict=True):
-        header = node.header
-        lines.append((digest, header.id, node.payload))
-        if app.as_json:
-            above = parents[digest] or b""
-            entry = found.added.get(digest)
-            message = message_in(begun(node.payload, _TEXT_WIDTH))
-            nodes.append(
-                {
-                    "id": header.id,
-                    "digest": digest.hex(),
-                    "parent": header.parent_id,
-                    "parent_digest": above.hex() if above in found.headers else None,
-                    "seq": header.seq,
-                    "depth": header.depth,
-                    "time": header.time,
-                    "session": None if entry is None else entry.session,
-                    "revision": None if entry is None else entry.revision,
-                    "committed_at": None if entry is None else entry.committed_at_ms,
-                    "turn": None if entry is None else entry.turn,
-                    "role": None if message is None else message["role"],
-                    "marks": found.marks.get(digest, []),
-                    "summary": summary(node.payload, _TEXT_WIDTH),
-                    "payload": plain(node.payload) if payloads else None,
-                }
+    nodes: list[_Listed] = []
+    for digest, decoded in zip(listed, found.read(listed), strict=True):
+        above = parents[digest]
+        nodes.append(
+            _Listed(
+                node_of(decoded, digest),
+                above if above in found.headers else None,
+                found.added.get(digest),
+                found.marks.get(digest, []),
+                plain(decoded.payload) if payloads and app.as_json else None,
             )
+        )
 
     def render(to: Printer) -> None:
         lanes = Lanes()
-        for digest, node_id, payload in lines:
+        for digest, one in zip(listed, nodes, strict=True):
             before, after = lanes.draw(digest, parents[digest]) if drawn else ("*", [])
-            marks = _marks(found.marks.get(digest, ()))
-            entry = found.added.get(digest)
-            date = "" if entry is None else clock(entry.committed_at_ms)[:_DATE_COLUMNS] + " "
-            taken = len(before) + len(node_id) + sum(len(_text(mark)) for mark in marks) + 4
-            text = [] if payloads else [summary(payload, to.room(taken + len(date), 120))]
-            to.line(*_coloured(before), " ", name(node_id), " ", dim(date), *marks, *text)
+            marks = _marks(one.marks)
+            added, node = one.added, one.node
+            date = "" if added is None else clock(added.committed_at_ms)[:_DATE_COLUMNS] + " "
+            taken = len(before) + len(node.id) + sum(len(_text(mark)) for mark in marks) + 4
+            text = [] if payloads else [summary(node.payload, to.room(taken + len(date), 120))]
+            to.line(*_coloured(before), " ", name(node.id), " ", dim(date), *marks, *text)
             if payloads:
                 margin = lanes.margin() if drawn else "|"
-                to.json(payload, before=(dim(margin), "   "))
+                to.json(node.payload, before=(dim(margin), "   "))
             for connection in after:
                 to.line(*_coloured(connection))
-        if not lines:
+        if not nodes:
             app.remark("no nodes")
-        if total > len(lines):
-            app.remark(f"… {count(total - len(lines), 'more node')}: --limit 0")
+        if total > len(nodes):
+            app.remark(f"… {count(total - len(nodes), 'more node')}: --limit 0")
 
     app.answer(
         {

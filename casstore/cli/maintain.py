@@ -26,7 +26,14 @@ from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, dry_run_op
 from casstore.cli.output import is_terminal, let_go
 from casstore.cli.progress import Meter
 from casstore.cli.quantities import DURATION, Whole, duration, size
-from casstore.cli.retention import PRUNE_FIELDS, planned, policy_of, prune_document, with_policy
+from casstore.cli.retention import (
+    PRUNE_FIELDS,
+    PlannedSession,
+    planned,
+    policy_of,
+    prune_document,
+    with_policy,
+)
 from casstore.cli.space import (
     COMPACT_FIELDS,
     GC_FIELDS,
@@ -264,7 +271,7 @@ def _steps(
 
 def _prune(
     store: Store, steps: Steps, *, dry_run: bool, progress: Progress
-) -> tuple[RetentionReport, list[dict[str, Any]] | None]:
+) -> tuple[RetentionReport, list[PlannedSession] | None]:
     """Prune by the policies, if asked for; for a dry run, return the plan as well."""
     if not steps.prune:
         return Tally(None).report(), [] if dry_run else None

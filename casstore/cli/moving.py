@@ -8,27 +8,33 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields
+from casstore.cli.fields import Field, Fields, described
 from casstore.cli.naming import complete_name
 from casstore.cli.output import name
 from casstore.cli.quantities import count
 from casstore.engine.files import leftovers
 from casstore.maintenance import backup as backing_up
-from casstore.maintenance import copying, exporting, verification
+from casstore.maintenance import copy as copying
+from casstore.maintenance import export as exporting
+from casstore.maintenance import verify as verification
+from casstore.maintenance.backup import BackupReport
+from casstore.maintenance.copy import CopyReport
+from casstore.maintenance.export import ExportReport
+from casstore.maintenance.verify import VerifyReport
 from casstore.store import open as open_store
 from casstore.store import shown_place
 
 
 @command(
-    {
-        "target": Field("the backup", "backup"),
-        "updated": Field("true: an earlier backup was updated", "updated"),
-        "objects": Field("objects copied", "copied", "object"),
-        "size_bytes": Field(
-            "the size of the new file; with --update, of the objects copied, uncompressed",
-            "size",
-        ),
-    },
+    described(
+        BackupReport,
+        {
+            "target": Field("the backup", "backup"),
+            "updated": Field(label="updated"),
+            "objects": Field(label="copied", unit="object"),
+            "size_bytes": Field(label="size"),
+        },
+    ),
     "casstore backup /backups/agents",
     "casstore backup /backups/agents --update",
 )
@@ -61,18 +67,17 @@ def _name_leftovers(app: App, target: str) -> None:
 
 
 @command(
-    {
-        "target": Field("the store copied into", "target"),
-        "sessions": Field(
-            "sessions that are new in TARGET, or had another head there", "copied", "session"
-        ),
-        "new_objects": Field("objects that TARGET lacked", "new", "object"),
-        "object_bytes": Field("their size, uncompressed", "uncompressed"),
-        "rows": Field("rows written", "written", "row"),
-        "rows_removed": Field(
-            "rows removed from TARGET because SOURCE no longer has them", "removed", "row"
-        ),
-    },
+    described(
+        CopyReport,
+        {
+            "target": Field("the store copied into", "target"),
+            "sessions": Field(label="copied", unit="session"),
+            "new_objects": Field(label="new", unit="object"),
+            "object_bytes": Field(label="uncompressed"),
+            "rows": Field(label="written", unit="row"),
+            "rows_removed": Field(label="removed", unit="row"),
+        },
+    ),
     "casstore copy other-store",
     "casstore copy laptop-store postgresql://db.example/agents --create",
     "casstore copy postgresql://db.example/agents here --session agent --create",
@@ -109,14 +114,17 @@ def copy(
     app.answer(report, target=shown_place(target))
 
 
-_BUNDLE: Final[Fields] = {
-    "session": Field("the session in it", "session"),
-    "revisions": Field("revisions in it", "revisions", "revision"),
-    "objects": Field("objects in it, each verified", "objects", "object"),
-    "object_bytes": Field("their size, uncompressed", "uncompressed"),
-    "size_bytes": Field("the size of the file", "size"),
-    "thin": Field("true: it leaves out objects that the reader has", "thin"),
-}
+_BUNDLE: Final[Fields] = described(
+    ExportReport,
+    {
+        "session": Field(label="session"),
+        "revisions": Field(label="revisions", unit="revision"),
+        "objects": Field(label="objects", unit="object"),
+        "object_bytes": Field(label="uncompressed"),
+        "size_bytes": Field(label="size"),
+        "thin": Field(label="thin"),
+    },
+)
 
 
 @command(
@@ -185,14 +193,15 @@ def export(
 
 
 @command(
-    {
-        "file": Field("the bundle", "verified"),
-        **_BUNDLE,
-        "left_out": Field("objects that a thin one leaves out", "left out", "object"),
-        "unproven": Field(
-            "parts that only the store that has the rest can verify", "not verified", "part"
-        ),
-    },
+    described(
+        VerifyReport,
+        {
+            "file": Field("the bundle", "verified"),
+            **_BUNDLE,
+            "left_out": Field(label="left out", unit="object"),
+            "unproven": Field(label="not verified", unit="part"),
+        },
+    ),
     "casstore verify agent.bundle",
 )
 @click.argument("file")

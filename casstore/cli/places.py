@@ -7,12 +7,13 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
+from casstore.cli.fields import Field, Fields, as_field, read
 from casstore.cli.naming import Target
 from casstore.cli.text import summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import link_target
+from casstore.format.graph import DecodedNode, link_target
 from casstore.maintenance.keepers import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
@@ -82,20 +83,56 @@ def node_summary(node: Node, width: int) -> str:
     return "(hidden)" if node.payload is HIDDEN else summary(node.payload, width)
 
 
+_SUMMARY_CHARACTERS: Final = 200
+_NODE: Final[dict[str, Field]] = {
+    "id": Field("its id"),
+    "digest": Field("its digest, which identifies its whole path"),
+    "parent": Field("the id of its parent, null for a root"),
+    "seq": Field("its number in insertion order"),
+    "depth": Field("the number of nodes on its path"),
+    "frame": Field("the frame that the runtime gave it"),
+    "time": Field("the time that the runtime gave it"),
+    "cause": Field("what caused it, null if it is hidden"),
+    "payload": Field(
+        "its payload, null if it is hidden",
+        of=lambda node: None if node.payload is HIDDEN else node.payload,
+    ),
+    "hidden": Field(
+        "true: a tombstone hides it in this session, or in any if no session was named",
+        of=lambda node: node.payload is HIDDEN,
+    ),
+    "summary": Field(
+        "role and beginning of its text; null if it is hidden",
+        of=lambda node: None if node.payload is HIDDEN else node_summary(node, _SUMMARY_CHARACTERS),
+    ),
+}
+
+
+def node_fields(*names: str, of: str | None = None) -> Fields:
+    """These fields of a ``Node``, or of the node that the report has as its attribute ``of``."""
+    if of is None:
+        return {name: _NODE[name] for name in names}
+    return {name: _NODE[name]._replace(of=f"{of}.{name}") for name in names}
+
+
+#: The fields of a node that is shown alone.
+SHOWN_NODE: Final = node_fields(
+    "id", "parent", "seq", "depth", "frame", "time", "cause", "payload", "hidden"
+)
+
+
 def node_document(node: Node) -> dict[str, Any]:
-    """A node as it is shown; a hidden one without its content."""
-    is_hidden = node.payload is HIDDEN
-    return {
-        "id": node.id,
-        "parent": node.parent,
-        "seq": node.seq,
-        "depth": node.depth,
-        "frame": node.frame,
-        "time": node.time,
-        "cause": node.cause,
-        "payload": None if is_hidden else node.payload,
-        "hidden": is_hidden,
-    }
+    """A node as it is shown; a hidden one without its content. Long parts stay ``Stored``."""
+    return {name: read(node, name, as_field(field)) for name, field in SHOWN_NODE.items()}
+
+
+def node_of(decoded: DecodedNode, digest: bytes) -> Node:
+    """The node with this digest."""
+    header, cause, payload = decoded
+    return Node(
+        header.id, payload, header.parent_id, cause, header.frame, header.time,
+        header.seq, header.depth, Digest(digest),
+    )  # fmt: skip
 
 
 def read_node(store: Store, digest: bytes, session: str | None) -> Node:
@@ -113,13 +150,9 @@ def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> I
     for start in range(0, len(digests), _PAGE):
         page = digests[start : start + _PAGE]
         found = graph.stored_nodes(PieceReader(store.engine), page)
-        for digest, (header, cause, payload) in zip(page, found, strict=True):
-            if digest in hidden:
-                cause, payload = None, HIDDEN
-            yield Node(
-                header.id, payload, header.parent_id, cause, header.frame, header.time,
-                header.seq, header.depth, Digest(digest),
-            )  # fmt: skip
+        for digest, decoded in zip(page, found, strict=True):
+            node = node_of(decoded, digest)
+            yield node._replace(cause=None, payload=HIDDEN) if digest in hidden else node
 
 
 # What a checkpoint has for a component that it lacks.

@@ -101,8 +101,3 @@ def clock(time_ms: int) -> str:
 def time_words(text: str) -> str:
     """A time in RFC 3339 as a person reads it, to the second."""
     return text[:19].replace("T", " ")
-
-
-def moment_or_none(time_ms: int | None) -> str | None:
-    """A time in RFC 3339, if there is one."""
-    return None if time_ms is None else moment(time_ms)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import ATTACHMENTS, OVERRIDE_POLICIES_HELP, YES, dry_run_option, options
 from casstore.cli.output import Printer, bad, dim, name
@@ -17,9 +17,17 @@ from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance import expiring, retention
+from casstore.maintenance.expiring import ExpiredRows
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.policy import policy_fields
-from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan, Tally
+from casstore.maintenance.retention import (
+    Overridden,
+    Plan,
+    Policy,
+    RetentionReport,
+    SessionPlan,
+    Tally,
+)
 from casstore.store import Store
 
 _LISTED: Final = 100
@@ -35,10 +43,10 @@ MISSING: Final = nested(
 )
 
 
-def write_missing(to: Printer, missing: list[dict[str, Any]]) -> None:
-    """Record systems that are not installed, for people."""
-    for one in missing:
-        to.line(bad("not installed: "), "record system ", name(one["name"]), dim(f"  {one['why']}"))
+def write_missing(to: Printer, missing: Iterable[tuple[str, str]]) -> None:
+    """Record systems that are not installed, and why, for people."""
+    for system, why in missing:
+        to.line(bad("not installed: "), "record system ", name(system), dim(f"  {why}"))
 
 
 def _keep_each(period: str) -> Any:
@@ -162,60 +170,77 @@ def _skips(why: str) -> Fields:
     return {"session": "the session", "revision": "null: all of them", "why": why}
 
 
-PRUNE_FIELDS: Final[Fields] = {
-    "dry_run": "true: a plan, nothing was changed",
-    "sessions": Field("sessions examined", "examined", "session"),
-    "sessions_deleted": Field("sessions deleted, or that would be", "deleted", "session"),
-    "revisions_removed": Field("revisions removed, or that would be", "removed", "revision"),
-    "labels_removed": Field("labels removed with them, or that would be", "removed", "label"),
-    "already_gone": "removals in the plan that another run had done before",
-    "skipped": nested(
-        "revisions that the plan removes and that are in use now; the first 100",
-        _skips("why it was kept"),
-        of=lambda report: report.skipped[:_LISTED],
-    ),
-    "refused": nested(
-        "sessions that were left unchanged because a row of them cannot be read",
-        _skips("the row that cannot be read"),
-        of=lambda report: report.refused[:_LISTED],
-    ),
-    "overridden": nested(
-        "sessions whose stored policy the given one overrode; of a run the first 1,000",
-        {
-            "session": "the session",
-            "policy": "the stored policy",
-        },
-    ),
-    "own_policies": Field("sessions that their own policy decided about", "by their own policy",
-                          "session"),
-    "expired_rows": nested(
-        "expired rows that were removed, or would be",
-        {
-            "pins": "expired pins",
-            "protections": "expired protections",
-            "marks": "rows that kept older plans from removing a revision that came into use",
-            "receipts": "receipts of turns, with --receipts",
-            "deletions": "deletions of sessions that had been interrupted, completed now",
-            "records": "expired records of all systems, and rows that a deletion had left",
-            "attachments": "attachments that were never committed, with --attachments",
-            "condemned": "such attachments with bytes elsewhere: listed until you delete those",
-        },
-    ),
-    "missing_systems": MISSING,
-    "plan": nested(
-        "of a plan, every session that loses something; otherwise empty",
-        {
-            "session": "the session",
-            "deleted": "why all of it would be deleted, empty: it is kept",
-            "kept": "revisions that are kept",
-            "removed": "revisions that would be removed",
-        },
-    ),
-}  # fmt: skip
+PRUNE_FIELDS: Final[Fields] = described(
+    RetentionReport,
+    {
+        "dry_run": "true: a plan, nothing was changed",
+        "sessions": Field(label="examined", unit="session"),
+        "sessions_deleted": Field(label="deleted", unit="session"),
+        "revisions_removed": Field(label="removed", unit="revision"),
+        "labels_removed": Field(label="removed", unit="label"),
+        "already_gone": Field(),
+        "skipped": nested(
+            "revisions that the plan removes and that are in use now; the first 100",
+            _skips("why it was kept"),
+            of=lambda report: report.skipped[:_LISTED],
+        ),
+        "refused": nested(
+            "sessions that were left unchanged because a row of them cannot be read",
+            _skips("the row that cannot be read"),
+            of=lambda report: report.refused[:_LISTED],
+        ),
+        "overridden": nested(
+            "sessions whose stored policy the given one overrode; of a run the first 1,000",
+            described(
+                Overridden,
+                {
+                    "session": Field(),
+                    "policy": Field(),
+                },
+            ),
+        ),
+        "own_policies": Field(label="by their own policy", unit="session"),
+        "expired_rows": nested(
+            "expired rows that were removed, or would be",
+            described(
+                ExpiredRows,
+                {
+                    "pins": Field(),
+                    "protections": Field(),
+                    "marks": Field(),
+                    "receipts": Field(),
+                    "deletions": Field(),
+                    "records": Field(),
+                    "attachments": Field(),
+                    "condemned": Field(),
+                },
+            ),
+        ),
+        "missing_systems": MISSING,
+        "plan": nested(
+            "of a plan, every session that loses something; otherwise empty",
+            {
+                "session": "the session",
+                "deleted": "why all of it would be deleted, empty: it is kept",
+                "kept": "revisions that are kept",
+                "removed": "revisions that would be removed",
+            },
+        ),
+    },
+)
+
+
+class PlannedSession(NamedTuple):
+    """A session that loses something by a plan."""
+
+    session: str
+    deleted: list[str]
+    kept: list[int]
+    removed: list[int]
 
 
 def prune_document(
-    report: RetentionReport, expired: expiring.ExpiredRows, plan: list[dict[str, Any]] | None
+    report: RetentionReport, expired: ExpiredRows, plan: Sequence[PlannedSession] | None
 ) -> dict[str, Any]:
     """The report of prune, or of its plan, as JSON."""
     return document(
@@ -288,7 +313,7 @@ def prune(
         )
     if not dry_run:
         require_yes(yes=yes, question="Remove what the policy does not keep?")
-    listed: list[dict[str, Any]] | None = None
+    listed: list[PlannedSession] | None = None
     with app.open(write=not dry_run) as opened, app.meter() as meter:
         store = opened
         if from_file is not None:
@@ -320,7 +345,7 @@ def prune(
     if report.refused_count:
         app.exit_code = CorruptionError.exit_code
     answer = prune_document(report, expired, listed)
-    app.answer(answer, lambda to: write_prune(to, answer, expired.removed))
+    app.answer(answer, lambda to: _write_prune(to, report, expired, listed))
     if not dry_run:
         app.remark("casstore gc frees the space")
 
@@ -338,7 +363,7 @@ def _with_saved_plan(path: str, use: Callable[[Plan], Result]) -> Result:
 
 def planned(
     plan: Plan, plan_file: str | None = None
-) -> tuple[RetentionReport, list[dict[str, Any]]]:
+) -> tuple[RetentionReport, list[PlannedSession]]:
     """The report of a plan and the sessions in it; writes the plan to ``plan_file`` if given."""
     if plan_file is None:
         return _count(plan)
@@ -351,9 +376,9 @@ def planned(
     return _with_saved_plan(plan_file, _count)
 
 
-def _count(parts: Iterable[SessionPlan]) -> tuple[RetentionReport, list[dict[str, Any]]]:
+def _count(parts: Iterable[SessionPlan]) -> tuple[RetentionReport, list[PlannedSession]]:
     tally = Tally(listed=None)
-    listed: dict[str, dict[str, Any]] = {}
+    listed: dict[str, PlannedSession] = {}
     for part in parts:
         tally.begin(part)
         tally.deleted += bool(part.deleted)
@@ -362,61 +387,59 @@ def _count(parts: Iterable[SessionPlan]) -> tuple[RetentionReport, list[dict[str
         if part.refused is not None:
             tally.refuse(part.session, part.refused)
         if part.removed or part.deleted or part.session in listed:
-            answer = listed.setdefault(
-                part.session,
-                {"session": part.session, "deleted": [], "kept": [], "removed": []},
-            )
-            answer["deleted"] = list(part.deleted)
-            answer["kept"] += [one.revision for one in part.kept]
-            answer["removed"] += [one.revision for one in part.removed]
+            one = listed.setdefault(part.session, PlannedSession(part.session, [], [], []))
+            one.deleted[:] = part.deleted
+            one.kept.extend([kept.revision for kept in part.kept])
+            one.removed.extend([removed.revision for removed in part.removed])
     return tally.report(), list(listed.values())
 
 
 _PLAN_TABLE: Final[Fields] = {
     "session": Field("the session", "session"),
-    "removed": Field("how many revisions would be removed", "revisions removed", "revision"),
-    "kept": Field("how many are kept", "kept", "revision"),
-    "which": Field("the revisions that would be removed", "which", gives=True),
-}
+    "removed": Field(
+        "how many revisions would be removed", "revisions removed", "revision",
+        of=lambda one: "all" if one.deleted else len(one.removed),
+    ),
+    "kept": Field("how many are kept", "kept", "revision", of=lambda one: len(one.kept)),
+    "which": Field(
+        "the revisions that would be removed", "which", of=lambda one: _runs(one.removed),
+        gives=True,
+    ),
+}  # fmt: skip
 
 
-def write_prune(to: Printer, answer: dict[str, Any], expired_rows: int) -> None:
-    """The document of prune, for people."""
-    would = "would be " if answer["dry_run"] else ""
-    if answer["plan"]:
-        rows = [
-            {
-                "session": one["session"],
-                "removed": "all" if one["deleted"] else len(one["removed"]),
-                "kept": len(one["kept"]),
-                "which": _runs(one["removed"]),
-            }
-            for one in answer["plan"][:_LISTED]
-        ]
-        to.rows(_PLAN_TABLE, rows)
+def _write_prune(
+    to: Printer,
+    report: RetentionReport,
+    expired: ExpiredRows,
+    plan: Sequence[PlannedSession] | None,
+) -> None:
+    would = "" if plan is None else "would be "
+    if plan:
+        to.rows(_PLAN_TABLE, [document(_PLAN_TABLE, one) for one in plan[:_LISTED]])
     to.facts(
         [
-            ("sessions", f"{answer['sessions']:,} examined, "
-                         f"{answer['sessions_deleted']:,} {would}deleted"),
-            ("revisions", f"{answer['revisions_removed']:,} {would}removed"),
-            ("labels", f"{answer['labels_removed']:,} {would}removed"),
-            ("expired rows", f"{expired_rows:,} {would}removed"),
+            ("sessions", f"{report.sessions:,} examined, "
+                         f"{report.sessions_deleted:,} {would}deleted"),
+            ("revisions", f"{report.revisions_removed:,} {would}removed"),
+            ("labels", f"{report.labels_removed:,} {would}removed"),
+            ("expired rows", f"{expired.removed:,} {would}removed"),
         ]
     )  # fmt: skip
-    if answer["expired_rows"]["condemned"]:
-        listed = count(answer["expired_rows"]["condemned"], "attachment")
+    if expired.condemned:
+        listed = count(expired.condemned, "attachment")
         to.line(f"{listed} {would}condemned: casstore attachments lists the bytes to delete")
-    write_missing(to, answer["missing_systems"])
-    for one in answer["overridden"]:
-        words = policy_words(Policy(**one["policy"]))
-        to.line(bad("policy overridden: "), name(one["session"]), f"  stored policy: {words}")
-    if answer["own_policies"]:
-        to.facts([("own policy", f"decided for {count(answer['own_policies'], 'session')}")])
-    for one in answer["skipped"]:
-        at = "" if one["revision"] is None else f"@{one['revision']}"
-        to.line("kept: ", name(f"{one['session']}{at}"), f"  {one['why']}")
-    for one in answer["refused"]:
-        to.line(bad("refused: "), name(one["session"]), f"  {one['why']}")
+    write_missing(to, expired.missing_systems)
+    for one in report.overridden:
+        words = policy_words(one.policy)
+        to.line(bad("policy overridden: "), name(one.session), f"  stored policy: {words}")
+    if report.own_policies:
+        to.facts([("own policy", f"decided for {count(report.own_policies, 'session')}")])
+    for skipped in report.skipped[:_LISTED]:
+        at = "" if skipped.revision is None else f"@{skipped.revision}"
+        to.line("kept: ", name(f"{skipped.session}{at}"), f"  {skipped.why}")
+    for refused in report.refused[:_LISTED]:
+        to.line(bad("refused: "), name(refused.session), f"  {refused.why}")
 
 
 def _runs(revisions: list[int]) -> str:

@@ -13,7 +13,7 @@ import click
 
 from casstore.cli import naming
 from casstore.cli.command import App, command, require_yes
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document, nested
 from casstore.cli.naming import complete_name
 from casstore.cli.options import YES, limit_option, page
 from casstore.cli.output import Printer, dim, good, name
@@ -194,17 +194,17 @@ _SESSION: Final[Fields] = {
         "sessions": nested("the sessions, in the order asked for", _SESSION),
         "entries": nested(
             "the entries of record systems, in the order asked for",
-            {
-                "name": "the name that commands take: langgraph:t0",
-                "kind": "the part of that name before the colon",
-                "id": Field("its id within the system", of="entry.id"),
-                "title": "how a person recognises it",
-                "changed_at": "when it last changed, null if not known",
-                "size_bytes": Field(
-                    "keys and values of its rows, without objects that they link to",
-                    of="entry.size_bytes",
-                ),
-            },
+            described(
+                SystemEntry,
+                {
+                    "name": "the name that commands take: langgraph:t0",
+                    "kind": "the part of that name before the colon",
+                    "id": Field(of="entry.id"),
+                    "title": Field(),
+                    "changed_at": Field(),
+                    "size_bytes": Field(of="entry.size_bytes"),
+                },
+            ),
         ),
         "systems": nested(
             "the record systems in the store",

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from casstore.cli import fields, naming
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, nested
+from casstore.cli.fields import Field, Fields, described, nested
 from casstore.cli.naming import Target, complete_name
 from casstore.cli.output import Printer, Styled, TreeLine, dim, name
 from casstore.cli.places import (
+    HIDDEN,
+    SHOWN_NODE,
     at_path,
     checkpoint_document,
     hidden_nodes,
     load,
-    node_document,
     node_summary,
     open_object,
     parse_path,
     read_node,
     read_nodes,
 )
-from casstore.cli.quantities import count, moment_or_none, size, time_words
+from casstore.cli.quantities import count, moment, size, time_words
 from casstore.cli.sessions import (
     ENTRY_FIELDS,
     SESSION_FIELDS,
@@ -36,9 +39,11 @@ from casstore.cli.text import brief, plain, short
 from casstore.errors import LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
+from casstore.maintenance.systems import SystemEntry
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored
+from casstore.session.data import Node, SessionInfo
 from casstore.store import Store
 
 _NODES_SHOWN: Final = 10
@@ -48,19 +53,16 @@ _BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
 _WHOLE_BYTES: Final = 1 << 20
 
-_ENTRY: Final[Fields] = {
-    "system": Field("the title of its record system", "records", of="system.title"),
-    "id": Field("its id within the system", "entry", of="entry.id"),
-    "title": Field("how a person recognises it", "title", of="entry.title"),
-    "changed_at": Field(
-        "when it last changed, null if not known", "last change",
-        of="entry.changed_at",
-    ),
-    "size_bytes": Field(
-        "keys and values of its rows, without objects that they link to", "size of rows",
-        of="entry.size_bytes",
-    ),
-}  # fmt: skip
+_ENTRY: Final[Fields] = described(
+    SystemEntry,
+    {
+        "system": Field("the title of its record system", "records", of="system.title"),
+        "id": Field(label="entry", of="entry.id"),
+        "title": Field(label="title", of="entry.title"),
+        "changed_at": Field(label="last change", of="entry.changed_at"),
+        "size_bytes": Field(label="size of rows", of="entry.size_bytes"),
+    },
+)
 _FIELDS: Final[Fields] = {
     "name": "the unambiguous name",
     "kind": "session, revision, node, entry, manifest, value, list, map or blob",
@@ -68,7 +70,9 @@ _FIELDS: Final[Fields] = {
     "session": nested("the session, null if no session was named", SESSION_FIELDS),
     "revision": nested("the revision, null if none was named", ENTRY_FIELDS),
     "checkpoint": ('the components, as links {"$link": digest}; null for others'),
-    "node": "the node with its payload, or hidden and without it; null for others",
+    "node": nested(
+        "the node with its payload, or hidden and without it; null for others", SHOWN_NODE
+    ),
     "value": "the value at --path, a short value, or the content of an entry; null for others",
     "size_bytes": "the size of the object, null for others",
     "links": "digests that an object links to, the first 1,000",
@@ -98,56 +102,72 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
     with app.open() as store:
         target = naming.resolve(store, name_)
         if path is not None:
-            value = at_path(store, target, parse_path(path))
-            document = _document(store, target)
-            document.update(checkpoint=None, node=None, value=plain(value))
-            app.answer(document, lambda to: _write_value(to, document["value"], full=full))
+            value = plain(at_path(store, target, parse_path(path)))
+            found = _find(store, target)._replace(checkpoint=None, node=None, value=value)
+            app.answer(found, lambda to: _write_value(to, value, full=full))
             return
-        document = _document(store, target)
-        app.answer(document, lambda to: _Shown(store, target, document, to, full=full).write())
+        found = _find(store, target)
+        app.answer(found, lambda to: _Shown(store, target, found, to, full=full).write())
 
 
-def _document(store: Store, target: Target) -> dict[str, Any]:
-    document: dict[str, Any] = dict.fromkeys(_FIELDS)
-    document.update(name=target.text, kind=target.kind, links=[], kept_by=[])
+class _Found(NamedTuple):
+    """What is shown of a target; the fields of the answer say more."""
+
+    name: str
+    kind: str
+    digest: Digest | None = None
+    session: SessionInfo | None = None
+    revision: dict[str, Any] | None = None
+    checkpoint: Any = None
+    node: Node | None = None
+    value: Any = None
+    size_bytes: int | None = None
+    links: Sequence[str] = ()
+    kept_by: Sequence[str] = ()
+    expires_at_ms: int | None = None
+    entry: Target | None = None
+
+
+def _find(store: Store, target: Target) -> _Found:
+    found = _Found(target.text, target.kind)
     if target.session is not None:
-        document["session"] = fields.document(SESSION_FIELDS, store.session(target.session).info())
+        session = store.session(target.session)
+        found = found._replace(session=session.info())
         if target.revision is not None:
-            entry = store.session(target.session).entry(target.revision)
-            [document["revision"]] = entry_documents(store, target.session, [entry])
+            entry = session.entry(target.revision)
+            [revision] = entry_documents(store, target.session, [entry])
+            found = found._replace(revision=revision)
     if target.entry is not None:
-        document["entry"] = fields.document(_ENTRY, target)
-        document["value"] = plain(load(store, target))
+        found = found._replace(entry=target, value=plain(load(store, target)))
     if target.digest is None:
-        return document
-    document["digest"] = target.digest.hex()
-    document["kept_by"] = [pin.name for pin in store.pins() if pin.digest == target.digest]
+        return found
+    kept_by = [pin.name for pin in store.pins() if pin.digest == target.digest]
+    found = found._replace(digest=target.digest, kept_by=kept_by)
     if target.kind == naming.TAG:
-        pin = store.find_pin(target.text.partition(":")[2])
-        document["expires_at"] = moment_or_none(None if pin is None else pin.expires_at_ms)
+        tag = store.find_pin(target.text.partition(":")[2])
+        found = found._replace(expires_at_ms=None if tag is None else tag.expires_at_ms)
     item = PieceReader(store.engine).get(target.digest)
     if target.kind in (naming.TAG, naming.OBJECT):
-        document["kind"] = naming.kind_name(store, target.digest)
+        found = found._replace(kind=naming.kind_name(store, target.digest))
     if item.kind == Kind.MANIFEST:
-        document["checkpoint"] = plain(checkpoint_document(store, target.digest, hydrate=False))
+        checkpoint = plain(checkpoint_document(store, target.digest, hydrate=False))
+        found = found._replace(checkpoint=checkpoint)
     elif item.kind == Kind.NODE:
-        node = plain(node_document(read_node(store, target.digest, target.session)))
-        document["node"] = node
-        if node["hidden"]:
-            return document
+        node = read_node(store, target.digest, target.session)
+        if node.payload is HIDDEN:
+            return found._replace(node=node)
+        node = node._replace(cause=plain(node.cause), payload=plain(node.payload))
+        found = found._replace(node=node)
     elif item.kind in (Kind.BLOB, Kind.ROPE):
         with store.open_blob(target.digest) as blob:
-            document["size_bytes"] = blob.seek(0, 2)
-        return document
+            return found._replace(size_bytes=blob.seek(0, 2))
     elif item.kind == Kind.VALUE:
-        try:
-            document["value"] = plain(store.get_value(target.digest, max_bytes=_WHOLE_BYTES))
-        except LimitError:
-            # Long: its entries are shown, each cut.
-            document["value"] = None
-    document["size_bytes"] = len(item.data)
-    document["links"] = [digest.hex() for digest in _links(item.kind, item.data)]
-    return document
+        # The entries of a long value are shown instead, each cut.
+        with suppress(LimitError):
+            value = store.get_value(target.digest, max_bytes=_WHOLE_BYTES)
+            found = found._replace(value=plain(value))
+    links = [digest.hex() for digest in _links(item.kind, item.data)]
+    return found._replace(size_bytes=len(item.data), links=links)
 
 
 def _links(kind: int, data: bytes) -> list[bytes]:
@@ -171,40 +191,41 @@ class _Shown:
     """Writes one target as text."""
 
     def __init__(
-        self, store: Store, target: Target, document: dict[str, Any], to: Printer, *, full: bool
+        self, store: Store, target: Target, found: _Found, to: Printer, *, full: bool
     ) -> None:
         self._store = store
         self._target = target
-        self._document = document
+        self._found = found
         self._to = to
         self._full = full
 
     def write(self) -> None:
         """Write the target."""
+        found = self._found
         self._title()
-        if self._document["checkpoint"] is not None:
+        if found.checkpoint is not None:
             self._checkpoint()
-        if self._document["node"] is not None:
-            self._node()
-        if self._document["value"] is not None:
-            _write_value(self._to, self._document["value"], full=self._full)
-        elif self._document["kind"] in ("value", "list", "map"):
+        if found.node is not None:
+            self._node(found.node)
+        if found.value is not None:
+            _write_value(self._to, found.value, full=self._full)
+        elif found.kind in ("value", "list", "map"):
             self._view()
-        elif self._document["kind"] == "blob":
+        elif found.kind == "blob":
             self._blob()
-        if self._document["checkpoint"] is not None and self._target.session is not None:
+        if found.checkpoint is not None and self._target.session is not None:
             self._last_nodes()
 
     def _title(self) -> None:
-        answer = self._document
+        found = self._found
         facts: list[tuple[str, Any]] = []
-        session, revision = answer["session"], answer["revision"]
-        if answer["entry"] is not None:
-            facts += fields.facts(_ENTRY, answer["entry"])
+        session, revision = found.session, found.revision
+        if found.entry is not None:
+            facts += fields.facts(_ENTRY, fields.document(_ENTRY, found.entry))
         if session is not None:
-            facts += fields.facts(SESSION_FIELDS, session)
-            if session["name"] != session["id"]:
-                facts.insert(1, ("name", session["name"]))
+            facts += fields.facts(SESSION_FIELDS, fields.document(SESSION_FIELDS, session))
+            if session.meta.name != session.meta.session:
+                facts.insert(1, ("name", session.meta.name))
         if revision is not None:
             made = f"{operation_words(revision)}, {time_words(revision['committed_at'])}"
             facts.append(("revision", f"{revision['revision']} ({made})"))
@@ -214,29 +235,26 @@ class _Shown:
                 facts.append(("labels", ", ".join(revision["labels"])))
         elif session is not None:
             facts.append(("revision", "nothing was committed yet"))
-        if answer["digest"] is not None:
-            what = "checkpoint" if answer["checkpoint"] is not None else answer["kind"]
-            facts.append((what, [name(answer["digest"])]))
-        if (
-            answer["size_bytes"] is not None
-            and answer["checkpoint"] is None
-            and answer["node"] is None
-        ):
-            facts.append(("size", f"{size(answer['size_bytes'])} ({answer['size_bytes']:,} bytes)"))
-        if answer["kept_by"]:
-            facts.append(("kept by", ", ".join(answer["kept_by"])))
-        if answer["expires_at"] is not None:
-            facts.append(("until", time_words(answer["expires_at"])))
-        if answer["node"] is not None:
-            facts += self._node_facts(answer["node"])
+        if found.digest is not None:
+            what = "checkpoint" if found.checkpoint is not None else found.kind
+            facts.append((what, [name(found.digest.hex())]))
+        if found.size_bytes is not None and found.checkpoint is None and found.node is None:
+            facts.append(("size", f"{size(found.size_bytes)} ({found.size_bytes:,} bytes)"))
+        if found.kept_by:
+            facts.append(("kept by", ", ".join(found.kept_by)))
+        if found.expires_at_ms is not None:
+            facts.append(("until", time_words(moment(found.expires_at_ms))))
+        if found.node is not None:
+            facts += self._node_facts(found.node)
         self._to.facts(facts)
 
-    def _node_facts(self, node: dict[str, Any]) -> list[tuple[str, str]]:
-        facts = [("id", node["id"]), ("parent", node["parent"] or "none, a root")]
-        facts += [("number", str(node["seq"])), ("depth", count(node["depth"], "node"))]
-        facts += [(key, str(node[key])) for key in ("time", "frame") if node[key] is not None]
-        if node["cause"] is not None:
-            facts.append(("cause", brief(node["cause"], self._to.room(10, 120))))
+    def _node_facts(self, node: Node) -> list[tuple[str, str]]:
+        facts = [("id", node.id), ("parent", node.parent or "none, a root")]
+        facts += [("number", str(node.seq)), ("depth", count(node.depth, "node"))]
+        facts += [("time", str(node.time))] if node.time is not None else []
+        facts += [("frame", node.frame)] if node.frame is not None else []
+        if node.cause is not None:
+            facts.append(("cause", brief(node.cause, self._to.room(10, 120))))
         return facts
 
     def _checkpoint(self) -> None:
@@ -283,12 +301,11 @@ class _Shown:
         below = _first(stored, 200 if self._full else 8, room)
         return TreeLine(f"{label}  {count(total, 'entry', 'entries')}", below)
 
-    def _node(self) -> None:
-        node = self._document["node"]
-        if node["hidden"]:
+    def _node(self, node: Node) -> None:
+        if node.payload is HIDDEN:
             self._to.line("hidden by a tombstone")
             return
-        _write_value(self._to, node["payload"], full=self._full)
+        _write_value(self._to, node.payload, full=self._full)
 
     def _view(self) -> None:
         stored = open_object(self._store, self._target.require_digest())

@@ -7,55 +7,50 @@ from typing import Any, Final
 
 import click
 
+from casstore.cli.advice import advice
 from casstore.cli.command import App, command
-from casstore.cli.fields import PROBLEM, Field, Fields, document, nested
+from casstore.cli.fields import PROBLEM, Field, Fields, described, document
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.naming import complete_name
 from casstore.cli.options import dry_run_option
 from casstore.cli.output import Printer, bad, bold, good, name
 from casstore.cli.quantities import DURATION, Whole, count, duration
-from casstore.engine.protocol import DEFAULT_BATCH
+from casstore.engine.protocol import DEFAULT_BATCH, PackReport
 from casstore.errors import BusyError, CasstoreError
 from casstore.maintenance import compact as compaction
 from casstore.maintenance import gc as collecting
 from casstore.maintenance import pack as packing
 from casstore.maintenance import vacuum as vacuuming
-from casstore.maintenance.gc import GcReport
-from casstore.maintenance.vacuum import VacuumReport
+from casstore.maintenance.compact import CompactReport
+from casstore.maintenance.gc import GcReport, Outcome
+from casstore.maintenance.keepers import Keeper
+from casstore.maintenance.vacuum import SessionReport, VacuumOutcome, VacuumReport
 
 _FINE: Final = ("swept", "nothing to do", "planned", "done")
 # The most lines of each list that the text shows.
 _SHOWN: Final = 20
 
-GC_FIELDS: Final[Fields] = {
-    "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
-    "grace_ms": Field("objects put within this time were kept", "grace period"),
-    "roots": "distinct digests that sessions, tags and other roots name",
-    "objects_kept": Field("objects that are reachable", "reachable", "object"),
-    "kept_bytes": Field("their size before compression", "reachable size", of="bytes_kept"),
-    "objects_unreached": Field(
-        "objects that are not reachable and older than the grace period", "unreachable", "object"
-    ),
-    "unreached_bytes": Field(
-        "their size before compression", "unreachable size", of="bytes_unreached"
-    ),
-    "objects_swept": Field("of those, objects removed now", "removed", "object"),
-    "swept_bytes": Field("their size before compression", "removed size", of="bytes_swept"),
-    "freed_bytes": Field(
-        "space in the file freed at once; pack frees the rest", "freed in the file",
-        of="bytes_freed",
-    ),
-    "pins_expired": Field("expired pins: removed, or found by a dry run", "expired", "pin"),
-    "longest_pause_ms": Field(
-        "the longest time that writers had to wait", "longest wait of writers",
-        of=lambda report: round(report.longest_pause_ms, 3),
-    ),
-    "problem": PROBLEM,
-    "missing_systems": Field(
-        "record systems in the store that are not installed: their objects are kept",
-        "kept for systems that are not installed",
-    ),
-}  # fmt: skip
+GC_FIELDS: Final[Fields] = described(
+    GcReport,
+    {
+        "outcome": "swept, nothing to do, planned, incomplete, refused or failed",
+        "grace_ms": Field("objects put within this time were kept", "grace period"),
+        "roots": Field(),
+        "objects_kept": Field(label="reachable", unit="object"),
+        "kept_bytes": Field(label="reachable size", of="bytes_kept"),
+        "objects_unreached": Field(label="unreachable", unit="object"),
+        "unreached_bytes": Field(label="unreachable size", of="bytes_unreached"),
+        "objects_swept": Field(label="removed", unit="object"),
+        "swept_bytes": Field(label="removed size", of="bytes_swept"),
+        "freed_bytes": Field(label="freed in the file", of="bytes_freed"),
+        "pins_expired": Field(label="expired", unit="pin"),
+        "longest_pause_ms": Field(
+            label="longest wait of writers", of=lambda report: round(report.longest_pause_ms, 3)
+        ),
+        "problem": PROBLEM,
+        "missing_systems": Field(label="kept for systems that are not installed"),
+    },
+)
 PACK_FIELDS: Final[Fields] = {
     "slabs_before": Field("slabs that were rewritten", "slabs rewritten", "slab"),
     "slabs_after": Field("slabs that replaced them", "replaced by", "slab"),
@@ -74,31 +69,33 @@ PACK_FIELDS: Final[Fields] = {
         ],
     ),
 }  # fmt: skip
-_VACUUMED: Final[Fields] = {
-    "session": Field("the session", "session"),
-    "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
-    "nodes_removed": Field("hidden nodes removed", "nodes removed", "node"),
-    "nodes_rewritten": Field(
-        "nodes rewritten because they came after a removed one", "nodes rewritten", "node"
-    ),
-    "revisions_rewritten": Field(
-        "revisions rewritten because they had a removed node", "revisions rewritten", "revision"
-    ),
-    "problem": PROBLEM,
-}
-VACUUM_FIELDS: Final[Fields] = {
-    "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all parts",
-    "expired_rows": Field("rows that had expired", "expired", "row"),
-    "sessions": nested("sessions that had hidden nodes", _VACUUMED),
-    "collected": nested("the report of gc, null if gc did not run", GC_FIELDS),
-    "packed": nested("the report of pack, null if pack did not run", PACK_FIELDS),
-    "objects_kept": "removed nodes and their parts that are still stored",
-    "keepers": nested(
-        "what keeps them",
-        {"kind": "session, pin, queue or attachment", "name": "its name", "rows": "its rows"},
-    ),
-    "problem": PROBLEM,
-}
+_VACUUMED: Final[Fields] = described(
+    SessionReport,
+    {
+        "session": Field(label="session"),
+        "outcome": Field("done, nothing to do, gone, busy or failed", "outcome"),
+        "nodes_removed": Field(label="nodes removed", unit="node"),
+        "nodes_rewritten": Field(label="nodes rewritten", unit="node"),
+        "revisions_rewritten": Field(label="revisions rewritten", unit="revision"),
+        "problem": PROBLEM,
+    },
+)
+VACUUM_FIELDS: Final[Fields] = described(
+    VacuumReport,
+    {
+        "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all "
+        "parts",
+        "expired_rows": Field(label="expired", unit="row"),
+        "sessions": Field(fields=_VACUUMED),
+        "collected": Field(fields=GC_FIELDS),
+        "packed": Field(fields=PACK_FIELDS),
+        "objects_kept": Field(),
+        "keepers": Field(
+            fields=described(Keeper, {"kind": Field(), "name": Field(), "rows": Field()}),
+        ),
+        "problem": PROBLEM,
+    },
+)
 
 
 def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
@@ -162,29 +159,31 @@ def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:
             progress=meter, stop=meter.stopped,
         )  # fmt: skip
     app.exit_code = gc_exit_code(report, interrupted=meter.stopped())
-    answer = gc_document(report, grace_ms)
-    app.answer(report, lambda to: write_gc(to, answer), grace_ms=grace_ms)
+    app.answer(report, lambda to: _write_gc(to, report, grace_ms), grace_ms=grace_ms)
 
 
-def write_outcome(to: Printer, answer: dict[str, Any]) -> None:
-    """The outcome of gc or vacuum and the error that stopped it, for people."""
-    to.line((good if answer["outcome"] in _FINE else bad)(answer["outcome"]))
-    if answer["problem"] is not None:
-        to.line(answer["problem"]["message"])
-        if answer["problem"]["try"]:
-            to.line("try: ", bold(answer["problem"]["try"]))
+def _write_outcome(to: Printer, report: GcReport | VacuumReport) -> None:
+    outcome = report.outcome.value
+    to.line((good if outcome in _FINE else bad)(outcome))
+    if report.problem is not None:
+        to.line(str(report.problem))
+        remedy = advice(report.problem)
+        if remedy:
+            to.line("try: ", bold(remedy))
 
 
-def write_gc(to: Printer, answer: dict[str, Any]) -> None:
-    """The document of a collection, for people."""
-    write_outcome(to, answer)
-    if answer["outcome"] == "refused":
+def _write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
+    _write_outcome(to, report)
+    if report.outcome is Outcome.REFUSED:
         to.line("nothing was removed")
         return
     removed = ("objects_swept", "swept_bytes", "freed_bytes", "longest_pause_ms")
-    hidden = [*removed] if answer["outcome"] in ("planned", "nothing to do") else []
-    hidden += [] if answer["pins_expired"] else ["pins_expired"]
-    to.report({key: one for key, one in GC_FIELDS.items() if key not in hidden}, answer)
+    hidden = [*removed] if report.outcome in (Outcome.PLANNED, Outcome.NOTHING) else []
+    hidden += [] if report.pins_expired else ["pins_expired"]
+    to.report(
+        {key: one for key, one in GC_FIELDS.items() if key not in hidden},
+        gc_document(report, grace_ms),
+    )
 
 
 @command(PACK_FIELDS, "casstore pack", "casstore pack --min-age 0")
@@ -201,19 +200,18 @@ def pack(app: App, min_age_ms: int) -> None:
     with app.open(write=True) as store, app.meter() as meter:
         report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
     app.exit_code = 1 if report.damaged else 0
+    app.answer(report, lambda to: _write_pack(to, report, min_age_ms))
+
+
+def _write_pack(to: Printer, report: PackReport, min_age_ms: int = 0) -> None:
     answer = document(PACK_FIELDS, report)
-    app.answer(report, lambda to: write_pack(to, answer, min_age_ms))
-
-
-def write_pack(to: Printer, answer: dict[str, Any], min_age_ms: int = 0) -> None:
-    """The document of pack, for people."""
-    if not answer["slabs_before"]:
+    if not report.slabs_before:
         left = f"; objects stored within {duration(min_age_ms)} stay where they are (--min-age 0)"
         to.line("nothing to pack" + (left if min_age_ms else ""))
     to.report(PACK_FIELDS, answer)
     for line in answer["damaged"][:_SHOWN]:
         to.line(bad("damaged  "), line)
-    if answer["damaged"]:
+    if report.damaged:
         to.line("try: ", bold("casstore check"))
 
 
@@ -248,46 +246,46 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) ->
             stop=meter.stopped,
         )
     app.exit_code = vacuum_exit_code(report, interrupted=meter.stopped())
-    answer = vacuum_document(report, grace_ms)
-    app.answer(answer, lambda to: write_vacuum(to, answer, dry_run=dry_run))
+    app.answer(vacuum_document(report, grace_ms), lambda to: _write_vacuum(to, report, grace_ms))
 
 
-def write_vacuum(to: Printer, answer: dict[str, Any], *, dry_run: bool) -> None:
-    """The document of vacuum, for people."""
-    collected = answer["collected"]
-    if answer["outcome"] != "nothing to do" or collected is None:
-        # Otherwise ``write_gc`` prints the outcome below.
-        write_outcome(to, answer)
-    if answer["sessions"]:
-        to.rows(_VACUUMED, answer["sessions"])
-    for one in answer["sessions"]:
-        if one["problem"] is not None:
-            to.line(bad("failed  "), name(one["session"]), f": {one['problem']['message']}")
-    if answer["expired_rows"]:
-        verb = "would be removed" if dry_run else "removed"
-        to.line(f"{count(answer['expired_rows'], 'expired row')} {verb}")
-    if collected is not None:
-        write_gc(to, collected)
-    if answer["packed"] is not None:
-        write_pack(to, answer["packed"])
-    if answer["objects_kept"]:
-        to.line(f"{count(answer['objects_kept'], 'removed object')} still stored, kept by:")
-        for keeper in answer["keepers"][:_SHOWN]:
-            to.line(f"    {keeper['kind']} {keeper['name']}")
-        if not answer["keepers"]:
+def _write_vacuum(to: Printer, report: VacuumReport, grace_ms: int) -> None:
+    if report.outcome is not VacuumOutcome.NOTHING or report.collected is None:
+        # Otherwise ``_write_gc`` prints the outcome below.
+        _write_outcome(to, report)
+    if report.sessions:
+        to.rows(_VACUUMED, [document(_VACUUMED, one) for one in report.sessions])
+    for one in report.sessions:
+        if one.problem is not None:
+            to.line(bad("failed  "), name(one.session), f": {one.problem}")
+    if report.expired_rows:
+        verb = "would be removed" if report.dry_run else "removed"
+        to.line(f"{count(report.expired_rows, 'expired row')} {verb}")
+    if report.collected is not None:
+        _write_gc(to, report.collected, grace_ms)
+    if report.packed is not None:
+        _write_pack(to, report.packed)
+    if report.objects_kept:
+        to.line(f"{count(report.objects_kept, 'removed object')} still stored, kept by:")
+        for keeper in report.keepers[:_SHOWN]:
+            to.line(f"    {keeper.kind} {keeper.name}")
+        if not report.keepers:
             to.line("    their grace period; --grace 0 removes them now")
 
 
-COMPACT_FIELDS: Final[Fields] = {
-    "file_bytes_before": Field("the length of the file before", "file before"),
-    "file_bytes_after": Field("its length now", "file now"),
-    "content_bytes": Field("stored keys and values", "content"),
-    "slabs_before": Field("slabs before", "slabs before", "slab"),
-    "slabs_after": Field("slabs now", "slabs now", "slab"),
-    "objects": Field("objects in the file, each verified", "verified", "object"),
-    "objects_dropped": Field("removed objects whose bytes were dropped", "dropped", "object"),
-    "dictionaries_dropped": "compression dictionaries that no slab needed",
-}
+COMPACT_FIELDS: Final[Fields] = described(
+    CompactReport,
+    {
+        "file_bytes_before": Field(label="file before"),
+        "file_bytes_after": Field(label="file now"),
+        "content_bytes": Field(label="content"),
+        "slabs_before": Field(label="slabs before", unit="slab"),
+        "slabs_after": Field(label="slabs now", unit="slab"),
+        "objects": Field(label="verified", unit="object"),
+        "objects_dropped": Field(label="dropped", unit="object"),
+        "dictionaries_dropped": Field(),
+    },
+)
 
 
 @command(

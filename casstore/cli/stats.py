@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import click
 
 from casstore.cli.command import App, command
-from casstore.cli.fields import Field, Fields, document, nested
+from casstore.cli.fields import Field, Fields, described, document, nested
 from casstore.cli.output import Printer, dim
 from casstore.cli.quantities import Whole, count, moment
 from casstore.format.digest import KIND_NAMES
 from casstore.maintenance import space, systems
-from casstore.maintenance.contents import measure_contents, measure_sessions, moved_at
+from casstore.maintenance.check import LastCheck, last_check
+from casstore.maintenance.contents import (
+    Big,
+    Contents,
+    Day,
+    Share,
+    measure_contents,
+    measure_sessions,
+    moved_at,
+)
+from casstore.maintenance.space import SpaceReport
+from casstore.maintenance.systems import SystemSize
 
 _DAY_MS: Final = 86_400_000
 _DAYS_SHOWN: Final = 14
@@ -25,123 +37,188 @@ def _ratio(one: float, other: float) -> float:
     return round(one / other, 2) if other else 0.0
 
 
-SYSTEM_FIELDS: Final[Fields] = {
-    "name": Field("its name: its tables are called NAME.table", "records"),
-    "rows": Field("its rows", "rows", "row"),
-    "size_bytes": Field("their keys and values, without objects that they link to", "size"),
-    "version": "the version of its row layout in the installed code, null if it is not installed",
-    "missing": "why its code cannot be used, null if it can",
-    "title": Field("what it stores, null if it is not installed", "title", gives=True),
-}
-_FILE: Final[Fields] = {
-    "file_bytes": Field("the length of data.mdb", "file"),
-    "allocated_bytes": "what it takes on the disk",
-    "used_bytes": "pages in use",
-    "free_bytes": Field("free pages, which later writes use", "free pages"),
-    "content_bytes": "stored keys and values",
-    "fragmentation": Field(
-        "the fraction of the file that is empty: free pages, and the empty parts of others",
-        of=lambda one: round(one.fragmentation, 4),
-    ),
-    "reclaimable_by_pack_bytes": Field(
-        "at least this much is freed by pack", "pack frees at least", of="reclaimable_by_pack"
-    ),
-    "reclaimable_by_compact_bytes": Field(
-        "freed by compact", "compact frees", of="reclaimable_by_compact"
-    ),
-    "log_bytes": Field("the length of the redo log next to it", "redo log"),
-    "log_commits": "commits that only the redo log has",
-}
-_OBJECTS: Final[Fields] = {
-    "objects": Field("stored objects", "objects", "object"),
-    "size_bytes": Field("their size before compression", "uncompressed"),
-    "stored_bytes": Field("their size in slabs, compressed", "compressed"),
-    "slabs": Field("slabs", "slabs", "slab"),
-    "dead_objects": "removed objects whose bytes are still in slabs",
-    "reached_objects": Field(
-        "objects that a session, tag, pin, queue, attachment or record reaches",
-        "reachable",
-        "object",
-    ),
-    "reached_bytes": "their size before compression",
-}
-_FACTORS: Final[Fields] = {
-    "revisions": Field("revisions of all sessions", "revisions", "revision"),
-    "whole_copies_bytes": Field(
-        "the size of every revision written whole: its path and its state", "each written whole"
-    ),
-    "dedup": Field(
-        "every revision written whole, divided by the reachable objects, before compression",
-        "deduplication factor",
-    ),
-    "compression": Field("size before compression, divided by the size in slabs",
-                         "compression factor"),
-    "together": Field(
-        "every revision written whole, divided by the size in slabs", "both factors together"
-    ),
-}  # fmt: skip
-_KIND: Final = Field(
-    "blob, value, node …",
-    "kind",
-    of=lambda one: KIND_NAMES.get(one.kind, str(one.kind)).replace("rope", "blob"),
+SYSTEM_FIELDS: Final[Fields] = described(
+    SystemSize,
+    {
+        "name": Field(label="records"),
+        "rows": Field(label="rows", unit="row"),
+        "size_bytes": Field(label="size"),
+        "version": Field(),
+        "missing": Field(),
+        "title": Field(label="title", gives=True),
+    },
 )
+_FILE: Final[Fields] = described(
+    SpaceReport,
+    {
+        "file_bytes": Field(label="file"),
+        "allocated_bytes": Field(),
+        "used_bytes": Field(),
+        "free_bytes": Field(label="free pages"),
+        "content_bytes": Field(),
+        "fragmentation": Field(of=lambda one: round(one.fragmentation, 4)),
+        "reclaimable_by_pack_bytes": Field(label="pack frees at least", of="reclaimable_by_pack"),
+        "reclaimable_by_compact_bytes": Field(label="compact frees", of="reclaimable_by_compact"),
+        "log_bytes": Field(label="redo log"),
+        "log_commits": Field(),
+    },
+)
+
+
+class _Growth(NamedTuple):
+    """What was added on one day, and the size with all days before."""
+
+    added: Day
+    total_bytes: int
+
+
+class _Measured(NamedTuple):
+    """What ``stats`` measures."""
+
+    last_check: LastCheck | None
+    file: SpaceReport
+    contents: Contents
+    sessions: list[Share]
+    sessions_left_out: int
+    systems: list[SystemSize]
+
+    @property
+    def growth(self) -> list[_Growth]:
+        """The days in order, each with the sum up to it."""
+        totals = accumulate([day.size_bytes for day in self.contents.days])
+        return [_Growth(*one) for one in zip(self.contents.days, totals, strict=True)]
+
+
+def _whole(measured: Any) -> Any:
+    return measured
+
+
+_OBJECTS: Final[Fields] = described(
+    Contents,
+    {
+        "objects": Field(label="objects", unit="object", of="contents.objects"),
+        "size_bytes": Field(label="uncompressed", of="contents.size_bytes"),
+        "stored_bytes": Field(
+            "their size in slabs, compressed", "compressed", of="file.slabs.stored_bytes"
+        ),
+        "slabs": Field("slabs", "slabs", "slab", of="file.slabs.slabs"),
+        "dead_objects": Field(
+            "removed objects whose bytes are still in slabs", of="file.slabs.dead_objects"
+        ),
+        "reached_objects": Field(label="reachable", unit="object", of="contents.reached_objects"),
+        "reached_bytes": Field(of="contents.reached_bytes"),
+    },
+)
+_FACTORS: Final[Fields] = described(
+    Contents,
+    {
+        "revisions": Field(label="revisions", unit="revision", of="contents.revisions"),
+        "whole_copies_bytes": Field(
+            label="each written whole", of=lambda one: int(one.contents.whole_copies_bytes)
+        ),
+        "dedup": Field(
+            "every revision written whole, divided by the reachable objects, before compression",
+            "deduplication factor",
+            of=lambda one: _ratio(one.contents.whole_copies_bytes, one.contents.reached_bytes),
+        ),
+        "compression": Field(
+            "size before compression, divided by the size in slabs",
+            "compression factor",
+            of=lambda one: round(one.file.compression, 2),
+        ),
+        "together": Field(
+            "every revision written whole, divided by the size in slabs",
+            "both factors together",
+            of=lambda one: _ratio(one.contents.whole_copies_bytes, one.file.slabs.stored_bytes),
+        ),
+    },
+)
+
+
+def _kind_name(kind: int) -> str:
+    return KIND_NAMES.get(kind, str(kind))
+
+
 _FIELDS: Final[Fields] = {
     "last_check": nested(
         "the last check that could store its result, null if there was none",
-        {
-            "checked_at": Field("when it ended", "last check"),
-            "level": Field("its level", "check level"),
-            "since_last": "true: it looked only at what was added since the check before",
-            "sound": Field("true: it found no error", "sound"),
-            "findings": Field("what it found, harmless notes included", "findings", "finding"),
-        },
+        described(
+            LastCheck,
+            {
+                "checked_at": Field(label="last check"),
+                "level": Field(label="check level"),
+                "since_last": Field(),
+                "sound": Field(label="sound"),
+                "findings": Field(label="findings", unit="finding"),
+            },
+        ),
         "last check",
     ),
     "file": nested("the data file", _FILE, "file"),
-    "objects": nested("what is stored", _OBJECTS, "objects"),
-    "factors": nested("what sharing and compression save", _FACTORS, "factors"),
+    "objects": nested("what is stored", _OBJECTS, "objects", _whole),
+    "factors": nested("what sharing and compression save", _FACTORS, "factors", _whole),
     "sessions": nested(
         "the space of each session, the largest own size first",
-        {
-            "id": Field("the session", "session", of="session"),
-            "own_bytes": Field("what only this session reaches, uncompressed", "own size"),
-            "shared_bytes": Field(
-                "what other sessions, tags or records reach too, uncompressed", "shared size"
-            ),
-            "size_bytes": "both together",
-            "objects": Field("objects it reaches, from all its revisions", "objects", "object"),
-        },
+        described(
+            Share,
+            {
+                "id": Field(label="session", of="session"),
+                "own_bytes": Field(label="own size"),
+                "shared_bytes": Field(label="shared size"),
+                "size_bytes": Field(),
+                "objects": Field(label="objects", unit="object"),
+            },
+        ),
         "sessions",
     ),
     "sessions_left_out": "sessions that were not measured, because of --sessions",
     "systems": nested("record systems, by the rows of table records", SYSTEM_FIELDS, "systems"),
     "biggest": nested(
         "the largest objects",
-        {
-            "digest": Field("its digest", "largest objects"),
-            "kind": _KIND,
-            "size_bytes": Field("its size before compression", "size"),
-        },
+        described(
+            Big,
+            {
+                "digest": Field("its digest", "largest objects"),
+                "kind": Field(
+                    "blob, value, node …",
+                    "kind",
+                    of=lambda one: _kind_name(one.kind).replace("rope", "blob"),
+                ),
+                "size_bytes": Field(label="size"),
+            },
+        ),
         "largest",
+        "contents.biggest",
     ),
     "growth": nested(
         "what is stored, by the day of the first revision that has it",
-        {
-            "day": Field("the day, in UTC", "day"),
-            "revisions": Field("revisions committed on it", "revisions", "revision"),
-            "objects": Field("objects", "objects", "object"),
-            "size_bytes": Field("their size before compression", "size"),
-            "total_bytes": Field("the size with all days before", "total"),
-        },
+        described(
+            Day,
+            {
+                "day": Field(
+                    "the day, in UTC", "day", of=lambda one: moment(one.added.day * _DAY_MS)[:10]
+                ),
+                "revisions": Field(label="revisions", unit="revision", of="added.revisions"),
+                "objects": Field(label="objects", unit="object", of="added.objects"),
+                "size_bytes": Field(label="size", of="added.size_bytes"),
+                "total_bytes": Field("the size with all days before", "total"),
+            },
+        ),
         "growth",
     ),
     "kinds": nested(
         "by kind of object",
-        {"kind": "blob, value, node …", "objects": "objects", "size_bytes": "uncompressed"},
+        {
+            "kind": Field("blob, value, node …", of=lambda item: _kind_name(item[0])),
+            "objects": Field("objects", of=lambda item: item[1][0]),
+            "size_bytes": Field("uncompressed", of=lambda item: item[1][1]),
+        },
+        of=lambda one: list(one.contents.by_kind.items()),
     ),
     "tables": nested(
         "by table of the file",
         {"name": "its name", "rows": "its rows", "content_bytes": "keys and values"},
+        of="file.tables",
     ),
 }
 
@@ -161,8 +238,6 @@ def stats(app: App, wanted: int, biggest: int) -> None:
     The deduplication factor compares what is stored with every revision written whole: its path
     and its state.
     """
-    from casstore.maintenance.check import last_check
-
     with app.open() as store, app.meter() as meter:
         measured = space.measure(store, progress=meter)
         contents = measure_contents(store, listed=biggest, progress=meter)
@@ -178,49 +253,12 @@ def stats(app: App, wanted: int, biggest: int) -> None:
         held = systems.measure(store)
         checked = last_check(store)
     shares.sort(key=lambda one: (-one.own_bytes, one.session))
-    slabs, whole, total = measured.slabs, contents.whole_copies_bytes, 0
-    growth: list[dict[str, Any]] = []
-    for day in contents.days:
-        total += day.size_bytes
-        date = moment(day.day * _DAY_MS)[:10]
-        growth.append({**day._asdict(), "day": date, "total_bytes": total})
-    answer = document(
-        _FIELDS,
-        {
-            "last_check": checked,
-            "file": measured,
-            "objects": {
-                "objects": contents.objects,
-                "size_bytes": contents.size_bytes,
-                "stored_bytes": slabs.stored_bytes,
-                "slabs": slabs.slabs,
-                "dead_objects": slabs.dead_objects,
-                "reached_objects": contents.reached_objects,
-                "reached_bytes": contents.reached_bytes,
-            },
-            "factors": {
-                "dedup": _ratio(whole, contents.reached_bytes),
-                "compression": round(measured.compression, 2),
-                "together": _ratio(whole, slabs.stored_bytes),
-                "whole_copies_bytes": int(whole),
-                "revisions": contents.revisions,
-            },
-            "kinds": [
-                {"kind": KIND_NAMES.get(kind, str(kind)), "objects": one[0], "size_bytes": one[1]}
-                for kind, one in contents.by_kind.items()
-            ],
-            "tables": measured.tables,
-            "systems": held,
-            "biggest": contents.biggest,
-            "sessions": shares,
-            "sessions_left_out": known - len(shares),
-            "growth": growth,
-        },
-    )
-    app.answer(answer, lambda to: _write(to, answer))
+    found = _Measured(checked, measured, contents, shares, known - len(shares), held)
+    answer = document(_FIELDS, found)
+    app.answer(answer, lambda to: _write(to, found, answer))
 
 
-def _write(to: Printer, answer: dict[str, Any]) -> None:
+def _write(to: Printer, found: _Measured, answer: dict[str, Any]) -> None:
     shown = {
         **answer,
         "sessions": answer["sessions"][:_SHOWN],
@@ -230,10 +268,10 @@ def _write(to: Printer, answer: dict[str, Any]) -> None:
             for one in answer["systems"]
         ],
     }
-    if answer["last_check"] is None:
+    if found.last_check is None:
         to.line(dim("no check has stored its result yet: casstore check"))
     to.report(_FIELDS, shown)
-    if len(answer["sessions"]) > _SHOWN:
-        to.line(dim(f"{count(len(answer['sessions']) - _SHOWN, 'more session')}: --json"))
-    if answer["sessions_left_out"]:
-        to.line(dim(f"{count(answer['sessions_left_out'], 'session')} not measured: --sessions"))
+    if len(found.sessions) > _SHOWN:
+        to.line(dim(f"{count(len(found.sessions) - _SHOWN, 'more session')}: --json"))
+    if found.sessions_left_out:
+        to.line(dim(f"{count(found.sessions_left_out, 'session')} not measured: --sessions"))

@@ -15,7 +15,7 @@ from casstore.compat.importing import (
     used_bytes,
 )
 from casstore.engine.files import path_text
-from casstore.maintenance.importing import FAST_FORWARD, REFUSE, ImportOutcome, import_session
+from casstore.maintenance.import_ import FAST_FORWARD, REFUSE, ImportOutcome, import_session
 from casstore.maintenance.progress import Progress
 from casstore.store import Store, check_store
 
@@ -36,9 +36,9 @@ def import_bundle(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Import the session of a bundle; see ``maintenance.importing.import_session``.
+    """Import the session of a bundle; see ``maintenance.import_.import_session``.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> [import_bundle(other, place / "s.bundle").sessions[0].outcome for _ in range(2)]
     ['imported', 'unchanged']

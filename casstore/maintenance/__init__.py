@@ -5,12 +5,14 @@
                  condemned
     checks       check: objects_check, rows_check, records_check, graph_proof; findings, consistency
     repair       check.rebuild, recover, salvage: salvaged_rows, loss_naming
-    copies       backup, copying; exporting, importing: bundle, verification; transfer for all
+    copies       backup, copy; export, import_: bundle_file, verify; transfer for all
     erasure      erasure; sharing, contents: what sessions share
     systems      what record systems register, for all of these
 
-Each module has one job, and is loaded when it is first used. ``store.gc()``, ``store.vacuum()``,
-``store.prune()`` and ``store.check()`` call the four that every program needs.
+Each module has one job, and is loaded when it is first used. A module that does the work of one
+command has its name (``import_``, because Python reserves ``import``); ``retention`` and
+``erasure`` are named by their field: each makes a plan and executes it. ``store.gc()``,
+``store.vacuum()``, ``store.prune()`` and ``store.check()`` call the four that every program needs.
 
 The examples use ``store``, an open store in ``place / "store"``. In it is the session ``s``,
 ``session``, of two revisions. ``other`` is an empty store.
@@ -27,13 +29,13 @@ __all__ = [
     "compact",
     "condemned",
     "contents",
-    "copying",
+    "copy",
     "erasure",
     "expiring",
-    "exporting",
+    "export",
     "findings",
     "gc",
-    "importing",
+    "import_",
     "pack",
     "recover",
     "retention",
@@ -43,7 +45,7 @@ __all__ = [
     "systems",
     "uncommitted",
     "vacuum",
-    "verification",
+    "verify",
 ]
 
 

@@ -1,7 +1,7 @@
 """``backup``: creates a second store with all that the first has at one moment, or updates it.
 
 If the engine can copy its files, a new backup is a copy of them. New backups of other engines, and
-all updates, are made by ``copying``, object by object.
+all updates, are made by ``copy``, object by object.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from casstore.engine.files import TAKEN, part_directory, storage_error
 from casstore.engine.protocol import HotCopying
 from casstore.errors import InvalidInputError, TargetExistsError
-from casstore.maintenance.copying import CopyReport, copy
+from casstore.maintenance.copy import CopyReport, copy
 from casstore.maintenance.files import require_directory
 from casstore.maintenance.progress import Phase, Progress
 from casstore.session.arguments import check_flag
@@ -21,13 +21,16 @@ from casstore.store import open as open_store
 
 
 class BackupReport(NamedTuple):
-    """What a backup did."""
+    """What a backup did.
 
-    #: True: an earlier backup was updated. False: the backup is new.
+    Attributes:
+        updated: true: an earlier backup was updated
+        objects: objects copied
+        size_bytes: the size of the new file; of an update, of the objects copied, uncompressed
+    """
+
     updated: bool
-    #: Objects that were copied: all of the store, or for an update those that the backup lacked.
     objects: int
-    #: The size of the new backup on disk; for an update, the objects' size before compression.
     size_bytes: int
 
 

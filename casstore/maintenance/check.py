@@ -62,31 +62,41 @@ _GRAPH_TABLES: Final = frozenset(("heads", "history"))
 
 
 class CheckReport(NamedTuple):
-    """What a check found."""
+    """What a check found.
+
+    Attributes:
+        level: the level of the check
+        since_last: true: only what was added since the last check without an error was checked
+        sound: true: no error was found
+        findings: what was found, the worst first
+        findings_omitted: findings beyond the limit, which are not listed
+        counts: how many findings of each code, those not listed included
+        harmless: how many findings need no remedy
+        affected: sessions that need what is damaged or missing
+        affected_omitted: affected sessions that are not listed
+        affected_pins: tags and pins that need what is damaged or missing
+        rows_checked: rows looked at
+        objects_checked: objects looked at
+        contents_checked: objects whose content was read and compared with its digest
+        checked_at_ms: when the check ended
+        last_id: objects with ids up to this one are checked, now or by the checks that `since_last`
+            relies on
+    """
 
     level: str
     since_last: bool
-    #: True: no finding is an error.
     sound: bool
     findings: tuple[Finding, ...]
-    #: How many findings there are beyond ``max_findings``.
     findings_omitted: int
-    #: How many findings there are of each code, omitted ones included.
     counts: dict[str, int]
-    #: How many findings need no remedy.
     harmless: int
-    #: Sessions that need an object that is damaged or missing; and how many more there are.
     affected: tuple[Affected, ...]
     affected_omitted: int
-    #: Pins and tags that need such an object.
     affected_pins: tuple[str, ...]
     rows_checked: int
     objects_checked: int
-    #: Objects whose content was read and proven.
     contents_checked: int
     checked_at_ms: int
-    #: Objects with ids up to this one were checked, now or by the checks that ``since_last`` relies
-    #: on.
     last_id: int
 
     def __str__(self) -> str:
@@ -154,13 +164,20 @@ def check(
 
 
 class LastCheck(NamedTuple):
-    """The result of the last check, as the store holds it."""
+    """The result of the last check, as the store holds it.
+
+    Attributes:
+        checked_at_ms: when it ended
+        level: its level
+        since_last: true: it looked only at what was added since the check before
+        sound: true: it found no error
+        findings: what it found, harmless notes included
+    """
 
     checked_at_ms: int
     level: str
     since_last: bool
     sound: bool
-    #: The number of findings, harmless ones included.
     findings: int
 
 
@@ -394,15 +411,18 @@ class _Check:
 
 
 class RebuildReport(NamedTuple):
-    """What a rebuild of the index did."""
+    """What a rebuild of the index did.
 
-    #: Objects that the index names now, and how many of them it did not name before.
+    Attributes:
+        objects_named: objects in the index now
+        objects_found: of those, not in it before
+        objects_dropped: entries removed from the index: unreachable, or their bytes are gone
+        objects_missing: objects that are needed and lost
+    """
+
     objects_named: int
     objects_found: int
-    #: Objects that the index no longer names: they are unreachable and older than the grace period,
-    #: or their bytes are gone.
     objects_dropped: int
-    #: Objects that rows or other objects need and that no slab holds.
     objects_missing: int
 
     def __str__(self) -> str:

@@ -19,7 +19,18 @@ _UNITS = {"copy": "ids", "compare": "tables", "verify": "objects"}
 
 
 class CompactReport(compaction.Compacted):
-    """What compacting did."""
+    """What compacting did.
+
+    Attributes:
+        file_bytes_before: the length of the file before
+        file_bytes_after: its length now
+        content_bytes: stored keys and values
+        slabs_before: slabs before
+        slabs_after: slabs now
+        objects: objects in the file, each verified
+        objects_dropped: removed objects whose bytes were dropped
+        dictionaries_dropped: compression dictionaries that no slab needed
+    """
 
     __slots__ = ()
 

@@ -38,7 +38,12 @@ _DAY_MS: Final = 86_400_000
 
 
 class Big(NamedTuple):
-    """One of the biggest objects. A blob that is cut into chunks counts whole."""
+    """One of the biggest objects. A blob that is cut into chunks counts whole.
+
+    Attributes:
+        digest: its digest
+        size_bytes: its size before compression
+    """
 
     digest: Digest
     kind: int
@@ -50,9 +55,14 @@ class Day(NamedTuple):
 
     An object was added with the first revision that reaches it; if no revision does, when it was
     stored.
+
+    Attributes:
+        day: the day, in days since 1970 UTC
+        revisions: revisions committed on it
+        objects: objects added on it
+        size_bytes: their size before compression
     """
 
-    #: Days since 1970.
     day: int
     revisions: int
     objects: int
@@ -60,24 +70,40 @@ class Day(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a store holds."""
+    """What a store holds.
+
+    Attributes:
+        objects: stored objects
+        size_bytes: their size before compression
+        reached_objects: objects that a session, tag, pin, queue, attachment or record reaches
+        reached_bytes: their size before compression
+        whole_copies_bytes: the size of every revision written whole: its path and its state
+        revisions: revisions of all sessions
+        by_kind: the number of objects of each kind, and their size
+        biggest: the largest objects
+        days: what is stored, by the day of the first revision that has it
+    """
 
     objects: int
     size_bytes: int
-    #: Of these, what a row reaches.
     reached_objects: int
     reached_bytes: int
-    #: The size if each revision were written whole: its path and its components.
     whole_copies_bytes: float
     revisions: int
-    #: By kind: the number of objects, and their bytes.
     by_kind: dict[int, tuple[int, int]]
     biggest: tuple[Big, ...]
     days: tuple[Day, ...]
 
 
 class Share(NamedTuple):
-    """The objects that one session reaches, and those that only it reaches."""
+    """The objects that one session reaches, and those that only it reaches.
+
+    Attributes:
+        session: the session
+        objects: objects it reaches, from all its revisions
+        size_bytes: the size of these objects, uncompressed
+        own_bytes: what only this session reaches, uncompressed
+    """
 
     session: str
     objects: int

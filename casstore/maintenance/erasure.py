@@ -77,7 +77,13 @@ class Provider(Protocol):
 
 
 class Staying(NamedTuple):
-    """A record about the subject that may not be erased, and why."""
+    """A record about the subject that may not be erased, and why.
+
+    Attributes:
+        provider: the system that the record belongs to
+        record: its name
+        reason: a hold and its end, a seal, a key that is pending
+    """
 
     provider: str
     record: str
@@ -102,18 +108,24 @@ class RecordProvider(Provider, Protocol):
 
 
 class ErasedSession(NamedTuple):
-    """A session to erase, and what is erased with it."""
+    """A session to erase, and what is erased with it.
+
+    Attributes:
+        session: the session
+        revisions: its revisions; 0: only its deletion has to be finished
+        labels: its labels
+        batches: batches in its queue
+        attachments: its attachments
+        elsewhere: attachments whose bytes are outside the store: delete them yourself
+        also_about: other subjects that it is about
+    """
 
     session: str
-    #: The head and all earlier ones; 0 if only its deletion has to be finished.
     revisions: int
     labels: int
     batches: int
     attachments: int
-    #: Attachments with bytes outside the store: ``list_condemned`` has them until the host has
-    #: deleted the bytes.
     elsewhere: int
-    #: Its other subjects; it is erased all the same.
     also_about: tuple[str, ...]
 
 
@@ -124,22 +136,29 @@ class ErasurePlan(NamedTuple):
     >>> found = plan(store, "anna")
     >>> [(gone.session, gone.revisions) for gone in found.sessions]
     [('s', 2)]
+
+    Attributes:
+        subject: the subject
+        planned_at_ms: when it was planned
+        sessions: sessions about the subject
+        pins: tags and pins on checkpoints of these sessions, and pins that the sessions own, with
+            what they name
+        records: the records that each provider found
+        sharing: what others reach as well, so that it stays
+        stays: records that may not be erased
+        recipients: recipients of erased data, who must be informed
+        missing_systems: record systems in the store that are not installed, and why: they were not
+            searched
     """
 
     subject: str
     planned_at_ms: int
     sessions: tuple[ErasedSession, ...]
-    #: Tags and pins on manifests of these sessions, and pins that the sessions own, with what they
-    #: name.
     pins: tuple[tuple[str, str], ...]
-    #: The records that each provider found, by the provider's name.
     records: dict[str, tuple[str, ...]]
     sharing: Sharing
-    #: Records that cannot be erased, and why.
     stays: tuple[Staying, ...] = ()
-    #: Recipients of the erased records, who must be informed.
     recipients: tuple[str, ...] = ()
-    #: Record systems in the store that are not installed, with the reason: they were not searched.
     missing_systems: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> str:
@@ -174,26 +193,36 @@ class ErasurePlan(NamedTuple):
 
 
 class ErasureReport(NamedTuple):
-    """What an erasure did."""
+    """What an erasure did.
+
+    Attributes:
+        subject: the subject
+        sessions_deleted: sessions deleted
+        already_gone: sessions deleted before, by an earlier run or another process, whose deletion
+            is finished now
+        pins_removed: tags and pins removed
+        records_erased: records erased
+        kept: sessions in the plan that are not about the subject any more, and stayed
+        remaining: sessions about the subject that were not in the plan: plan again for them
+        sharing: what others reach as well, according to the plan
+        still_to_run: commands to run next, which remove the bytes from the disk
+        stays: records that may not be erased
+        recipients: recipients of erased data, who must be informed
+        records_remaining: records about the subject that were not in the plan, each with its
+            provider
+    """
 
     subject: str
     sessions_deleted: int
-    #: Deleted earlier, by a previous run or another process; unfinished deletions were completed.
     already_gone: int
     pins_removed: int
     records_erased: int
-    #: Sessions in the plan that are not about the subject any more, and stayed.
     kept: tuple[str, ...]
-    #: Sessions about the subject that were not in the plan: plan again for them.
     remaining: tuple[str, ...]
-    #: The objects that others reach as well, according to the plan.
     sharing: Sharing
     still_to_run: tuple[str, ...]
-    #: Records about the subject that are still there, and why.
     stays: tuple[Staying, ...] = ()
-    #: Recipients of the erased records, who must be informed.
     recipients: tuple[str, ...] = ()
-    #: Records about the subject that were not in the plan, each with its provider: plan again.
     records_remaining: tuple[tuple[str, str], ...] = ()
 
 

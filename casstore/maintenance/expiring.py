@@ -43,20 +43,29 @@ _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
 
 
 class ExpiredRows(NamedTuple):
-    """How many rows of each kind ``expire_rows`` removed."""
+    """How many rows of each kind ``expire_rows`` removed.
+
+    Attributes:
+        pins: expired pins
+        protections: expired protections
+        marks: rows that kept older plans from removing a revision that came into use
+        receipts: receipts of turns that were committed longer ago than asked for
+        deletions: deletions of sessions that had been interrupted, completed now
+        records: expired records of all systems, and rows that a deletion had left
+        attachments: attachments that were not committed in the time asked for
+        condemned: such attachments with bytes elsewhere: listed until you delete those
+        missing_systems: record systems in the store that are not installed, and why: nothing of
+            them expired
+    """
 
     pins: int
     protections: int
     marks: int
     receipts: int
-    #: Sessions whose deletion was finished.
     deletions: int
-    #: Of all record systems: what had expired, and what a deletion had left.
     records: int = 0
-    #: Attachments that were never committed: rows removed, and rows condemned.
     attachments: int = 0
     condemned: int = 0
-    #: Record systems in the store that are not installed, with the reason: nothing of them expired.
     missing_systems: tuple[tuple[str, str], ...] = ()
 
     @property

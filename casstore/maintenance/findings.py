@@ -196,7 +196,16 @@ NOWHERE: Final = Where()
 
 
 class Finding(NamedTuple):
-    """One thing that a check found."""
+    """One thing that a check found.
+
+    Attributes:
+        code: what kind of finding it is, one of a fixed list
+        severity: error, warning or info
+        where: the session, revision, object or row
+        what: what is wrong here
+        meaning: what the code means
+        remedy: what to do about it
+    """
 
     code: str
     severity: str
@@ -211,15 +220,20 @@ class Finding(NamedTuple):
 
 
 class Affected(NamedTuple):
-    """A session that needs objects that are damaged or missing."""
+    """A session that needs objects that are damaged or missing.
+
+    Attributes:
+        session: the session
+        revisions: the newest revisions that need such objects
+        revision_count: how many revisions need them
+        head: true: its present state needs them
+        others: queued batches and attachments that need them
+    """
 
     session: str
-    #: The newest of its revisions that need them, and how many revisions do.
     revisions: tuple[int, ...]
     revision_count: int
-    #: True: its present head needs them.
     head: bool
-    #: Its queued batches and attachments that need them.
     others: tuple[str, ...] = ()
 
 

@@ -64,29 +64,37 @@ class Outcome(Enum):
 
 
 class GcReport(NamedTuple):
-    """What a collection did, or would do."""
+    """What a collection did, or would do.
+
+    Attributes:
+        outcome: how it ended
+        roots: distinct digests that sessions, tags and other roots name
+        objects_kept: objects that are reachable
+        objects_unreached: objects that are not reachable and older than the grace period, removed
+            or not
+        objects_swept: of those, objects removed now
+        bytes_kept: the size of the reachable objects before compression
+        bytes_unreached: the size of the unreachable objects before compression
+        bytes_swept: the size of the removed objects before compression
+        bytes_freed: space in the file freed at once: slabs without an object; pack frees the rest
+        pins_expired: expired pins: removed, or found by a dry run
+        longest_pause_ms: the longest time that writers had to wait
+        problem: the error that stopped it, if one did
+        missing_systems: record systems in the store that are not installed: their objects are kept
+    """
 
     outcome: Outcome
-    #: Distinct digests that rows name.
     roots: int = 0
     objects_kept: int = 0
-    #: Found unreachable, whether or not they were removed.
     objects_unreached: int = 0
     objects_swept: int = 0
-    #: Before compression, without their links.
     bytes_kept: int = 0
     bytes_unreached: int = 0
     bytes_swept: int = 0
-    #: Stored bytes that were freed at once: slabs in which no object is left. The rest is freed
-    #: when slabs are rewritten: ``vacuum``, or ``store.pack()``.
     bytes_freed: int = 0
-    #: Expired pins: counted by a plan, removed by a collection.
     pins_expired: int = 0
-    #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
     problem: CasstoreError | None = None
-    #: Record systems in the store that no installed package registers. Their rows, and what these
-    #: link to, are kept.
     missing_systems: tuple[str, ...] = ()
 
     def __str__(self) -> str:

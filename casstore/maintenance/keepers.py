@@ -46,13 +46,16 @@ _KINDS: Final = {
 
 
 class Keeper(NamedTuple):
-    """The rows of one kind and one owner that keep objects alive."""
+    """The rows of one kind and one owner that keep objects alive.
 
-    #: session, pin (or tag), queue or attachment
+    Attributes:
+        kind: session, pin, queue or attachment
+        name: the name of the pin, otherwise the session
+        rows: its rows: revisions, batches, attachments
+    """
+
     kind: str
-    #: The name of the pin; otherwise the id of the session that it belongs to.
     name: str
-    #: How many of its rows: revisions, batches, attachments.
     rows: int
 
 

@@ -27,13 +27,16 @@ from casstore.session.arguments import check_flag
 
 
 class RecoverReport(NamedTuple):
-    """What recovering did."""
+    """What recovering did.
 
-    #: False: the store was closed, and nothing was changed.
+    Attributes:
+        needed_log: false: the store was closed, and nothing was changed
+        commits_recovered: commits read from the log, now in data.mdb
+        commits_discarded: readable commits that were lost with the log, if it was discarded
+    """
+
     needed_log: bool
-    #: Commits that were read from the log and are in the data file now.
     commits_recovered: int
-    #: Commits that were lost with the log, as far as it could be read; None: it was not discarded.
     commits_discarded: int | None
 
 

@@ -119,6 +119,10 @@ class Overridden(NamedTuple):
     ... )
     >>> [(one.session, one.policy.everything) for one in retention.execute(store, found).overridden]
     [('s', True)]
+
+    Attributes:
+        session: the session
+        policy: the stored policy
     """
 
     session: str
@@ -133,24 +137,33 @@ class RetentionReport(NamedTuple):
     >>> report = retention.execute(store, found)
     >>> report.revisions_removed, report.labels_removed, report.skipped
     (1, 1, ())
+
+    Attributes:
+        sessions: sessions examined
+        sessions_deleted: sessions deleted, or that would be
+        revisions_removed: revisions removed, or that would be
+        labels_removed: labels removed with them, or that would be
+        already_gone: removals in the plan that another run had done before
+        skipped_count: revisions that the plan removes and that are in use now
+        skipped: the first of them
+        refused_count: sessions that were left unchanged because a row of them cannot be read
+        refused: the first of them
+        overridden_count: sessions whose stored policy the given one overrode
+        overridden: the first of them
+        own_policies: sessions that their own policy decided about
     """
 
     sessions: int
     sessions_deleted: int
     revisions_removed: int
     labels_removed: int
-    #: Planned, but already removed by another process or an earlier run.
     already_gone: int
     skipped_count: int
-    #: The first ``LISTED`` of them, as of each kind below.
     skipped: tuple[Skipped, ...]
-    #: Sessions that the plan could not decide about, because a row could not be read.
     refused_count: int
     refused: tuple[Skipped, ...]
-    #: Sessions whose stored policy the given one overrode; the first of them with it.
     overridden_count: int = 0
     overridden: tuple[Overridden, ...] = ()
-    #: Sessions that the policy stored for them decided about.
     own_policies: int = 0
 
     def __str__(self) -> str:

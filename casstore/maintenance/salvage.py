@@ -5,22 +5,22 @@ is proven is taken over: objects by their digests, rows by their checksums. A re
 whole or not at all; a session is in the new store at its newest whole revision. What could not be
 taken over is listed by name.
 
-Of the steps of ``maintenance.transfer`` storing objects and publishing are shared. The others
-differ: objects are found by the ids of the damaged store, and every row may be lost by itself.
+Reading is salvage's own: objects are found by the ids of the damaged store, and every row may be
+lost by itself. What is proven is written as ``maintenance.transfer`` describes: its objects first,
+then the rows of a session in one write.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 import casstore.store
 from casstore.engine.files import path_text
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.page_scan import NEWEST, LostRows, Marked, PageScan, require_data_file
-from casstore.engine.protocol import NewObject, PutRow, Row
+from casstore.engine.protocol import NewObject, Row
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import decode_manifest
@@ -41,7 +41,14 @@ from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.rows import OF_SESSIONS, OF_THE_STORE
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys
-from casstore.session.state import decode_head, encode_head, head_key, meta_key, tombstone_key
+from casstore.session.state import (
+    HeadRow,
+    decode_head,
+    encode_head,
+    head_key,
+    meta_key,
+    tombstone_key,
+)
 from casstore.store import Store
 
 # The most objects and bytes that are looked up at once in the new store.
@@ -64,42 +71,58 @@ class SalvagedSession(NamedTuple):
     is the head now, or revisions before it are missing), ``lost`` (no revision is whole),
     ``deleted`` (it was deleted, and stays so), ``exists`` (the target has another session of this
     id, which was left as it is).
+
+    Attributes:
+        session: the session
+        revision: its revision in the new store
+        head_revision: its revision in the damaged store
+        revisions_saved: revisions saved
+        revisions_lost: the newest revisions that are not whole
+        revisions_lost_count: revisions lost
+        lost: what its newest incomplete revision lacks
+        from_strays: true: some of its rows may be outdated: no table refers to their pages
     """
 
     session: str
     outcome: str
-    #: The revision of its head in the target, and in the source.
     revision: int | None
     head_revision: int | None
     revisions_saved: int
-    #: Revisions that are not whole: the newest of them, and how many.
     revisions_lost: tuple[int, ...]
     revisions_lost_count: int
-    #: The objects that its newest incomplete revision lacks.
     lost: tuple[LostPiece, ...]
-    #: Some of its rows were found in pages that no tree links to, and may be outdated.
     from_strays: bool
 
 
 class SalvageReport(NamedTuple):
-    """What salvage took over, and what it did not."""
+    """What salvage took over, and what it did not.
+
+    Attributes:
+        source: the damaged store
+        sessions: the outcome for each session
+        objects_saved: objects copied
+        objects_lost: objects that a row reaches and that are lost, or lack a part
+        rows_saved: rows copied
+        rows_lost: rows left out, and why
+        rows_from_strays: policies, protections and similar rows that may be outdated
+        rows_existing: rows that the target has with other content, and queues, left unchanged; not
+            those of a session whose head the target has
+        gaps: damaged parts of tables, in which rows with unknown names may be missing
+        dictionaries_lost: compression dictionaries that are lost
+        stray_slabs: slabs found in pages that no tree links to
+        stray_rows: rows found in such pages
+    """
 
     source: str
     sessions: tuple[SalvagedSession, ...]
     objects_saved: int
-    #: Objects that some row reaches and that are damaged or gone, or lack a part.
     objects_lost: int
     rows_saved: int
     rows_lost: tuple[LostRow, ...]
-    #: Rows of retention, as policies and protections, that were taken over but may be outdated.
     rows_from_strays: tuple[StrayRow, ...]
-    #: Rows that the target has with other values, and queues: they were left as they are. Those of
-    #: a session whose head the target has are not counted.
     rows_existing: int
-    #: Ranges of keys where rows of unknown names may be missing.
     gaps: tuple[LostRows, ...]
     dictionaries_lost: tuple[int, ...]
-    #: Slabs and rows that were found in pages that no tree links to.
     stray_slabs: int
     stray_rows: int
 
@@ -344,13 +367,11 @@ class _Salvage:
         deleted, *there = self._target.engine.get_rows([tombstone_key(key), *existing])
         if any(row is not None for row in there):
             return EXISTS
-        rows = [*remains.attachments(), *remains.retention((), deleted=True)]
-        # An earlier salvage wrote the tombstone last; the deletion may have been finished since.
-        if deleted is None and not self._rows.put(
-            [*rows, PutRow(*tombstone_key(key), tombstone.value)], existing
-        ):
-            return EXISTS
-        return DELETED
+        arriving = remains.deleted(tombstone)
+        # If an earlier salvage wrote the tombstone, the deletion may have been finished since.
+        if deleted is not None or self._rows.put_session(arriving, remains.name, existing):
+            return DELETED
+        return EXISTS
 
     def _put_session(
         self,
@@ -359,54 +380,50 @@ class _Salvage:
         whole: Sequence[FoundRevision],
         pieces: list[LostPiece],
     ) -> str:
-        """Write the rows of a session that the target lacks; the head last, which completes it.
+        """Write the rows of a session that the target lacks.
 
         Returns what became of the session: one of the constants above. Adds to ``pieces`` what is
         lost.
         """
         existing = [head_key(remains.key), tombstone_key(remains.key)]
-        head: list[PutRow] = []
-        if whole and newest is not None:
-            value = self._head_row(whole[-1], newest, pieces)
-            head = [PutRow(*existing[0], value)]
+        revisions = [self._rows.without_lost_map(one.head) for one in whole]
+        if newest is not None and revisions:
+            revisions[-1] = self._with_hidden(revisions[-1], newest.head, pieces)
         there, deleted = self._target.engine.get_rows(existing)
-        if deleted is not None or (there is not None and there not in [put.value for put in head]):
+        if deleted is not None:
             return EXISTS
-        rows = remains.carried(whole)
+        if there is not None and there not in [encode_head(row) for row in revisions[-1:]]:
+            return EXISTS
+        arriving = remains.arriving(revisions)
         if there is not None:
-            # An earlier salvage wrote the head last, and the target's session may have been leased,
-            # queued to and renamed since. Only the list of losses is needed.
-            for _ in rows:
-                pass
+            # An earlier salvage wrote the session, which may have been leased, queued to and
+            # renamed since. Only the list of losses was needed.
             return WHOLE
-        if not self._rows.put(chain(rows, head), existing):
+        if not self._rows.put_session(arriving, remains.name, existing):
             return EXISTS
-        is_lost = not head and (newest is not None or any(remains.rows("receipts")))
+        is_lost = not revisions and (newest is not None or any(remains.rows("receipts")))
         return LOST if is_lost else WHOLE
 
-    def _head_row(
-        self, chosen: FoundRevision, newest: FoundRevision, pieces: list[LostPiece]
-    ) -> bytes:
-        """The row of the revision chosen, with the hidden nodes of the newest."""
-        hidden = newest.head.hidden
-        if hidden is not None and not self._rows.has(hidden):
-            pieces.append(
-                LostPiece(newest.head.revision, "the map of hidden nodes", Digest(hidden),
-                          "nodes that were hidden may be seen again")
-            )  # fmt: skip
-            hidden = chosen.head.hidden
-            if hidden is not None and not self._rows.has(hidden):
-                hidden = None
-        if hidden == chosen.head.hidden:
-            return chosen.row.value
-        return encode_head(chosen.head._replace(hidden=hidden))
+    def _with_hidden(self, chosen: HeadRow, newest: HeadRow, pieces: list[LostPiece]) -> HeadRow:
+        """The revision chosen, with the hidden nodes of the newest unless their map is lost."""
+        if newest.hidden is None or self._rows.has(newest.hidden):
+            return chosen._replace(hidden=newest.hidden)
+        pieces.append(
+            LostPiece(
+                newest.revision,
+                "the map of hidden nodes",
+                Digest(newest.hidden),
+                "nodes that were hidden may be seen again",
+            )
+        )
+        return chosen
 
 
 def _ranked(found: PageScan, table: str, start: bytes, stop: bytes) -> Iterator[FoundRevision]:
     """The revisions whose rows can be decoded: some rows match their checksum and cannot."""
     for row, rank in found.ranked_rows(table, start, stop):
         try:
-            yield FoundRevision(row, decode_head(row.value), rank)
+            yield FoundRevision(decode_head(row.value), rank)
         except CorruptionError:
             continue
 

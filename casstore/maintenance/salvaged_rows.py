@@ -10,18 +10,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from casstore.engine.protocol import Engine, PutRow, Row, RowKey
+from casstore.engine.protocol import Engine, PutRow, Row, RowIs, RowKey
 from casstore.errors import CasstoreError, CorruptionError
 from casstore.maintenance.progress import Phase, Progress
 from casstore.maintenance.roots import ROOTS, kept_name
 from casstore.maintenance.transfer import publish
-from casstore.maintenance.transfer.rows import label_revision
+from casstore.maintenance.transfer.publish import Arriving
+from casstore.maintenance.transfer.rows import CARRIED, label_revision
 from casstore.session import keys, protection, queue, subjects
 from casstore.session.scanning import scan
-from casstore.session.state import HeadRow, encode_head
+from casstore.session.state import HeadRow
 from casstore.session.turns import SettledReceipt, decode_receipt
 
-# The most rows in one write to the new store.
+# The most rows of no session in one write to the new store.
 _BATCH_ROWS: Final = 2000
 _SEQ_BYTES: Final = 8
 _Item = TypeVar("_Item")
@@ -74,21 +75,55 @@ class RowTarget:
         """Whether the target holds all of these objects."""
         return not self.engine.missing([digest for digest in digests if digest is not None])
 
+    def without_lost_map(self, row: HeadRow) -> HeadRow:
+        """The revision without its map of hidden nodes if the target lacks that."""
+        return row if self.has(row.hidden) else row._replace(hidden=None)
+
     def lose(self, table: str, session: str | None, name: str, why: str) -> None:
         """List a row that is left out."""
         self.lost.append(LostRow(table, session, name, why))
 
-    def put(self, puts: Iterable[PutRow], unless: Sequence[RowKey] = ()) -> bool:
-        """Write the rows that the target lacks; False if it has one of the rows ``unless``."""
-        for batch in _batches(puts):
-            done = publish.put_absent(self.engine, "the salvaged rows", batch, unless)
-            if done is None:
+    def put_session(self, arriving: Arriving, name: str, unless: Sequence[RowKey]) -> bool:
+        """Write what the target lacks of a session; False if it has one of the rows ``unless``."""
+
+        def attempt(there: list[bytes | None]) -> bool:
+            if any(row is not None for row in there):
                 return False
-            self.saved += done.written
-            self.existing += done.kept
-            if done.written:
-                self._report(self.saved)
-        return True
+            found = publish.plan(self.engine, arriving, None, keeps=CARRIED)
+            if found.rows:
+                unseen = [RowIs(*place, None) for place in unless]
+                publish.write(self.engine, found.rows, [*found.conditions, *unseen], found.named)
+            self._count(len(found.rows), found.kept)
+            return True
+
+        return publish.settle(
+            f"session {name!r}", lambda: self.engine.get_rows(list(unless)), attempt
+        )
+
+    def put(self, puts: Iterable[PutRow]) -> None:
+        """Write the rows of no session that the target lacks."""
+        for batch in _batches(puts):
+            self._put(batch)
+
+    def _put(self, puts: list[PutRow]) -> None:
+        publish.settle(
+            "the salvaged rows",
+            lambda: list(publish.changed(self.engine, puts)),
+            self._put_absent,
+        )
+
+    def _put_absent(self, differing: list[tuple[PutRow, bytes | None]]) -> None:
+        absent = [put for put, row in differing if row is None]
+        if absent:
+            unseen = [RowIs(put.table, put.key, None) for put in absent]
+            publish.write(self.engine, absent, unseen, publish.named_by(absent))
+        self._count(len(absent), len(differing) - len(absent))
+
+    def _count(self, written: int, kept: int) -> None:
+        self.saved += written
+        self.existing += kept
+        if written:
+            self._report(self.saved)
 
     def whole_rows(self, table: str, rows: Iterable[Row], session: str | None) -> Iterator[PutRow]:
         """The rows that can be read and whose objects were saved; lists the others as lost."""
@@ -128,9 +163,8 @@ def _name_or_key(table: str, row: Row) -> str:
 
 
 class FoundRevision(NamedTuple):
-    """A revision that was found: its row, and the age of the page where it was found."""
+    """A revision that was found, and the age of the page where it was found."""
 
-    row: Row
     head: HeadRow
     rank: int
 
@@ -147,22 +181,28 @@ class SessionRemains(NamedTuple):
         """The rows that belong to the session in a table that is keyed by session."""
         return self.found.rows(table, self.key, keys.past(self.key))
 
-    def carried(self, whole: Sequence[FoundRevision]) -> Iterator[PutRow]:
-        """All rows but the head that go with these revisions, of which the last is the head."""
-        saved = {one.head.revision for one in whole}
-        for one in whole[:-1]:
-            value = one.row.value
-            if one.head.hidden is not None and not self.target.has(one.head.hidden):
-                value = encode_head(one.head._replace(hidden=None))
-            yield PutRow("history", keys.history(self.key, one.head.revision), value)
-        yield from self._labels(saved)
+    def arriving(self, revisions: Sequence[HeadRow]) -> Arriving:
+        """The session at these revisions, of which the last is the head, with all its other rows.
+
+        Lists the rows that are lost.
+        """
+        saved = {row.revision for row in revisions}
+        return Arriving(self.key, revisions, list(self._labels(saved)), list(self._others(saved)))
+
+    def deleted(self, tombstone: Row) -> Arriving:
+        """The deleted session: its tombstone, and what its unfinished deletion needs."""
+        rows = [*self._attachments(), *self._retention((), deleted=True)]
+        return Arriving(self.key, (), (), [*rows, PutRow("tombstones", *tombstone)])
+
+    def _others(self, saved: Collection[int]) -> Iterator[PutRow]:
+        """The rows other than revisions and labels that go with these revisions."""
         for table in ("sessions", "leases"):
             for row in self.found.rows(table, self.key, self.key + b"\1"):
                 yield PutRow(table, *row)
         yield from self._receipts(max(saved, default=0))
         yield from self._queue()
-        yield from self.attachments()
-        yield from self.retention(saved)
+        yield from self._attachments()
+        yield from self._retention(saved)
 
     def _labels(self, saved: Collection[int]) -> Iterator[PutRow]:
         for row in self.found.rows("history", keys.labels(self.key), keys.past(self.key)):
@@ -216,11 +256,11 @@ class SessionRemains(NamedTuple):
         else:
             self.target.existing += 1
 
-    def attachments(self) -> Iterator[PutRow]:
+    def _attachments(self) -> Iterator[PutRow]:
         """The attachments whose bytes were saved, or lie outside the store."""
         return self.target.whole_rows("attachments", self.rows("attachments"), self.name)
 
-    def retention(self, saved: Collection[int], *, deleted: bool = False) -> Iterator[PutRow]:
+    def _retention(self, saved: Collection[int], *, deleted: bool = False) -> Iterator[PutRow]:
         """The policy, expiry, protections and subjects of the session.
 
         Rows that cannot be read are copied: such a policy or protection keeps everything.

@@ -52,15 +52,22 @@ class Sharer(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """The objects that a group of roots reaches, and those that others reach, too."""
+    """The objects that a group of roots reaches, and those that others reach, too.
+
+    Attributes:
+        objects: objects that the sessions reach
+        bytes: their size, uncompressed
+        shared_objects: of those, objects that others reach too
+        shared_bytes: their size, uncompressed
+        largest: the largest of the shared objects, largest first
+        sharers: the others: sessions, tags and so on, those that share most first
+    """
 
     objects: int
     bytes: int
     shared_objects: int
     shared_bytes: int
-    #: The largest of the shared objects, largest first.
     largest: tuple[Shared, ...]
-    #: The other owners that share the most bytes; those with the most bytes first.
     sharers: tuple[Sharer, ...]
 
 

@@ -17,7 +17,15 @@ from casstore.store import Store, check_store
 
 
 class SpaceReport(EngineSpace):
-    """How much space a store takes, for what, and how much of it can be reclaimed."""
+    """How much space a store takes, for what, and how much of it can be reclaimed.
+
+    Attributes:
+        file_bytes: the length of data.mdb
+        allocated_bytes: what it takes on the disk
+        used_bytes: pages in use
+        log_bytes: the length of the redo log next to it
+        log_commits: commits that only the redo log has
+    """
 
     __slots__ = ()
 

@@ -44,14 +44,18 @@ _TEXT_DEPTH: Final = 2
 
 
 class SystemEntry(NamedTuple):
-    """One thing that a system stores, as a list of the store's content shows it."""
+    """One thing that a system stores, as a list of the store's content shows it.
 
-    #: Names it within its system.
+    Attributes:
+        id: its id within the system
+        title: how a person recognises it
+        changed_at_ms: when it last changed, null if not known
+        size_bytes: keys and values of its rows, without objects that they link to
+    """
+
     id: str
     title: str
-    #: When it last changed; None if the system does not know.
     changed_at_ms: int | None
-    #: Keys and values of its rows. Objects that they link to are not counted: rows may share them.
     size_bytes: int
 
 
@@ -292,14 +296,21 @@ def load(name: str) -> RecordSystem | str:
 
 
 class SystemSize(NamedTuple):
-    """A system in a store, and how much space its rows take."""
+    """A system in a store, and how much space its rows take.
+
+    Attributes:
+        name: its name: its tables are called NAME.table
+        title: what it stores, if it is installed
+        version: the version of its row layout in the installed code, if it is installed
+        rows: its rows
+        size_bytes: their keys and values, without objects that they link to
+        missing: why its code cannot be used, if it cannot
+    """
 
     name: str
-    #: None if the system cannot be used; ``missing`` then says why.
     title: str | None
     version: int | None
     rows: int
-    #: Keys and values, without the objects that they link to.
     size_bytes: int
     missing: str | None
 

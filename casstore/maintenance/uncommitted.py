@@ -92,11 +92,14 @@ def _session(store: Store, key: bytes) -> str | None:
 
 
 class GivenUp(NamedTuple):
-    """How many uncommitted attachments ``sweep_uncommitted`` gave up."""
+    """How many uncommitted attachments ``sweep_uncommitted`` gave up.
 
-    #: Their rows are gone; gc removes blobs that only they named.
+    Attributes:
+        removed: attachments whose rows are gone; gc removes blobs that only they named
+        condemned: attachments with bytes elsewhere, in ``list_condemned`` until those are deleted
+    """
+
     removed: int
-    #: Their bytes are outside the store: ``list_condemned`` has them until the bytes are deleted.
     condemned: int
 
 

@@ -60,12 +60,20 @@ class VacuumOutcome(Enum):
 
 
 class SessionReport(NamedTuple):
-    """The result of removing the hidden nodes of a session."""
+    """The result of removing the hidden nodes of a session.
+
+    Attributes:
+        session: the session
+        outcome: how it ended
+        nodes_removed: hidden nodes removed
+        nodes_rewritten: nodes rewritten because they came after a removed one
+        revisions_rewritten: revisions rewritten because they had a removed node
+        problem: the error that stopped it, if one did
+    """
 
     session: str
     outcome: VacuumOutcome
     nodes_removed: int = 0
-    #: Nodes that came after a removed one, and revisions that contained a removed one.
     nodes_rewritten: int = 0
     revisions_rewritten: int = 0
     problem: CasstoreError | None = None
@@ -80,20 +88,27 @@ class SessionReport(NamedTuple):
 
 
 class VacuumReport(NamedTuple):
-    """What vacuum did, part by part; None: the part did not run."""
+    """What vacuum did, part by part; None: the part did not run.
+
+    Attributes:
+        expired_rows: rows that had expired
+        sessions: sessions that had hidden nodes
+        collected: the report of gc, if gc ran
+        packed: the report of pack, if pack ran
+        objects_kept: removed nodes and long parts of their payloads that are still stored
+        keepers: the owners of rows that keep them; empty: they are within the grace period, or gc
+            was not finished
+        problem: the error that stopped it, if one did
+        dry_run: true: nothing was changed; the report says what a run would do up to gc
+    """
 
     expired_rows: int = 0
     sessions: tuple[SessionReport, ...] = ()
     collected: GcReport | None = None
     packed: PackReport | None = None
-    #: How many of the nodes that this or an earlier vacuum removed, and of the long parts of
-    #: their payloads, are stored still.
     objects_kept: int = 0
-    #: The owners of rows that keep them. If empty, they or nodes appended to them are within the
-    #: grace period, or collecting was not finished.
     keepers: tuple[Keeper, ...] = ()
     problem: CasstoreError | None = None
-    #: True: nothing was changed; this is what a run would do up to collecting.
     dry_run: bool = False
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from casstore import cli as cli_package
 from casstore.cli.command import COMMON, Command, Kinds
 from casstore.cli.import_ import import_
 from casstore.cli.main import COMMON_TASKS, MODULE_OF, SECTIONS, cli
@@ -94,6 +96,17 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     for key, meaning in made.shape.lines():
         assert f"`{key}`" in section
         assert meaning or key.startswith("packages.")
+
+
+def test_the_package_names_the_module_of_every_command() -> None:
+    """A module that is not listed has one command, of its own name."""
+    listed = {
+        name: module
+        for module, names in re.findall(r"^    (\w+) {2,}(.+)$", cli_package.__doc__ or "", re.M)
+        for name in names.split(", ")
+    }
+    alone = {name: name for name in MODULE_OF if name not in listed}
+    assert {**listed, **alone} == MODULE_OF
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,8 +23,8 @@ from casstore.format.graph import Manifest, encode_components
 from casstore.format.graph import linked as link_to
 from casstore.format.splitting import Encoded
 from casstore.maintenance import erasure, retention
-from casstore.maintenance.importing import import_session
-from casstore.maintenance.verification import BundleLimits
+from casstore.maintenance.import_ import import_session
+from casstore.maintenance.verify import BundleLimits
 from casstore.objects import pieces, stored
 from tests.cli.running import run
 from tests.maintenance.test_bundle_file import Draft, shared_parts

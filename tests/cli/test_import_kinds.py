@@ -29,7 +29,7 @@ from casstore.compat.importing import ImportReport
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES
 from casstore.errors import ConflictError
-from casstore.maintenance.exporting import export_session
+from casstore.maintenance.export import export_session
 from casstore.maintenance.progress import Step
 from casstore.store import Store
 from servers.postgres import Server

@@ -35,10 +35,10 @@ from casstore.errors import (
     TurnConflictError,
 )
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
-from casstore.maintenance.exporting import export_session
+from casstore.maintenance.copy import copy
+from casstore.maintenance.export import export_session
 from casstore.maintenance.gc import collect
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.policy import Policy
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import execute

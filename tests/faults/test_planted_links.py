@@ -28,7 +28,7 @@ from casstore.format.digest import Kind, plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.compact import compact
-from casstore.maintenance.exporting import export_session, write_have
+from casstore.maintenance.export import export_session, write_have
 from casstore.maintenance.files import whole_file
 from casstore.maintenance.salvage import salvage
 from casstore.records.lifecycles.key_files import FileKeys

@@ -356,7 +356,7 @@ def test_a_backup_to_a_full_disk_raises_a_typed_error_and_leaves_no_file(tmp_pat
         import casstore
         from casstore.errors import StorageFullError
         from casstore.maintenance.backup import backup
-        from casstore.maintenance.exporting import export_session
+        from casstore.maintenance.export import export_session
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         with casstore.open(sys.argv[1], auto_train=False) as store:
             for limit in (0, 100_000, 1 << 20, 4 << 20):

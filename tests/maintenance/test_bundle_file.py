@@ -45,9 +45,9 @@ from casstore.format.graph import (
 from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.format.splitting import Encoded
 from casstore.maintenance.bundle_file import BundleReader, BundleWriter
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
-from casstore.maintenance.verification import BundleLimits, verify_bundle
+from casstore.maintenance.export import export_session
+from casstore.maintenance.import_ import import_session
+from casstore.maintenance.verify import BundleLimits, verify_bundle
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 
@@ -684,8 +684,8 @@ def test_a_full_disk_leaves_no_file_and_no_session(tmp_path: Path) -> None:
         import resource, signal, sys
         import casstore
         from casstore.errors import StorageError, StorageFullError
-        from casstore.maintenance.exporting import export_session
-        from casstore.maintenance.importing import import_session
+        from casstore.maintenance.export import export_session
+        from casstore.maintenance.import_ import import_session
         from tests.maintenance import sessions
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         place = sys.argv[1]

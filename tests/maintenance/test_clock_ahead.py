@@ -11,7 +11,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write
 from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.check import check, rebuild
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.findings import INFO
 from casstore.maintenance.retention import Plan, Policy

@@ -28,12 +28,12 @@ from casstore.format.digest import Kind
 from casstore.maintenance import gc, vacuum
 from casstore.maintenance.bundle_file import BundleReader, BundleWriter
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
-from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
-from casstore.maintenance.importing import ImportOutcome, import_session
+from casstore.maintenance.copy import copy
+from casstore.maintenance.export import Have, export_session, have_of, read_have, write_have
+from casstore.maintenance.import_ import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.transfer import objects as sending
-from casstore.maintenance.verification import new_object, verify_bundle
+from casstore.maintenance.verify import new_object, verify_bundle
 from casstore.session import keys
 from casstore.session.state import runtime_of
 from casstore.testing.engine_fixtures import all_objects, all_rows, find_object

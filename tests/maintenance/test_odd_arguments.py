@@ -19,12 +19,12 @@ from casstore.maintenance import erasure, gc, retention, vacuum
 from casstore.maintenance.automatic import AutoCollector
 from casstore.maintenance.backup import backup
 from casstore.maintenance.condemned import forget_condemned
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.expiring import expire_rows
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.export import export_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.retention import Plan, Policy
-from casstore.maintenance.verification import BundleLimits, verify_bundle
+from casstore.maintenance.verify import BundleLimits, verify_bundle
 from casstore.records.lifecycles import Lifecycles
 from casstore.records.lifecycles.erasure import LifecycleErasure
 from casstore.records.lifecycles.sweep import sweep

@@ -23,7 +23,7 @@ from casstore.errors import (
     SessionDeletedError,
     StoreNotFoundError,
 )
-from casstore.maintenance import gc
+from casstore.maintenance import gc, salvaged_rows
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.progress import Step
@@ -692,6 +692,24 @@ def test_no_row_is_salvaged_without_the_objects_that_it_names(
         if len(seen) < number:
             break
     assert stopped
+
+
+def test_salvage_writes_all_rows_of_a_session_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of the target sees no session without a part of its rows."""
+    monkeypatch.setattr(salvaged_rows, "_BATCH_ROWS", 1)
+    make(tmp_path / "s")
+    engine = Watched()
+    writes: list[Write] = []
+    engine.before = writes.append
+    salvage(tmp_path / "s", Store(engine))
+    key = keys.session_key("s1")
+    tables = [
+        {change.table for change in write.rows if change.key.startswith(key)} for write in writes
+    ]
+    [of_session] = [found for found in tables if found]
+    assert {"heads", "history"} <= of_session
 
 
 @pytest.mark.parametrize("deleted", [False, True])

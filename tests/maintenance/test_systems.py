@@ -22,7 +22,7 @@ from casstore.engine.protocol import PutRow, Write
 from casstore.errors import InvalidInputError
 from casstore.maintenance import erasure, gc, keepers, systems
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.erasure import ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.records.lifecycles.tables import LifecycleTables

@@ -11,7 +11,7 @@ import pytest
 from casstore import aio
 from casstore.engine.protocol import Write
 from casstore.errors import StorageError
-from casstore.maintenance import copying
+from casstore.maintenance import copy
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.records.log import NewMessage, SessionLog
@@ -549,5 +549,5 @@ def test_anything_but_a_store_is_refused(engine: CountingEngine, given: str, mad
 
 
 def test_copy_refuses_paths_in_place_of_stores(engine: CountingEngine, store: Store) -> None:
-    assert_refused(engine, lambda: copying.copy("a", "b"))  # type: ignore[arg-type]
-    assert_refused(engine, lambda: copying.copy(store, "b"))  # type: ignore[arg-type]
+    assert_refused(engine, lambda: copy.copy("a", "b"))  # type: ignore[arg-type]
+    assert_refused(engine, lambda: copy.copy(store, "b"))  # type: ignore[arg-type]

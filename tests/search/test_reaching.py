@@ -9,7 +9,7 @@ import casstore
 from casstore import NodeDraft
 from casstore.maintenance.backup import backup
 from casstore.maintenance.compact import compact
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.search import update
 from casstore.store import Store
 

@@ -17,7 +17,7 @@ from casstore.errors import (
     SessionDeletedError,
 )
 from casstore.maintenance import check, gc, retention, vacuum
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.policy import Policy
 from casstore.session import history, keys
 from casstore.session.data import Claim, Commit, NodeDraft

@@ -20,10 +20,10 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ConflictError, GraphError, NotFoundError
 from casstore.maintenance import check, gc, retention, vacuum
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.expiring import expire_rows
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.export import export_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.policy import Policy
 from casstore.records.log import NewMessage, SessionLog
 from casstore.records.runs import Runs

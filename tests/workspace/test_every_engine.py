@@ -14,9 +14,9 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import RestoreConflictError
 from casstore.format.digest import Digest
 from casstore.maintenance import erasure, gc
-from casstore.maintenance.copying import copy
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.copy import copy
+from casstore.maintenance.export import export_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.policy import Policy
 from casstore.session.session import Session
 from casstore.store import Store

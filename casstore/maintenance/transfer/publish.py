@@ -7,7 +7,7 @@ this when another process changed the session, or gc removed an object, in betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import (
@@ -94,10 +94,10 @@ class Arriving(NamedTuple):
     """The rows of a session that is to be created in a target, or advanced there."""
 
     key: bytes
-    #: Ascending; the last one becomes the head.
+    #: Ascending; the last one becomes the head. Empty: a session without a head stays so.
     revisions: Sequence[HeadRow]
     labels: Sequence[PutRow]
-    #: Meta, attachments and receipts.
+    #: Meta, attachments and receipts; salvage adds leases, queued work and retention.
     others: Sequence[PutRow]
 
 
@@ -108,45 +108,50 @@ class Publication(NamedTuple):
     conditions: list[Condition]
     #: The objects that the rows name, the oldest revision's first. They must be stored before.
     named: list[bytes]
+    #: The number of rows that the target has with another value, and keeps.
+    kept: int = 0
 
 
 def plan(
-    target: Engine, arriving: Arriving, there: bytes | None, *, keep_replaced: bool = True
+    target: Engine,
+    arriving: Arriving,
+    there: bytes | None,
+    *,
+    keep_replaced: bool = True,
+    keeps: Container[str] = ("attachments",),
 ) -> Publication:
     """The write that makes ``arriving`` the session of a target whose head row is ``there``.
 
     The caller has made sure that ``there`` is an earlier state. It becomes history if the arriving
-    revisions lack it and it is to be kept. Attachments that the target has stay as they are there.
+    revisions lack it and it is to be kept. Rows of the tables ``keeps`` are only added: those that
+    the target has stay as they are there.
     """
     key, known = arriving.key, None if there is None else decode_head(there)
-    *earlier, last = arriving.revisions
-    puts = [PutRow("history", keys.history(key, row.revision), encode_head(row)) for row in earlier]
-    if known is not None and known.revision < last.revision and keep_replaced:
-        place = keys.history(key, known.revision)
-        if there is not None and place not in {put.key for put in puts}:
-            puts.append(PutRow("history", place, there))
-    puts.append(PutRow(*head_key(key), encode_head(last)))
     puts = [
-        put
-        for put, row in changed(target, [*puts, *arriving.others])
-        if row is None or put.table != "attachments"
+        PutRow("history", keys.history(key, row.revision), encode_head(row))
+        for row in arriving.revisions[:-1]
     ]
-    coming = {last.revision, *[decode_head(put.value).revision for put in puts if _is_past(put)]}
-    if known is not None:
+    coming = {row.revision for row in arriving.revisions[-1:]}
+    if there is not None and known is not None:
+        place = keys.history(key, known.revision)
+        is_replaced = known.revision < max(coming, default=0)
+        if is_replaced and keep_replaced and place not in {put.key for put in puts}:
+            puts.append(PutRow("history", place, there))
         coming.add(known.revision)
+    puts += [PutRow(*head_key(key), encode_head(row)) for row in arriving.revisions[-1:]]
+    differing = list(changed(target, [*puts, *arriving.others]))
+    puts = [put for put, row in differing if row is None or put.table not in keeps]
+    coming.update([decode_head(put.value).revision for put in puts if put.table == "history"])
     moves = any(put.table == "heads" for put in puts)
     labels = _labels(target, arriving, coming, moves=moves)
     conditions: list[Condition] = [
         RowIs(*head_key(key), there),
         RowIs(*tombstone_key(key), None),
-        *[RowIs(put.table, put.key, None) for put in puts if put.table == "attachments"],
+        *[RowIs(put.table, put.key, None) for put in puts if put.table in keeps],
         *labels.conditions,
     ]
-    return Publication([*puts, *labels.rows], conditions, named_by(puts))
-
-
-def _is_past(put: PutRow) -> bool:
-    return put.table == "history"
+    kept = len(differing) - len(puts)
+    return Publication([*puts, *labels.rows], conditions, named_by(puts), kept)
 
 
 def _labels(target: Engine, arriving: Arriving, coming: set[int], *, moves: bool) -> Publication:
@@ -206,35 +211,6 @@ def write(
     digests = sorted(set(named))
     exist = [ObjectsExist(digests)] if digests else []
     target.write(Write(conditions=[*conditions, *exist], rows=rows))
-
-
-class PutRows(NamedTuple):
-    """What ``put_absent`` did."""
-
-    written: int
-    #: Rows that the target has with another value, and keeps.
-    kept: int
-
-
-def put_absent(
-    target: Engine, what: str, puts: Sequence[PutRow], unless: Sequence[RowKey] = ()
-) -> PutRows | None:
-    """Write the rows that the target lacks; None if it has one of the rows ``unless``."""
-
-    def attempt(rows: list[bytes | None]) -> PutRows | None:
-        if any(row is not None for row in rows[: len(unless)]):
-            return None
-        there = rows[len(unless) :]
-        absent = [put for put, row in zip(puts, there, strict=True) if row is None]
-        places = [*unless, *[RowKey(put.table, put.key) for put in absent]]
-        if absent:
-            conditions = [RowIs(*place, None) for place in places]
-            write(target, absent, conditions, named_by(absent))
-        known = [row not in (None, put.value) for put, row in zip(puts, there, strict=True)]
-        return PutRows(len(absent), sum(known))
-
-    wanted = [*unless, *[RowKey(put.table, put.key) for put in puts]]
-    return settle(what, lambda: target.get_rows(wanted) if wanted else [], attempt)
 
 
 # --- rows that are displaced ------------------------------------------------------------------

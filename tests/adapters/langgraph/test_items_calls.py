@@ -22,7 +22,7 @@ from casstore.adapters.langgraph.item_records import items_table
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.store import Store
 from casstore.testing import ManualClock
 

@@ -25,7 +25,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError, VectorIndexChangedError
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.session.records import Draft
 from casstore.store import Store
 from casstore.testing import ManualClock

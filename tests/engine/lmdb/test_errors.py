@@ -192,7 +192,7 @@ _NO_DESCRIPTORS = """if True:
     import casstore
     from casstore import Commit, NodeDraft
     from casstore.errors import CasstoreError
-    from casstore.maintenance import backup, check, copying, exporting, gc, salvage, vacuum
+    from casstore.maintenance import backup, check, copy, export, gc, salvage, vacuum
     place = sys.argv[1]
     store = casstore.open(place + "/store")
     store.session("s").commit(Commit(append=[NodeDraft("n", "hello")]))
@@ -203,8 +203,8 @@ _NO_DESCRIPTORS = """if True:
         "vacuum": lambda: vacuum.vacuum(store),
         "pack": lambda: store.pack(min_age_ms=0),
         "backup": lambda: backup.backup(store, place + "/backup"),
-        "copy": lambda: copying.copy(store, other),
-        "export": lambda: exporting.export_session(store, "s", place + "/bundle"),
+        "copy": lambda: copy.copy(store, other),
+        "export": lambda: export.export_session(store, "s", place + "/bundle"),
         "salvage": lambda: salvage.salvage(place + "/store", place + "/saved"),
         "watch": lambda: store.engine.watch(),
         "put": lambda: store.put_blob(os.urandom(200_000)),

@@ -15,7 +15,7 @@ from casstore import Commit, NodeDraft, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Collecting, PutRow, RowKey, Write
 from casstore.errors import CasstoreError, ReadOnlyError
-from casstore.maintenance import check, copying, expiring, gc, vacuum
+from casstore.maintenance import check, copy, expiring, gc, vacuum
 from casstore.store import open as open_store
 from servers.postgres import Server
 
@@ -147,7 +147,7 @@ def test_a_writer_role_can_do_everything_that_an_agent_does(
     # Copying into it, and retention, are writing, too.
     with Store(MemoryEngine()) as other:
         commit(other, "n", session="from elsewhere")
-        assert copying.copy(other, writer).sessions == 1
+        assert copy.copy(other, writer).sessions == 1
     expiring.expire_rows(writer)
 
 

@@ -11,7 +11,7 @@ from casstore.engine.protocol import TABLES, DeleteRow, PutRow, Row, RowKey, Wri
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.maintenance.policy import Policy, find_policy, set_policy
 from casstore.maintenance.salvage import salvage
 from casstore.maintenance.transfer.rows import CARRIED

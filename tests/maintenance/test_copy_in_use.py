@@ -16,9 +16,9 @@ from casstore.engine.protocol import DeleteRow, Row, RowKey, Write
 from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
 from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
+from casstore.maintenance.copy import copy
+from casstore.maintenance.export import export_session
+from casstore.maintenance.import_ import import_session
 from casstore.maintenance.retention import Policy
 from casstore.maintenance.transfer import objects
 from casstore.session import keys

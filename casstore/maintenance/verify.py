@@ -68,18 +68,20 @@ DEFAULT_LIMITS: Final = BundleLimits()
 
 
 class VerifyReport(NamedTuple):
-    """What ``verify_bundle`` found in a valid bundle."""
+    """What ``verify_bundle`` found in a valid bundle; the first fields are as in ``ExportReport``.
+
+    Attributes:
+        left_out: objects that a thin bundle leaves out
+        unproven: parts that only the store that has the rest can verify
+    """
 
     session: str
     revisions: int
     objects: int
     object_bytes: int
     size_bytes: int
-    #: True: the bundle leaves out objects that the store of its reader has.
     thin: bool
-    #: How many objects a thin bundle leaves out.
     left_out: int = 0
-    #: How many long blobs (ropes) were not verified, because their chunks may be left out.
     unproven: int = 0
 
 
@@ -402,7 +404,7 @@ def verify_bundle(
     BundleError names the offset of the error. ForeignBundleError: the file is not a bundle, or one
     of another version. BundleLimitError: reading it takes more than ``limits`` allows.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> report = verify_bundle(place / "s.bundle")
     >>> report.session, report.revisions, report.thin

@@ -74,14 +74,19 @@ _OF_DELETED: Final = ("history", "queue", "receipts", "attachments")
 
 
 class CopyReport(NamedTuple):
-    """What a copy did."""
+    """What a copy did.
 
-    #: Sessions whose head was written: new in the target, or changed since the last copy.
+    Attributes:
+        sessions: sessions that are new in the target, or had another head there
+        new_objects: objects that the target lacked
+        object_bytes: their size, uncompressed
+        rows: rows written
+        rows_removed: rows removed from the target because the source no longer has them
+    """
+
     sessions: int
-    #: Objects that the target lacked, and their bytes before compression.
     new_objects: int
     object_bytes: int
-    #: Rows written, and rows removed because the source no longer has them.
     rows: int
     rows_removed: int
 
@@ -324,7 +329,7 @@ class _Copying:
             [put for put in receipts if decode_receipt(put.value).revision <= row.revision],
         )
         # The target's head becomes history; in a mirror only if the source has that revision.
-        rows, conditions, named = publish.plan(
+        rows, conditions, named, _ = publish.plan(
             self._target, arriving, there, keep_replaced=not self._mirror
         )
         if named:

@@ -28,7 +28,7 @@ from casstore.errors import (
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy, is_same_store
+from casstore.maintenance.copy import copy, is_same_store
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.policy import Policy, set_policy
 from casstore.maintenance.progress import Step

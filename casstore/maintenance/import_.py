@@ -22,7 +22,7 @@ from casstore.maintenance.transfer import publish
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import Arriving, Existing, Publication
 from casstore.maintenance.transfer.rows import SessionRows
-from casstore.maintenance.verification import (
+from casstore.maintenance.verify import (
     DEFAULT_LIMITS,
     BundleLimits,
     Proof,
@@ -43,7 +43,7 @@ FAST_FORWARD: Final = "fast-forward"
 class ImportOutcome(Enum):
     """What an import did.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> [import_session(other, place / "s.bundle").outcome.value for _ in range(2)]
     ['created', 'unchanged']
@@ -58,17 +58,24 @@ class ImportOutcome(Enum):
 
 
 class BundleReport(NamedTuple):
-    """What the import of a bundle wrote; in a dry run, what it would write."""
+    """What the import of a bundle wrote; in a dry run, what it would write.
+
+    Attributes:
+        outcome: what the import did
+        session: the session in the store
+        revisions: revisions that the store did not have before
+        objects: objects in the bundle
+        new_objects: objects that the store did not have before
+        object_bytes: the size of the objects, uncompressed
+        bundled_revisions: revisions in the bundle
+    """
 
     outcome: ImportOutcome
     session: str
-    #: Revisions that the store did not have before.
     revisions: int
     objects: int
-    #: Objects that the store did not have before.
     new_objects: int
     object_bytes: int
-    #: Revisions in the bundle.
     bundled_revisions: int
 
 
@@ -95,7 +102,7 @@ def import_session(
     objects that this store lacks. A ``dry_run`` proves the file, makes the same comparisons and
     writes nothing.
 
-    >>> from casstore.maintenance.exporting import export_session
+    >>> from casstore.maintenance.export import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
     >>> import_session(other, place / "s.bundle").outcome
     <ImportOutcome.CREATED: 'created'>
@@ -230,7 +237,7 @@ class _Import(NamedTuple):
         return missing
 
     def _publish(self, existing: Existing, publication: Publication) -> None:
-        rows, conditions, named = publication
+        rows, conditions, named, _ = publication
         conditions.append(RowIs(*meta_key(self.key), existing.meta))
         if self.about:
             place = keys.subjects(self.key)

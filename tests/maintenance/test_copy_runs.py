@@ -8,7 +8,7 @@ from casstore import Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.maintenance.check import check
-from casstore.maintenance.copying import copy
+from casstore.maintenance.copy import copy
 from casstore.records.runs import WAITING, Runs, steps, system
 
 

@@ -34,16 +34,22 @@ _MAX_HAVE_BYTES: Final = 256 << 20
 
 
 class ExportReport(NamedTuple):
-    """What ``export_session`` wrote."""
+    """What ``export_session`` wrote: a bundle.
+
+    Attributes:
+        session: the session in it
+        revisions: revisions in it
+        objects: objects in it, each verified
+        object_bytes: their size, uncompressed
+        size_bytes: the size of the file
+        thin: true: it leaves out objects that the reader has
+    """
 
     session: str
     revisions: int
     objects: int
-    #: The size of the objects before compression.
     object_bytes: int
-    #: The length of the file.
     size_bytes: int
-    #: True: the file leaves out objects that its reader has.
     thin: bool
 
 
