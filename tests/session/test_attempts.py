@@ -17,7 +17,14 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
 )
-from casstore.session.attempts import MAX_ATTEMPTS, Attempts, read_again, transact
+from casstore.session.attempts import (
+    MAX_ATTEMPTS,
+    Attempts,
+    ChangedMeanwhile,
+    read_again,
+    transact,
+    transaction,
+)
 from casstore.store import Store
 
 FAILED = ConditionFailedError(0, RowIs("records", b"k", None), b"x")
@@ -92,6 +99,61 @@ def test_any_other_error_ends_a_transaction_at_once(pauses: list[float]) -> None
         transact("it", attempt)
     assert attempt.calls == 1
     assert pauses == []
+
+
+def test_an_attempt_can_notice_that_another_writer_was_first(pauses: list[float]) -> None:
+    attempt = Failing(ChangedMeanwhile(), FAILED)
+    assert transact("it", attempt) == "done"
+    assert attempt.calls == 3
+
+
+class Row:
+    """Its method fails with these errors, one a call."""
+
+    def __init__(self, name: str, *errors: Exception) -> None:
+        self.name = name
+        self.attempt = Failing(*errors)
+
+    @transaction("row {self.name!r} of {table}")
+    def change(self, table: str, *, to: int = 1) -> tuple[str, int]:
+        """Change the row."""
+        return self.attempt(), to
+
+
+def test_every_call_of_a_decorated_function_is_a_transaction(pauses: list[float]) -> None:
+    row = Row("r", FAILED, CorruptionError("collected"), FAILED)
+    assert row.change("t", to=2) == ("done", 2)
+    assert row.attempt.calls == 4
+    assert row.change("t") == ("done", 1)
+    assert Row.change.__doc__ == "Change the row."
+
+
+def test_the_error_of_a_decorated_function_names_its_arguments(pauses: list[float]) -> None:
+    row = Row("r", *[FAILED] * MAX_ATTEMPTS)
+    with pytest.raises(ContendedError, match="row 'r' of t kept changing during 256 attempts"):
+        row.change(table="t")
+
+
+def test_a_transaction_cannot_name_an_unknown_parameter() -> None:
+    with pytest.raises(AssertionError, match="no parameter"):
+
+        @transaction("session {sesion!r}")
+        def change(session: str) -> None: ...
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_ends_a_transaction_between_two_attempts(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    row = Row("r", *[FAILED] * 10)
+
+    def interrupted(pause_s: float) -> None:
+        raise error
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(error):
+        row.change("t")
+    assert row.attempt.calls == 4
 
 
 # --- reading ----------------------------------------------------------------------------------
