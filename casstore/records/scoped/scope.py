@@ -37,7 +37,7 @@ from casstore.records.scoped.tables import (
     value_in_row,
 )
 from casstore.session.arguments import check_count, check_ms, check_text
-from casstore.session.attempts import Attempts, read_again, transact
+from casstore.session.attempts import ChangedMeanwhile, read_again, transact, transaction
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -466,26 +466,20 @@ class Scope:
 
     # --- rows -----------------------------------------------------------------------------
 
+    @transaction("the generation of scope {self._spot.key}")
     def _look(self, names: Sequence[str], generation: int | None = None) -> _Look:
         """Read the rows of the scope and of these keys in one transaction, and check the guard."""
         if generation is not None:
             check_count(generation, "generation")
-        # When a run ends or a conversation is reset, gc may collect the objects of the rows read.
-        return read_again(lambda: self._look_once(names, generation), (CorruptionError,))
-
-    def _look_once(self, names: Sequence[str], generation: int | None) -> _Look:
         tables, spot = self._tables, self._spot
-        attempts = Attempts(f"the generation of scope {spot.key}")
-        while True:
-            attempts.begin()
-            number = self._generation if generation is None else generation
-            place = (spot.key, number_text(number))
-            rows = read_rows(tables, [(place, names)], spot.conversation, self._guard)
-            latest = tables.latest_number(rows.reset)
-            if generation is None and latest != number:
-                self._generation = latest
-                continue
-            return _Look(number, rows, tables.scopes.decode_found(rows.heads[0]))
+        number = self._generation if generation is None else generation
+        place = (spot.key, number_text(number))
+        rows = read_rows(tables, [(place, names)], spot.conversation, self._guard)
+        latest = tables.latest_number(rows.reset)
+        if generation is None and latest != number:
+            self._generation = latest
+            raise ChangedMeanwhile
+        return _Look(number, rows, tables.scopes.decode_found(rows.heads[0]))
 
     def _expect(self, draft: Draft, look: _Look) -> None:
         """Make the rows that were read conditions of the write."""

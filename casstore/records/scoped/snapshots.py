@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from casstore.errors import CorruptionError, LimitError
+from casstore.errors import LimitError
 from casstore.records.schema import number_text
 from casstore.records.scoped.runs import RunGuard
 from casstore.records.scoped.scope import StateEntry, entries, read_rows
 from casstore.records.scoped.tables import ScopedTables, ScopeRow, Spot, ValueRow
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, transaction
 
 #: The default of ``max_bytes``: a snapshot is held in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -38,9 +38,7 @@ def read_moment(
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
     reading = _Reading(tables, spots, max_bytes, guard)
-    # A value may be replaced, a conversation reset or a run ended between two reads. gc may then
-    # collect the objects of the rows read first.
-    return read_again(lambda: reading.read(prefix), (CorruptionError,))
+    return reading.read(prefix)
 
 
 class _Look(NamedTuple):
@@ -86,6 +84,7 @@ class _Reading:
         # The generation that the last look found. The next look tries it first, and checks it.
         self._number = 0
 
+    @transaction("the scopes of a snapshot")
     def read(self, prefix: str) -> Moment:
         """All values whose keys start with ``prefix``."""
         look = self._look_whole()
@@ -96,15 +95,13 @@ class _Reading:
 
     def _look_whole(self) -> _Look:
         """All values of the scopes."""
-        attempts = Attempts("the scopes of a snapshot")
-        while True:
-            attempts.begin()
-            number = self._number
-            look = self._look([[] for _ in self._spots])
-            if look.number == number and any(look.heads):
-                look = self._look([*map(self._names, self._spots, look.heads)])
-            if look.number == number and look.is_whole:
-                return look
+        number = self._number
+        look = self._look([[] for _ in self._spots])
+        if look.number == number and any(look.heads):
+            look = self._look([*map(self._names, self._spots, look.heads)])
+        if look.number != number or not look.is_whole:
+            raise ChangedMeanwhile
+        return look
 
     def _look(self, names: Sequence[Sequence[str]]) -> _Look:
         """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
