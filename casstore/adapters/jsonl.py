@@ -454,6 +454,7 @@ class _Batch(Unit):
         return [PartReport(self._part.name, self.size, len(self._missing))]
 
     def write(self, wrote: Wrote) -> None:
+        # Not a ``transaction``: a conflict may also be a fault of the file, and has its own remedy.
         attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
         while True:
             attempts.begin()

@@ -27,7 +27,6 @@ from casstore.compat.importing import (
 from casstore.compat.power_loop import encode_calls, kept
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
-    ConditionFailedError,
     ForeignSourceError,
     InvalidInputError,
 )
@@ -48,7 +47,7 @@ from casstore.records.log.messages import call_ids, nodes_of, payload_of
 from casstore.records.log.state import LogState, MessageOrder, runs_of
 from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import keys
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import read_again, transaction
 from casstore.session.records import Draft
 from casstore.store import Store, check_store
 
@@ -364,19 +363,16 @@ class _Sessions(RowPart[Rest]):
 
     def store(self, rows: Sequence[Rest]) -> None:
         [rest] = rows
+        self._store_rest(rest)
+
+    @transaction("the parent of session {rest.row.session!r}")
+    def _store_rest(self, rest: Rest) -> None:
         tables, session = self._tables, rest.row.session
-        attempts = Attempts(f"the parent of session {session!r}")
-        while True:
-            attempts.begin()
-            draft = Draft(tables.store)
-            row = tree.below_parent(tables, draft, rest.row, _NO_LIMIT)
-            try:
-                intake = Intake(tables, session)
-                intake.require_none_behind(self._last(session))
-                intake.finish([], rest._replace(row=row), draft)
-            except ConditionFailedError:
-                continue
-            return
+        draft = Draft(tables.store)
+        row = tree.below_parent(tables, draft, rest.row, _NO_LIMIT)
+        intake = Intake(tables, session)
+        intake.require_none_behind(self._last(session))
+        intake.finish([], rest._replace(row=row), draft)
 
 
 # --- conversion -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from casstore.format.canonical import Link
 from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.data import Checkpoint, Commit, Node, NodeDraft, Time, Usage
 from casstore.session.loading import Nodes
 from casstore.store import Store
@@ -103,24 +103,17 @@ class Conversation:
         """The branch that ``at`` names; main if the conversation was cleared since."""
         return view.branches.get(at.branch if at.clears == view.branches.clears else MAIN)
 
+    @transaction("session {self._session.id!r}")
     def read(
         self,
         at: CurrentBranch,
         pick: Callable[[ConversationView, Branch, Nodes], Result],
     ) -> Result:
         """The result of ``pick`` for a branch and its nodes."""
-        attempts = Attempts(f"session {self._session.id!r}")
-        while True:
-            attempts.begin()
-            view = self.view()
-            branch = self.where(at, view)
-            try:
-                return pick(view, branch, self.path(branch))
-            except NodeNotFoundError:
-                # Another writer may have cleared or pruned the branch since ``view`` was read. If
-                # the revision is the same, the node is missing from the store.
-                if self.view().revision == view.revision:
-                    raise
+        view = self.view()
+        branch = self.where(at, view)
+        # NodeNotFoundError if another writer has cleared or pruned the branch meanwhile.
+        return pick(view, branch, self.path(branch))
 
     def path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
         """The nodes of a branch, from its beginning."""
@@ -428,26 +421,18 @@ class Conversation:
 
     # --- committing -------------------------------------------------------------------------
 
+    @transaction("session {self._session.id!r}")
     def _change(self, make: Callable[[ConversationView], Commit | None]) -> None:
         """Commit what ``make`` returns for the current conversation; retry if it has changed.
 
         If ``make`` returns None, nothing is committed.
         """
-        attempts = Attempts(f"session {self._session.id!r}")
-        while True:
-            attempts.begin()
-            view = self.view()
+        commit = make(self.view())
+        if commit is not None:
             try:
-                commit = make(view)
-                if commit is not None:
-                    self._session.commit(commit)
-            except HeadConflictError:
-                continue
-            except NodeNotFoundError:
-                if self.view().revision == view.revision:
-                    raise
-                continue
-            return
+                self._session.commit(commit)
+            except HeadConflictError as exc:
+                raise ChangedMeanwhile from exc
 
 
 def step(

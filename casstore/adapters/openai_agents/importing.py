@@ -341,6 +341,7 @@ class _Conversation(Unit):
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, wrote: Wrote) -> None:
+        # Not a ``transaction``: pages that were written stay, and the rest is planned again.
         attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
         while True:
             attempts.begin()
