@@ -11,7 +11,8 @@ unchanged. If another writer was first, the write fails, and the transaction is 
 ``transact`` does the same for a function that is passed to it. An attempt that notices without a
 write that another writer was first raises ChangedMeanwhile. ContendedError is raised after
 ``MAX_ATTEMPTS`` attempts. ``read_again`` repeats a read if gc removed its objects meanwhile; a
-transaction does that as well. The few loops that handle a failed write in another way use
+transaction does that as well. ``write_unchanged`` writes many changes, without those whose rows
+another writer has changed. The few loops that handle a failed write in another way use
 ``Attempts``.
 """
 
@@ -20,11 +21,13 @@ from __future__ import annotations
 import inspect
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
+from itertools import islice
 from string import Formatter
 from typing import Final, ParamSpec, TypeVar
 
+from casstore.engine.protocol import Engine, Write
 from casstore.errors import (
     CasstoreError,
     ConditionFailedError,
@@ -44,6 +47,7 @@ _AT_ONCE: Final = 4
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.02
 _MAX_READS: Final = 16
+_WRITTEN_AT_ONCE: Final = 1024
 
 
 class ChangedMeanwhile(Exception):
@@ -113,6 +117,30 @@ def transaction(what: str) -> Callable[[Callable[Params, Result]], Callable[Para
         return transacted
 
     return decorate
+
+
+def write_unchanged(engine: Engine, changes: Iterable[Write]) -> Iterator[Write]:
+    """Write changes, many in one transaction; yields those whose conditions held.
+
+    The rows of the others were changed or removed by another writer since they were read.
+    """
+    ahead = iter(changes)
+    while waiting := list(islice(ahead, _WRITTEN_AT_ONCE)):
+        while waiting:
+            try:
+                engine.write(
+                    Write(
+                        objects=[one for change in waiting for one in change.objects],
+                        conditions=[one for change in waiting for one in change.conditions],
+                        rows=[one for change in waiting for one in change.rows],
+                    )
+                )
+            except ConditionFailedError as exc:
+                owners = [at for at, change in enumerate(waiting) for _ in change.conditions]
+                del waiting[owners[exc.index]]
+            else:
+                yield from waiting
+                break
 
 
 def read_again(

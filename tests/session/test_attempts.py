@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from casstore import Commit, NodeDraft
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import RowIs, RowKey, StoredObject
+from casstore.engine.protocol import PutRow, RowIs, RowKey, StoredObject, Write
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -24,6 +24,7 @@ from casstore.session.attempts import (
     read_again,
     transact,
     transaction,
+    write_unchanged,
 )
 from casstore.store import Store
 
@@ -216,3 +217,43 @@ def test_a_retried_fork_keeps_the_subjects_given_by_an_iterator(engine: Collecte
     store.fork("s", "t", at=1, subjects=(name for name in ["anna"]))  # type: ignore[arg-type]
     assert engine.misses == 0
     assert store.session("t").subjects() == ("anna",)
+
+
+# --- many changes ---------------------------------------------------------------------------------
+
+
+def test_changes_whose_rows_have_changed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has two conditions, so the index of a failed one is not the position of its change."""
+    monkeypatch.setattr("casstore.session.attempts._WRITTEN_AT_ONCE", 3)
+    engine = MemoryEngine()
+    places = [RowKey("records", bytes([number])) for number in range(8)]
+    engine.write(Write(rows=[PutRow(*place, b"old") for place in places]))
+    changes = [
+        Write(
+            conditions=[RowIs("pins", place.key, None), RowIs(*place, b"old")],
+            rows=[PutRow(*place, b"new")],
+        )
+        for place in places
+    ]
+    engine.write(Write(rows=[PutRow(*places[at], b"of another") for at in (0, 2, 7)]))
+    engine.write(Write(rows=[PutRow("pins", places[4].key, b"pin")]))
+    written = list(write_unchanged(engine, changes))
+    assert written == [changes[at] for at in (1, 3, 5, 6)]
+    rows = engine.get_rows(places)
+    assert [at for at, row in enumerate(rows) if row == b"new"] == [1, 3, 5, 6]
+
+
+def test_an_interrupt_between_two_batches_of_changes_keeps_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("casstore.session.attempts._WRITTEN_AT_ONCE", 1)
+    engine = MemoryEngine()
+    place = RowKey("records", b"k")
+
+    def changes() -> Iterator[Write]:
+        yield Write(rows=[PutRow(*place, b"new")])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(write_unchanged(engine, changes()))
+    assert engine.get_rows([place]) == [b"new"]
