@@ -142,15 +142,15 @@ def combined(
     for report in reports:
         all_notes.extend(report.notes)
     return ImportReport(
-        kind,
-        source,
-        dry_run,
-        _summed(part for report in reports for part in report.parts),
-        tuple([session for report in reports for session in report.sessions]),
-        all_notes.all(),
-        sum(report.source_bytes for report in reports),
-        reports[0].store_bytes_before if reports else None,
-        reports[-1].store_bytes if reports else None,
+        kind=kind,
+        source=source,
+        dry_run=dry_run,
+        parts=_summed(part for report in reports for part in report.parts),
+        sessions=tuple([session for report in reports for session in report.sessions]),
+        notes=all_notes.all(),
+        source_bytes=sum(report.source_bytes for report in reports),
+        store_bytes_before=reports[0].store_bytes_before if reports else None,
+        store_bytes=reports[-1].store_bytes if reports else None,
     )
 
 
@@ -373,15 +373,15 @@ def run(
     noted.extend(notes)
     source.require_unchanged()
     return ImportReport(
-        kind,
-        source.name,
-        dry_run,
-        _summed(work.tallies),
-        tuple(work.sessions.values()),
-        noted.all(),
-        source.size_bytes,
-        before,
-        used_bytes(store),
+        kind=kind,
+        source=source.name,
+        dry_run=dry_run,
+        parts=_summed(work.tallies),
+        sessions=tuple(work.sessions.values()),
+        notes=noted.all(),
+        source_bytes=source.size_bytes,
+        store_bytes_before=before,
+        store_bytes=used_bytes(store),
     )
 
 
