@@ -260,10 +260,10 @@ class RowPart(Part, Generic[Row]):
 
     def units(self) -> Iterator[Unit]:
         """The pages."""
-        return (_Page(self, page) for page in self.pages())
+        return (_PageUnit(self, page) for page in self.pages())
 
 
-class _Page(Unit):
+class _PageUnit(Unit):
     """A page of rows."""
 
     def __init__(self, part: RowPart[Any], rows: Sequence[Any]) -> None:
@@ -329,7 +329,7 @@ def columns_bytes(row: Sequence[Any]) -> int:
 
 
 @runtime_checkable
-class _Measured(Protocol):
+class _SizedEngine(Protocol):
     """An engine that can report its size."""
 
     def used_bytes(self) -> int:
@@ -340,7 +340,7 @@ class _Measured(Protocol):
 def used_bytes(store: Store) -> int | None:
     """The bytes that a store takes; None if its engine does not know."""
     engine = store.engine
-    return engine.used_bytes() if isinstance(engine, _Measured) else None
+    return engine.used_bytes() if isinstance(engine, _SizedEngine) else None
 
 
 def run(
@@ -362,7 +362,7 @@ def run(
     """
     check_flag(dry_run, "dry_run")
     before = used_bytes(store)
-    work = _Run(source.name, writes=overlay or not dry_run, progress=progress)
+    work = _ImportRun(source.name, writes=overlay or not dry_run, progress=progress)
     noted = Notes()
     for part in parts:
         work.copy(part, "look" if dry_run else "copy")
@@ -385,7 +385,7 @@ def run(
     )
 
 
-class _Run:
+class _ImportRun:
     """One import under way."""
 
     def __init__(self, source: str, *, writes: bool, progress: Progress | None) -> None:

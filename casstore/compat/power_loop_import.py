@@ -155,7 +155,7 @@ def import_power_loop(
     tables = LogTables(store)
     with SqliteSource(source) as database:
         _require_known(database)
-        parts: list[Part] = [_Messages(database, tables), _Sessions(database, tables)]
+        parts: list[Part] = [_MessagePart(database, tables), _RestPart(database, tables)]
         return run(
             "power-loop", database, store, parts,
             notes=_orphans(database), dry_run=dry_run, progress=progress,
@@ -183,7 +183,7 @@ def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
             yield ImportNote(f"{table} of no session, left out", number)
 
 
-class _Messages(RowPart[tuple[str, Arrived]]):
+class _MessagePart(RowPart[tuple[str, Arrived]]):
     """The messages, session by session. A session is visible once all of it is written."""
 
     name = "messages"
@@ -225,7 +225,7 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         Intake(self._tables, rows[0][0]).add([message for _, message in rows])
 
 
-class _Sessions(RowPart[Rest]):
+class _RestPart(RowPart[Rest]):
     """The sessions, parents first. Writing its row makes a session visible."""
 
     name = "sessions"

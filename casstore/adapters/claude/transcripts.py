@@ -103,7 +103,7 @@ ENTRIES: Final = Schema("claude.entries", EntriesRow, 4)
 TIMES_TABLE: Final = "claude.times"
 
 
-class _Known(NamedTuple):
+class _KnownIds(NamedTuple):
     """The ids of the entries in the first rows of a transcript, up to a number of rows."""
 
     birth: bytes
@@ -120,7 +120,7 @@ class Transcripts:
         self.rows = RowTable(store, ENTRIES)
         self._times = UniqueTimes(TIMES_TABLE)
         self._lock = Lock()
-        self._known: OrderedDict[TranscriptKey, _Known] = OrderedDict()
+        self._known: OrderedDict[TranscriptKey, _KnownIds] = OrderedDict()
 
     # --- reading ------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Transcripts:
         moment = self._times.read(self._store, self.heads, [place])
         [record] = moment.records
         found = self.heads.decode_found(record)
-        known = _Known(os.urandom(_BIRTH_BYTES), 0, set())
+        known = _KnownIds(os.urandom(_BIRTH_BYTES), 0, set())
         if found is not None:
             known = self._ids(found)
         new, ids = _new_entries(entries, known.ids)
@@ -245,18 +245,18 @@ class Transcripts:
 
     # --- ids ------------------------------------------------------------------------------
 
-    def _ids(self, found: Transcript) -> _Known:
+    def _ids(self, found: Transcript) -> _KnownIds:
         """The ids of a transcript's entries; reads only the rows that are not cached, no bodies."""
         with self._lock:
             known = self._known.get(found.place)
         if known is None or known.birth != found.birth or known.rows > found.rows:
-            known = _Known(found.birth, 0, set())
+            known = _KnownIds(found.birth, 0, set())
         for row in self._read_rows(found, known.rows):
             known.ids.update(forms.head_id(head) for head in row.heads)
         known.ids.discard(None)
         return known._replace(rows=found.rows)
 
-    def _remember(self, place: TranscriptKey, known: _Known) -> None:
+    def _remember(self, place: TranscriptKey, known: _KnownIds) -> None:
         with self._lock:
             self._known[place] = known
             self._known.move_to_end(place)
@@ -267,7 +267,7 @@ class Transcripts:
 def _grown(
     place: TranscriptKey,
     found: Transcript | None,
-    known: _Known,
+    known: _KnownIds,
     new: list[dict[str, Any]],
     mtime_ms: int,
 ) -> Transcript:
@@ -280,7 +280,14 @@ def _grown(
             before = {"session_id": place.session, "mtime": mtime_ms, "data": found.summary}
         appended = cast(list[SessionStoreEntry], new)
         summary = storable(fold_session_summary(before, place.key, appended)["data"])
-    return Transcript(place, known.birth, known.rows, count, mtime_ms, summary)
+    return Transcript(
+        place=place,
+        birth=known.birth,
+        rows=known.rows,
+        entries=count,
+        mtime_ms=mtime_ms,
+        stored_summary=summary,
+    )
 
 
 def _new_entries(

@@ -171,7 +171,7 @@ class CasstoreStore(StoreClient, BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations: reads first, in order, then all writes at once."""
-        work = _Work(ops, self._index)
+        work = _BatchOperations(ops, self._index)
         if self._index is not None:
             work.documents = self._index.embed(work.texts)
             work.queries = self._index.embed_queries(work.asked_queries)
@@ -179,7 +179,7 @@ class CasstoreStore(StoreClient, BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``; embeds with the asynchronous methods of the embedder."""
-        work = _Work(ops, self._index)
+        work = _BatchOperations(ops, self._index)
         if self._index is not None:
             work.documents = await self._index.aembed(work.texts)
             work.queries = await self._index.aembed_queries(work.asked_queries)
@@ -193,7 +193,7 @@ class CasstoreStore(StoreClient, BaseStore):
     adelete = collected(AsyncBatchedBaseStore.adelete)
     alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
-    def _run(self, work: _Work) -> list[Result]:
+    def _run(self, work: _BatchOperations) -> list[Result]:
         reader = self._reader
         results = reader.read_all(work.ops, work.queries)
         self._write(work, reader.table)
@@ -239,7 +239,7 @@ class CasstoreStore(StoreClient, BaseStore):
     # --- writing ------------------------------------------------------------------------
 
     @transaction("the items of a batch")
-    def _write(self, work: _Work, table: RowTable[ItemRow]) -> None:
+    def _write(self, work: _BatchOperations, table: RowTable[ItemRow]) -> None:
         puts = work.puts
         if not puts:
             return
@@ -361,7 +361,7 @@ class CasstoreStore(StoreClient, BaseStore):
         return tables.put_stored(self._times, generation, list(zip(items, contents, strict=True)))
 
 
-class _Work:
+class _BatchOperations:
     """The operations of a batch, and the vectors of their texts once they are embedded."""
 
     def __init__(self, ops: Iterable[Op], index: VectorIndex | None) -> None:

@@ -130,7 +130,7 @@ class Conversation:
         def change(view: ConversationView) -> Commit:
             branch = self.where(at, view)
             now_ms = self._store.engine.now_ms()
-            added = _Growth(branch.leaf, branch.turns, view.revision + 1)
+            added = _NewItems(branch.leaf, branch.turns, view.revision + 1)
             added.extend(payloads, now_ms)
             grown = branch._replace(
                 leaf=added.leaf,
@@ -190,12 +190,12 @@ class Conversation:
             now_ms = self._store.engine.now_ms()
             if dropped:
                 # A path starts at its root, so the nodes after removed ones are stored again.
-                grown = _Growth(None, 0, view.revision + 1)
+                grown = _NewItems(None, 0, view.revision + 1)
                 for node in kept[dropped:]:
                     grown.extend([node.payload], node.time)
             else:
                 turns = sum(is_user(restored(node.payload)) for node in kept)
-                grown = _Growth(kept[-1].id if kept else None, turns, view.revision + 1)
+                grown = _NewItems(kept[-1].id if kept else None, turns, view.revision + 1)
             moved = [draft.id for draft in grown.drafts]
             grown.extend(payloads, now_ms)
             shorter = branch._replace(
@@ -455,7 +455,7 @@ def step(
     )
 
 
-class _Growth:
+class _NewItems:
     """Nodes to append after a leaf; ``leaf`` and ``turns`` are those of the branch with them."""
 
     def __init__(self, leaf: str | None, turns: int, revision: int) -> None:

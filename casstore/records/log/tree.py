@@ -167,7 +167,14 @@ def born(tables: LogTables, draft: Draft, row: LogSessionRow) -> Write:
     session = row.session
     draft.expect(tables.sessions, (session,), None)
     tables.sessions.put(draft, row)
-    meta = SessionMeta(session, session, row.created_at_ms, row.model or None, None, row.parent)
+    meta = SessionMeta(
+        session=session,
+        name=session,
+        created_at_ms=row.created_at_ms,
+        model=row.model or None,
+        cwd=None,
+        parent=row.parent,
+    )
     free = RowIs(*meta_key(keys.session_key(session)), None)
     draft.also(Write(conditions=[free], rows=[catalogue.put_meta(meta)]))
     return draft.as_write()
@@ -273,7 +280,7 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     check_flag(cascade, "cascade")
 
     def attempt() -> list[str]:
-        going = _Going(tables, session, cascade=cascade)
+        going = _Closing(tables, session, cascade=cascade)
         if going.sessions:
             going.draft.commit()
         return going.sessions
@@ -284,7 +291,7 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     return len(gone)
 
 
-class _Going:
+class _Closing:
     """The changes that close a session, and the sessions deleted: none if it does not exist."""
 
     def __init__(self, tables: LogTables, session: str, *, cascade: bool) -> None:

@@ -39,7 +39,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
     """
     tables = ScopedTables(store)
-    counting = _Counting(pulse)
+    counting = _RecordCounter(pulse)
     now_ms = store.engine.now_ms()
     values = 0
     for record in counting.through(tables.scopes.scan()):
@@ -56,7 +56,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     return Swept(values, runs, leads)
 
 
-class _Counting:
+class _RecordCounter:
     """Counts the records read, and reports the number to ``pulse``."""
 
     def __init__(self, pulse: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class _Counting:
             yield record
 
 
-def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: int) -> int:
+def _sweep_scope(tables: ScopedTables, counting: _RecordCounter, place: Key, now_ms: int) -> int:
     """Remove the values of a scope that have expired; returns how many."""
 
     def attempt() -> int | None:
@@ -100,7 +100,7 @@ def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: 
     return gone
 
 
-def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+def _astray(tables: ScopedTables, counting: _RecordCounter) -> Iterator[tuple[Record, None]]:
     """Leads to a value that is gone, or that a later value of the same key has replaced."""
     leads = counting.through(tables.people.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
@@ -111,7 +111,7 @@ def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record,
                 yield lead, None
 
 
-def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+def _runless(tables: ScopedTables, counting: _RecordCounter) -> Iterator[tuple[Record, None]]:
     """Leads to a run that is gone: copying a store can leave such rows."""
     leads = counting.through(tables.run_actors.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):

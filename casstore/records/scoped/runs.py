@@ -56,14 +56,14 @@ class RunGrants:
         check_ms(ttl_ms, "ttl_ms", least=1)
         quotas = {scope: Quota(*quota) for scope, quota in policy.quotas.items()}
         frozen = RunGrant(
-            run_id,
-            caller,
-            tuple(sorted(set(granted))),
-            policy._replace(scopes=tuple(policy.scopes), quotas=quotas),
-            checked(context),
-            scope_keys(context),
-            0,
-            0,
+            id=run_id,
+            caller=caller,
+            capabilities=tuple(sorted(set(granted))),
+            policy=policy._replace(scopes=tuple(policy.scopes), quotas=quotas),
+            context=checked(context),
+            scope_keys=scope_keys(context),
+            started_ms=0,
+            expires_ms=0,
         )
         tables = self._tables
 

@@ -96,7 +96,7 @@ class ScopeUsage(NamedTuple):
     size_bytes: int
 
 
-class _Version(NamedTuple):
+class _ExpectedVersion(NamedTuple):
     """The version that a key must have; None: the key must not exist."""
 
     text: str | None
@@ -145,7 +145,7 @@ def read_rows(
     return ScopeRows(now_ms, heads, values, reset, run)
 
 
-class _Look(NamedTuple):
+class _ScopeLook(NamedTuple):
     """The rows of one scope, and those of some of its values."""
 
     generation: int
@@ -269,7 +269,7 @@ class Scope:
             keys.append(name)
         return KeyPage(keys, False, None)
 
-    def _names(self, start: str, after: str | None, look: _Look) -> Iterator[str]:
+    def _names(self, start: str, after: str | None, look: _ScopeLook) -> Iterator[str]:
         """The keys that have not expired, in order."""
         place = (self._spot.key, number_text(look.generation))
         values = self._tables.values
@@ -320,7 +320,7 @@ class Scope:
         ...     scope.find("count").value
         2
         """
-        return self._put(key, value, ttl_ms, _Version(expected))
+        return self._put(key, value, ttl_ms, _ExpectedVersion(expected))
 
     def prepare_put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> Write:
         """The write of ``put``, for the transaction of a session's commit.
@@ -373,7 +373,7 @@ class Scope:
         return transact(f"state {name!r}", attempt)
 
     def _put(
-        self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None
+        self, key: str, value: Any, ttl_ms: int | None, expected: _ExpectedVersion | None
     ) -> StateEntry:
         name, content = _checked(key, value, ttl_ms)
 
@@ -391,7 +391,7 @@ class Scope:
         name: str,
         content: Content,
         ttl_ms: int | None,
-        expected: _Version | None,
+        expected: _ExpectedVersion | None,
     ) -> StateEntry:
         look = self._look([name])
         now_ms, there = look.now_ms, look.value
@@ -428,7 +428,7 @@ class Scope:
         return _entry(value, content.value)
 
     def _make_room(
-        self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
+        self, draft: Draft, look: _ScopeLook, old: ScopeRow, head: ScopeRow, name: str
     ) -> ScopeRow:
         """The scope's new row; StateRefusedError if it exceeds the quota.
 
@@ -467,7 +467,7 @@ class Scope:
     # --- rows -----------------------------------------------------------------------------
 
     @transaction("the generation of scope {self._spot.key}")
-    def _look(self, names: Sequence[str], generation: int | None = None) -> _Look:
+    def _look(self, names: Sequence[str], generation: int | None = None) -> _ScopeLook:
         """Read the rows of the scope and of these keys in one transaction, and check the guard."""
         if generation is not None:
             check_count(generation, "generation")
@@ -479,9 +479,9 @@ class Scope:
         if generation is None and latest != number:
             self._generation = latest
             raise ChangedMeanwhile
-        return _Look(number, rows, tables.scopes.decode_found(rows.heads[0]))
+        return _ScopeLook(number, rows, tables.scopes.decode_found(rows.heads[0]))
 
-    def _expect(self, draft: Draft, look: _Look) -> None:
+    def _expect(self, draft: Draft, look: _ScopeLook) -> None:
         """Make the rows that were read conditions of the write."""
         tables, spot = self._tables, self._spot
         [head] = look.rows.heads
@@ -525,12 +525,12 @@ def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[StateEntry]
 
 def _entry(row: ValueRow, value: Any) -> StateEntry:
     return StateEntry(
-        row.key,
-        value,
-        row.version,
-        row.created_ms,
-        row.updated_ms,
-        row.expires_ms,
-        row.size_bytes,
-        row.writer,
+        key=row.key,
+        value=value,
+        version=row.version,
+        created_ms=row.created_ms,
+        updated_ms=row.updated_ms,
+        expires_ms=row.expires_ms,
+        size_bytes=row.size_bytes,
+        written_by=row.writer,
     )

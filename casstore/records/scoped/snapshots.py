@@ -37,11 +37,11 @@ def read_moment(
     guard: RunGuard | None,
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
-    reading = _Reading(tables, spots, max_bytes, guard)
+    reading = _SnapshotReader(tables, spots, max_bytes, guard)
     return reading.read(prefix)
 
 
-class _Look(NamedTuple):
+class _SnapshotLook(NamedTuple):
     """Rows read in one transaction."""
 
     now_ms: int
@@ -71,7 +71,7 @@ class _Look(NamedTuple):
         ]
 
 
-class _Reading:
+class _SnapshotReader:
     """The reads of one snapshot."""
 
     def __init__(
@@ -93,7 +93,7 @@ class _Reading:
             raise self._too_large()
         return Moment([entries(self._tables, scope) for scope in wanted], look.reset_id)
 
-    def _look_whole(self) -> _Look:
+    def _look_whole(self) -> _SnapshotLook:
         """All values of the scopes."""
         number = self._number
         look = self._look([[] for _ in self._spots])
@@ -103,14 +103,14 @@ class _Reading:
             raise ChangedMeanwhile
         return look
 
-    def _look(self, names: Sequence[Sequence[str]]) -> _Look:
+    def _look(self, names: Sequence[Sequence[str]]) -> _SnapshotLook:
         """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
         tables = self._tables
         scopes = [(self._place(spot), keys) for spot, keys in zip(self._spots, names, strict=True)]
         conversation = next((spot.conversation for spot in self._spots if spot.conversation), None)
         rows = read_rows(tables, scopes, conversation, self._guard)
         self._number = tables.latest_number(rows.reset)
-        return _Look(
+        return _SnapshotLook(
             rows.now_ms,
             self._number,
             None if rows.reset is None else tables.resets.decode(rows.reset).id,
