@@ -18,13 +18,12 @@ another writer has changed. The few loops that handle a failed write in another 
 
 from __future__ import annotations
 
-import inspect
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from itertools import islice
-from string import Formatter
 from typing import Final, ParamSpec, TypeVar
 
 from casstore.engine.protocol import Engine, Write
@@ -102,15 +101,16 @@ def transaction(what: str) -> Callable[[Callable[Params, Result]], Callable[Para
     """
 
     def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
-        signature = inspect.signature(function)
-        named = {name.partition(".")[0] for _, name, _, _ in Formatter().parse(what) if name}
-        assert named <= signature.parameters.keys(), f"{function} has no parameter of {named}"
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        named = re.findall(r"{(\w+)", what)
+        assert {*named} <= {*names}, f"{function.__name__} has no parameter of {named}"
 
         @wraps(function)
         def transacted(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-            # Formatted only for an error: binding the arguments takes longer than a short read.
+            # Called only for an error.
             def formatted() -> str:
-                return what.format_map(signature.bind(*args, **kwargs).arguments)
+                return what.format_map({**dict(zip(names, args, strict=False)), **kwargs})
 
             return transact(formatted, partial(function, *args, **kwargs))
 

@@ -32,7 +32,7 @@ from casstore.errors import ConflictError, InvalidInputError
 from casstore.format.digest import plain_hash
 from casstore.records.schema import Index, Parent, RowTable, Schema
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.attempts import transact, transaction
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
@@ -286,23 +286,20 @@ class VectorTables:
         self.index.put(draft, made)
         return made
 
+    @transaction("the vector index")
     def describe(self, description: IndexRow, *, rebuild: bool = False) -> str:
         """Store the description of the index; returns the generation of its vectors.
 
         If another description is stored, or with ``rebuild``, the generation is a new one, so that
         no stored vector counts.
         """
-
-        def change() -> str:
-            found = self.find_index()
-            if found is not None and found.is_like(description) and not rebuild:
-                return found.generation
-            draft = Draft(self.store)
-            made = self.put_index(draft, found, description)
-            draft.commit()
-            return made.generation
-
-        return transact("the vector index", change)
+        found = self.find_index()
+        if found is not None and found.is_like(description) and not rebuild:
+            return found.generation
+        draft = Draft(self.store)
+        made = self.put_index(draft, found, description)
+        draft.commit()
+        return made.generation
 
     @transaction("the vectors of items")
     def put_stored(

@@ -37,7 +37,7 @@ from casstore.records.scoped.tables import (
     value_in_row,
 )
 from casstore.session.arguments import check_count, check_ms, check_text
-from casstore.session.attempts import ChangedMeanwhile, read_again, transact, transaction
+from casstore.session.attempts import ChangedMeanwhile, read_again, transaction
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -338,6 +338,7 @@ class Scope:
         self._draft_put(draft, *_checked(key, value, ttl_ms), ttl_ms, None)
         return draft.as_write()
 
+    @transaction("state {key!r}")
     def delete(self, key: str, *, expected: str | None = None) -> bool:
         """Remove a value; False if it does not exist.
 
@@ -349,41 +350,34 @@ class Scope:
         (True, False)
         """
         name = checked_key(key)
+        look = self._look([name])
+        stored = look.value
+        if stored is not None and not stored.is_live(look.now_ms):
+            stored = None
+        version = None if stored is None else stored.version
+        if expected is not None and version != expected:
+            raise StateConflictError(name, expected, version)
+        if stored is None:
+            return False
+        draft = Draft(self._tables.store)
+        self._expect(draft, look)
+        forget(self._tables, draft, stored)
+        if self._spot.scope == "subject" and self._context.subject is not None:
+            draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
+        head = changed(known(look.head, self._spot.key), gone=[stored])
+        put_scope(self._tables, draft, head, look.head)
+        draft.commit()
+        return True
 
-        def attempt() -> bool:
-            look = self._look([name])
-            stored = look.value
-            if stored is not None and not stored.is_live(look.now_ms):
-                stored = None
-            version = None if stored is None else stored.version
-            if expected is not None and version != expected:
-                raise StateConflictError(name, expected, version)
-            if stored is None:
-                return False
-            draft = Draft(self._tables.store)
-            self._expect(draft, look)
-            forget(self._tables, draft, stored)
-            if self._spot.scope == "subject" and self._context.subject is not None:
-                draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
-            head = changed(known(look.head, self._spot.key), gone=[stored])
-            put_scope(self._tables, draft, head, look.head)
-            draft.commit()
-            return True
-
-        return transact(f"state {name!r}", attempt)
-
+    @transaction("scope {self._spot.key}")
     def _put(
         self, key: str, value: Any, ttl_ms: int | None, expected: _ExpectedVersion | None
     ) -> StateEntry:
         name, content = _checked(key, value, ttl_ms)
-
-        def attempt() -> StateEntry:
-            draft = Draft(self._tables.store)
-            entry = self._draft_put(draft, name, content, ttl_ms, expected)
-            draft.commit()
-            return entry
-
-        return transact(f"scope {self._spot.key}", attempt)
+        draft = Draft(self._tables.store)
+        entry = self._draft_put(draft, name, content, ttl_ms, expected)
+        draft.commit()
+        return entry
 
     def _draft_put(
         self,
