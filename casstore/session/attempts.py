@@ -97,7 +97,8 @@ def transact(what: str | Callable[[], str], attempt: Callable[[], Result]) -> Re
 def transaction(what: str) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """Make every call of a function a transaction, as by ``transact``.
 
-    ``what`` is a format of the function's parameters, such as ``"session {session!r}"``.
+    ``what`` is a format of the function's parameters, such as ``"session {session!r}"``. Each
+    attempt runs the whole function on the same arguments, so none of them may be an iterator.
     """
 
     def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
