@@ -532,7 +532,7 @@ class Session:
         >>> list(store.sessions_about("anna"))
         ['s']
         """
-        return subjects.change(self._runtime, self.id, add=names)
+        return subjects.change(self._runtime, self.id, add=subjects.checked(names))
 
     def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
         """Remove subjects; returns the remaining ones.
@@ -541,7 +541,7 @@ class Session:
         >>> session.remove_subjects(["anna"])
         ('ben',)
         """
-        return subjects.change(self._runtime, self.id, remove=names)
+        return subjects.change(self._runtime, self.id, remove=subjects.checked(names))
 
     def expires_at_ms(self) -> int | None:
         """When retention may delete the session; None: never.

@@ -10,7 +10,7 @@ subject that is added meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from casstore.engine.protocol import DeleteRow, PutRow, RowChange, RowIs, Write
@@ -86,14 +86,17 @@ def _row(runtime: Runtime, session: str, key: bytes) -> bytes | None:
 
 @transaction("the subjects of session {session!r}")
 def change(
-    runtime: Runtime, session: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    runtime: Runtime,
+    session: str,
+    *,
+    add: tuple[str, ...] = (),
+    remove: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Add and remove subjects; returns all subjects of the session."""
+    """Add and remove subjects that were ``checked``; returns all subjects of the session."""
     key = keys.session_key(session)
-    added, removed = checked(add), checked(remove)
     row = _row(runtime, session, key)
     before = decode(row)
-    after = checked([about for about in (*before, *added) if about not in removed])
+    after = checked([about for about in (*before, *add) if about not in remove])
     if after == before:
         return after
     conditions = [RowIs(*tombstone_key(key), None), RowIs(*keys.subjects(key), row)]

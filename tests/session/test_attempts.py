@@ -9,7 +9,7 @@ import pytest
 
 from casstore import Commit, NodeDraft
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, RowIs, RowKey, StoredObject, Write
+from casstore.engine.protocol import PutRow, RowIs, RowKey, StoredObject, Write, WriteResult
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -257,3 +257,43 @@ def test_an_interrupt_between_two_batches_of_changes_keeps_the_first(
     with pytest.raises(KeyboardInterrupt):
         list(write_unchanged(engine, changes()))
     assert engine.get_rows([place]) == [b"new"]
+
+
+# --- arguments that can be read once --------------------------------------------------------------
+
+
+def test_a_repeated_call_uses_the_items_of_an_iterator_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first write of each call fails, because another writer was first."""
+    engine = MemoryEngine()
+    session = Store(engine).session("s")
+    session.append("one")
+    write = engine.write
+
+    def once_failing() -> None:
+        def fail(change: Write) -> WriteResult:
+            monkeypatch.setattr(engine, "write", write)
+            raise ConditionFailedError(9, FAILED.condition, b"x")
+
+        monkeypatch.setattr(engine, "write", fail)
+
+    once_failing()
+    assert session.add_subjects(iter(["anna", "ben"])) == ("anna", "ben")  # type: ignore[arg-type]
+    once_failing()
+    assert session.remove_subjects(iter(["ben"])) == ("anna",)  # type: ignore[arg-type]
+    once_failing()
+    assert session.queue.enqueue(iter(["work"])).items == ("work",)  # type: ignore[arg-type]
+    image = session.attachments.put(b"pixels")
+    once_failing()
+    [committed] = session.attachments.commit(iter([image.id]))  # type: ignore[arg-type]
+    assert committed.state == "committed"
+    once_failing()
+    session.fork("t", subjects=iter(["cleo"]))  # type: ignore[arg-type]
+    assert Store(engine).session("t").subjects() == ("cleo",)
+    once_failing()
+    Store(engine).create_session("u", subjects=iter(["dora"]))  # type: ignore[arg-type]
+    assert Store(engine).session("u").subjects() == ("dora",)
+    [node] = session.nodes()
+    once_failing()
+    assert session.tombstone(iter([node.id])).hidden == (node.id,)  # type: ignore[arg-type]
