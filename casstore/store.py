@@ -675,6 +675,7 @@ class Store:
         """
         with importing():
             from casstore.session import catalogue
+            from casstore.session.subjects import checked
 
         return catalogue.create(
             self._runtime,
@@ -685,7 +686,7 @@ class Store:
             parent=parent,
             cause=cause,
             extra=extra,
-            about=subjects,
+            about=checked(subjects),
             ttl_ms=ttl_ms,
         )
 
@@ -742,14 +743,8 @@ class Store:
         """
         with importing():
             from casstore.session import forks
-            from casstore.session.arguments import list_of
-            from casstore.session.attempts import read_again
 
-        # A second attempt must see the same subjects, also if the caller passed an iterator.
-        about = None if subjects is None else list_of(subjects, "subjects")
-        return read_again(
-            lambda: forks.fork(self._runtime, source, target, at, node, about, append)
-        )
+        return forks.fork(self._runtime, source, target, at, node, subjects, append)
 
     def sessions_about(self, subject: str) -> Iterator[str]:
         """The ids of the sessions with this subject, found through an index.

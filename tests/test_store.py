@@ -540,7 +540,9 @@ def undocumented(module: str) -> list[str]:
             if not isinstance(part, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                 continue
             private = part.name.startswith("_") or node.name.startswith("_")
-            if not private and not ast.get_docstring(part):
+            # The docstring of an overloaded function is in its implementation.
+            overload = "overload" in map(ast.unparse, part.decorator_list)
+            if not private and not overload and not ast.get_docstring(part):
                 silent.append(f"{module}:{part.lineno} {part.name}")
     return silent
 

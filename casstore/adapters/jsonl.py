@@ -289,7 +289,16 @@ def _survey(lines: _Lines, wanted: Format | None, progress: Progress | None) -> 
         session, cwd, model, header = None, None, None, None
     if format == "claude":
         header = None
-    return _Survey(format, session, cwd, model, header, has_header, count, lines.position)
+    return _Survey(
+        format=format,
+        session=session,
+        cwd=cwd,
+        model=model,
+        header=header,
+        has_header=has_header,
+        lines=count,
+        size_bytes=lines.position,
+    )
 
 
 def _recognised(value: dict[str, Any]) -> Format | None:
@@ -385,7 +394,7 @@ class _Entries(Part):
         committed = 0
         try:
             for page in paged(self._read(), lambda each: len(each[1].raw)):
-                yield _Batch(self, [entry for _, entry in page])
+                yield _LineBatch(self, [entry for _, entry in page])
                 committed = page[-1][0]
         except BadLineError as exc:
             # The line was valid in the first pass: another process changed the source.
@@ -427,7 +436,7 @@ class _Entries(Part):
         return _Entry(draft, line.raw, follows, on_path)
 
 
-class _Batch(Unit):
+class _LineBatch(Unit):
     """Lines that become the nodes of one commit."""
 
     def __init__(self, part: _Entries, entries: list[_Entry]) -> None:
@@ -454,6 +463,7 @@ class _Batch(Unit):
         return [PartReport(self._part.name, self.size, len(self._missing))]
 
     def write(self, wrote: Wrote) -> None:
+        # Not a ``transaction``: a conflict may also be a fault of the file, and has its own remedy.
         attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
         while True:
             attempts.begin()

@@ -9,20 +9,24 @@ A proxy names each method of the synchronous class once, with how it is called:
         open = opened(Things.open, AsyncPart)  # await things.open(…) returns a proxy
 
 Parameters, results and docstrings are those of the synchronous method, also for type checkers.
+``find`` of ``awaited`` and ``iterated`` is for functions on proxies of more than one argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial, wraps
+from inspect import signature
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from casstore.aio.pool import PAGE, StorePool
 
 Behind = TypeVar("Behind")
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+First = TypeVar("First")
+Second = TypeVar("Second")
 Shown = TypeVar("Shown")
 
 
@@ -81,38 +85,70 @@ class StoreClient:
         await self._pool.close()
 
 
-def _bound(
-    proxy: Any, method: Callable[Concatenate[Any, Parameters], Result]
-) -> Callable[Parameters, Result]:
+#: The threads to run a function in, and the function, bound to synchronous objects.
+Found: TypeAlias = tuple[StorePool, Callable[..., Any]]
+
+
+def _of_proxy(method: Callable[..., Any], proxy: Any) -> Found:
     """The method of the synchronous object, whose class may override it."""
-    found: Callable[Parameters, Result] = getattr(proxy.sync, method.__name__)
-    return found
+    return proxy._pool, getattr(proxy.sync, method.__name__)
 
 
+def _bound_count(find: Callable[..., Found]) -> int:
+    return len(signature(find).parameters) - 1
+
+
+@overload
 def awaited(
     method: Callable[Concatenate[Any, Parameters], Result],
-) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]]:
-    """Run the method in a thread, and await its result."""
+) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]]: ...
+@overload
+def awaited(
+    method: Callable[Concatenate[Any, Parameters], Result],
+    find: Callable[[Any, First], Found],
+) -> Callable[Concatenate[First, Parameters], Coroutine[Any, Any, Result]]: ...
+@overload
+def awaited(
+    method: Callable[Concatenate[Any, Any, Parameters], Result],
+    find: Callable[[Any, First, Second], Found],
+) -> Callable[Concatenate[First, Second, Parameters], Coroutine[Any, Any, Result]]: ...
+def awaited(method: Callable[..., Any], find: Callable[..., Found] = _of_proxy) -> Any:
+    """Run the method in a thread, and await its result.
+
+    ``find`` binds the method to the synchronous objects of its first arguments, which are proxies:
+    as many as ``find`` takes. By default one.
+    """
+    bound = _bound_count(find)
 
     @wraps(method)
-    async def call(proxy: Any, /, *args: Parameters.args, **options: Parameters.kwargs) -> Result:
-        pool: StorePool = proxy._pool
-        return await pool.run(_bound(proxy, method), *args, **options)
+    async def call(*args: Any, **options: Any) -> Any:
+        pool, function = find(method, *args[:bound])
+        return await pool.run(function, *args[bound:], **options)
 
     return call
 
 
+@overload
 def iterated(
     method: Callable[Concatenate[Any, Parameters], Iterator[Result]], *, page: int = PAGE
-) -> Callable[Concatenate[Any, Parameters], AsyncIterator[Result]]:
+) -> Callable[Concatenate[Any, Parameters], AsyncIterator[Result]]: ...
+@overload
+def iterated(
+    method: Callable[Concatenate[Any, Parameters], Iterator[Result]],
+    find: Callable[[Any, First], Found],
+    *,
+    page: int = PAGE,
+) -> Callable[Concatenate[First, Parameters], AsyncIterator[Result]]: ...
+def iterated(
+    method: Callable[..., Any], find: Callable[..., Found] = _of_proxy, *, page: int = PAGE
+) -> Any:
     """Iterate over what the method yields, fetching ``page`` items in each call to a thread."""
+    bound = _bound_count(find)
 
     @wraps(method)
-    def call(
-        proxy: Any, /, *args: Parameters.args, **options: Parameters.kwargs
-    ) -> AsyncIterator[Result]:
-        pool: StorePool = proxy._pool
-        return pool.iterate(partial(_bound(proxy, method), *args, **options), page)
+    def call(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        pool, function = find(method, *args[:bound])
+        return pool.iterate(partial(function, *args[bound:], **options), page)
 
     return call
 
@@ -125,8 +161,8 @@ def opened(
 
     @wraps(method)
     async def call(proxy: Any, /, *args: Parameters.args, **options: Parameters.kwargs) -> Shown:
-        pool: StorePool = proxy._pool
-        return show(pool, await pool.run(_bound(proxy, method), *args, **options))
+        pool, function = _of_proxy(method, proxy)
+        return show(pool, await pool.run(function, *args, **options))
 
     return call
 
@@ -139,6 +175,7 @@ def made(
 
     @wraps(method)
     def call(proxy: Any, /, *args: Parameters.args, **options: Parameters.kwargs) -> Shown:
-        return show(proxy._pool, _bound(proxy, method)(*args, **options))
+        pool, function = _of_proxy(method, proxy)
+        return show(pool, function(*args, **options))
 
     return call

@@ -97,7 +97,7 @@ def _require_schema(source: SqliteSource) -> None:
         raise RecordsSchemaError(source.name, f"family {family!r}, version {version!r}", expected)
 
 
-class _Part(RowPart[Item]):
+class _RunItemPart(RowPart[Item]):
     """The rows of one table, in the order in which they are stored."""
 
     def __init__(
@@ -260,7 +260,7 @@ class _RuntimeRows:
         # The columns that are read, by their tables.
         self._read: dict[str, set[str]] = {}
 
-    def parts(self, tables: RunTables) -> list[_Part]:
+    def parts(self, tables: RunTables) -> list[_RunItemPart]:
         """All kinds, owners first.
 
         ForeignSourceError if a table or column is missing, CorruptionError if a row has no owner.
@@ -273,14 +273,16 @@ class _RuntimeRows:
             convert: Callable[[SourceRow], Item],
             order: str,
             number: str = "",
-        ) -> _Part:
+        ) -> _RunItemPart:
             """The rows of a table as ``row``; ``number`` is the window of its field ``number``."""
             columns = [
                 f"row_number() OVER ({number})" if field == "number" else self._column(table, field)
                 for field in row._fields  # type: ignore[attr-defined]
             ]
             query = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}"
-            return _Part(tables, self._source, name, query, lambda values: convert(row(*values)))
+            return _RunItemPart(
+                tables, self._source, name, query, lambda values: convert(row(*values))
+            )
 
         of_run = "thread_id, run_id"
         parts = [
@@ -399,7 +401,14 @@ class _RuntimeRows:
         what = f"message {row.id!r}"
         self._names(what, row.thread_id, row.role, *filter(None, [row.run_id]))
         value, time = self._json(row.content, what), self._time(row.created_at, what)
-        return ThreadMessage(row.thread_id, row.number, row.role, value, row.run_id or None, time)
+        return ThreadMessage(
+            thread=row.thread_id,
+            number=row.number,
+            role=row.role,
+            content=value,
+            run=row.run_id or None,
+            created_at_ms=time,
+        )
 
     def _event(self, row: _EventRow) -> Event:
         what = f"event {row.sequence!r} of run {row.run_id!r}"

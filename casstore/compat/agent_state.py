@@ -31,7 +31,7 @@ class NotStorableError(InvalidValueError, TypeError):
     """A value cannot be stored exactly: it is not JSON, or would change."""
 
 
-class _OnStore:
+class _StoreOwner:
     """The common base: a store, opened here unless one is passed."""
 
     DB_PATH: Path = _DEFAULT
@@ -59,7 +59,7 @@ def _opened(path: Path) -> Store:
     return stores.open(path)
 
 
-class AgentSession(_OnStore):
+class AgentSession(_StoreOwner):
     """Working state of one session, in memory, and checkpoints of chosen keys of it, stored.
 
     >>> work = AgentSession("s1", user_id="anna", store=store)
@@ -137,7 +137,7 @@ class AgentSession(_OnStore):
         self._release()
 
 
-class UserStore(_OnStore):
+class UserStore(_StoreOwner):
     """Data of users, separate from checkpoints; encrypted if keys are given.
 
     >>> users = UserStore(store=store)

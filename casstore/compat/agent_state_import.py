@@ -76,7 +76,7 @@ def import_morrow(
     with SqliteSource(source) as database:
         parts: list[Part] = []
         notes: list[ImportNote] = []
-        for kind in (_Checkpoints, _UserData):
+        for kind in (_CheckpointTable, _UserDataTable):
             if kind.name in database.tables:
                 parts.append(kind(database, life))
                 notes += database.unread(kind.name, kind.columns)
@@ -89,7 +89,7 @@ def import_morrow(
         )
 
 
-class _Rows(RowPart[Row]):
+class _TablePart(RowPart[Row]):
     """The rows of the table ``name`` in the order in which they were written."""
 
     columns: Sequence[str]
@@ -144,7 +144,7 @@ class _Rows(RowPart[Row]):
         return time_ms
 
 
-class _Checkpoints(_Rows[NewCheckpoint]):
+class _CheckpointTable(_TablePart[NewCheckpoint]):
     """Checkpoints, each with the next number of its session."""
 
     name = "checkpoints"
@@ -210,7 +210,7 @@ class _Checkpoints(_Rows[NewCheckpoint]):
             return
 
 
-class _UserData(_Rows[NewValue]):
+class _UserDataTable(_TablePart[NewValue]):
     """Values of users."""
 
     name = "user_data"

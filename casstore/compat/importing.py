@@ -142,15 +142,15 @@ def combined(
     for report in reports:
         all_notes.extend(report.notes)
     return ImportReport(
-        kind,
-        source,
-        dry_run,
-        _summed(part for report in reports for part in report.parts),
-        tuple([session for report in reports for session in report.sessions]),
-        all_notes.all(),
-        sum(report.source_bytes for report in reports),
-        reports[0].store_bytes_before if reports else None,
-        reports[-1].store_bytes if reports else None,
+        kind=kind,
+        source=source,
+        dry_run=dry_run,
+        parts=_summed(part for report in reports for part in report.parts),
+        sessions=tuple([session for report in reports for session in report.sessions]),
+        notes=all_notes.all(),
+        source_bytes=sum(report.source_bytes for report in reports),
+        store_bytes_before=reports[0].store_bytes_before if reports else None,
+        store_bytes=reports[-1].store_bytes if reports else None,
     )
 
 
@@ -260,10 +260,10 @@ class RowPart(Part, Generic[Row]):
 
     def units(self) -> Iterator[Unit]:
         """The pages."""
-        return (_Page(self, page) for page in self.pages())
+        return (_PageUnit(self, page) for page in self.pages())
 
 
-class _Page(Unit):
+class _PageUnit(Unit):
     """A page of rows."""
 
     def __init__(self, part: RowPart[Any], rows: Sequence[Any]) -> None:
@@ -329,7 +329,7 @@ def columns_bytes(row: Sequence[Any]) -> int:
 
 
 @runtime_checkable
-class _Measured(Protocol):
+class _SizedEngine(Protocol):
     """An engine that can report its size."""
 
     def used_bytes(self) -> int:
@@ -340,7 +340,7 @@ class _Measured(Protocol):
 def used_bytes(store: Store) -> int | None:
     """The bytes that a store takes; None if its engine does not know."""
     engine = store.engine
-    return engine.used_bytes() if isinstance(engine, _Measured) else None
+    return engine.used_bytes() if isinstance(engine, _SizedEngine) else None
 
 
 def run(
@@ -362,7 +362,7 @@ def run(
     """
     check_flag(dry_run, "dry_run")
     before = used_bytes(store)
-    work = _Run(source.name, writes=overlay or not dry_run, progress=progress)
+    work = _ImportRun(source.name, writes=overlay or not dry_run, progress=progress)
     noted = Notes()
     for part in parts:
         work.copy(part, "look" if dry_run else "copy")
@@ -373,19 +373,19 @@ def run(
     noted.extend(notes)
     source.require_unchanged()
     return ImportReport(
-        kind,
-        source.name,
-        dry_run,
-        _summed(work.tallies),
-        tuple(work.sessions.values()),
-        noted.all(),
-        source.size_bytes,
-        before,
-        used_bytes(store),
+        kind=kind,
+        source=source.name,
+        dry_run=dry_run,
+        parts=_summed(work.tallies),
+        sessions=tuple(work.sessions.values()),
+        notes=noted.all(),
+        source_bytes=source.size_bytes,
+        store_bytes_before=before,
+        store_bytes=used_bytes(store),
     )
 
 
-class _Run:
+class _ImportRun:
     """One import under way."""
 
     def __init__(self, source: str, *, writes: bool, progress: Progress | None) -> None:

@@ -65,15 +65,15 @@ def import_langbot(
     """
     check_store(store)
     with SqliteSource(source) as database:
-        rows = _Rows(database, _table(database))
+        rows = _StateTable(database, _table(database))
         adoption = Adoption(store)
         fates = _fates(rows, progress)
         parts: list[Part] = [
-            _Part(
+            _ArrivedPart(
                 "resets", rows.count_resets(), rows.resets, rows.arrived_reset,
                 adoption.has_resets, adoption.put_resets,
             ),
-            _Part(
+            _ArrivedPart(
                 "values", fates[None], rows.kept, rows.arrived_value,
                 adoption.has_values, adoption.put_values,
             ),
@@ -85,7 +85,7 @@ def import_langbot(
         )
 
 
-def _fates(rows: _Rows, progress: Progress | None) -> Counter[str | None]:
+def _fates(rows: _StateTable, progress: Progress | None) -> Counter[str | None]:
     """How many rows are imported (None), and how many are left out for which reason."""
     fates: Counter[str | None] = Counter()
     for seen, row in enumerate(rows.values(), 1):
@@ -112,15 +112,15 @@ def _table(source: SqliteSource) -> str:
     return table
 
 
-class _Part(RowPart[Arrived]):
+class _ArrivedPart(RowPart[Arrived]):
     """Rows of one kind, which ``has`` looks for in the store and ``put`` writes."""
 
     def __init__(
         self,
         name: str,
         number: int,
-        rows: Callable[[], Iterator[_Row]],
-        convert: Callable[[_Row], Arrived],
+        rows: Callable[[], Iterator[_StateRow]],
+        convert: Callable[[_StateRow], Arrived],
         has: Callable[[Sequence[Arrived]], Sequence[bool]],
         put: Callable[[Sequence[Arrived]], None],
     ) -> None:
@@ -145,14 +145,14 @@ class _Part(RowPart[Arrived]):
         self._put(rows)
 
 
-def _row_bytes(row: _Row) -> int:
+def _row_bytes(row: _StateRow) -> int:
     return len(row.value_json) if isinstance(row.value_json, str) else 0
 
 
 # --- rows of the source -------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class _StateRow(NamedTuple):
     """A row of the table."""
 
     id: int
@@ -165,22 +165,22 @@ class _Row(NamedTuple):
     context: Context
 
 
-class _Rows:
+class _StateTable:
     """The table, read in order of its ids, and the conversion of its rows."""
 
     def __init__(self, source: SqliteSource, table: str) -> None:
         self._source = source
         self.table = table
 
-    def values(self) -> Iterator[_Row]:
+    def values(self) -> Iterator[_StateRow]:
         """All rows but resets."""
         return self._where("runner_id IS NOT ?")
 
-    def kept(self) -> Iterator[_Row]:
+    def kept(self) -> Iterator[_StateRow]:
         """The values that are imported."""
         return (row for row in self.values() if self.fate(row) is None)
 
-    def resets(self) -> Iterator[_Row]:
+    def resets(self) -> Iterator[_StateRow]:
         """The rows that record the latest reset of a conversation; earlier ones are not kept."""
         return self._where("runner_id IS ?")
 
@@ -189,15 +189,15 @@ class _Rows:
         query = f"SELECT count(*) FROM {self.table} WHERE runner_id IS ?"
         return self._source.number(query, (_RESETTER,))
 
-    def _where(self, condition: str) -> Iterator[_Row]:
+    def _where(self, condition: str) -> Iterator[_StateRow]:
         columns = ", ".join((*_OTHERS, *_CONTEXT))
         query = f"SELECT {columns} FROM {self.table} WHERE {condition} ORDER BY id"
         for row in self._source.ask(query, (_RESETTER,)):
-            yield _Row._make([*row[: len(_OTHERS)], Context(*row[len(_OTHERS) :])])
+            yield _StateRow._make([*row[: len(_OTHERS)], Context(*row[len(_OTHERS) :])])
 
     # --- rows that are left out -------------------------------------------------------------
 
-    def fate(self, row: _Row) -> str | None:
+    def fate(self, row: _StateRow) -> str | None:
         """Why a row is left out; None if it is imported."""
         key = self._key(row)
         if not row.value_json:
@@ -212,7 +212,7 @@ class _Rows:
             raise self._broken(row, f"its value cannot be read: {exc}") from exc
         return None
 
-    def _is_superseded(self, row: _Row, key: str) -> bool:
+    def _is_superseded(self, row: _StateRow, key: str) -> bool:
         """Whether the host finds another row in place of this one."""
         name = ALIASES.get(row.state_key, row.state_key)
         # The places where the host looks for this value, in its order: the newer scope key before
@@ -225,7 +225,7 @@ class _Rows:
 
     # --- conversion -------------------------------------------------------------------------
 
-    def arrived_value(self, row: _Row) -> ArrivedValue:
+    def arrived_value(self, row: _StateRow) -> ArrivedValue:
         """A value; InvalidInputError if it cannot be stored."""
         try:
             content = content_of(json.loads(row.value_json))
@@ -234,17 +234,17 @@ class _Rows:
             raise self._broken(row, str(exc)) from exc
         in_talk = row.scope == "conversation"
         return ArrivedValue(
-            row.context,
-            row.scope,
-            self._key(row),
-            name,
-            content,
-            self._time_ms(row, row.created_at),
-            self._time_ms(row, row.updated_at),
-            1 if in_talk and self._has_reset(row.context) else 0,
+            context=row.context,
+            scope=row.scope,
+            scope_key=self._key(row),
+            key=name,
+            content=content,
+            created_ms=self._time_ms(row, row.created_at),
+            updated_ms=self._time_ms(row, row.updated_at),
+            generation=1 if in_talk and self._has_reset(row.context) else 0,
         )
 
-    def arrived_reset(self, row: _Row) -> ArrivedReset:
+    def arrived_reset(self, row: _StateRow) -> ArrivedReset:
         """A reset; InvalidInputError if it is invalid."""
         context = row.context
         try:
@@ -266,7 +266,7 @@ class _Rows:
         place = (context.workspace_id, context.bot_id, context.conversation_id)
         return self._source.first(query, (_RESETTER, *place)) is not None
 
-    def _key(self, row: _Row) -> str:
+    def _key(self, row: _StateRow) -> str:
         """The scope key computed from a row's columns.
 
         InvalidInputError if the row's own key is neither this one nor its older form.
@@ -281,19 +281,19 @@ class _Rows:
             raise self._broken(row, "its scope_key does not match its other columns")
         return made
 
-    def _time_ms(self, row: _Row, text: Any) -> int:
+    def _time_ms(self, row: _StateRow, text: Any) -> int:
         try:
             return utc_ms(text)
         except ValueError as exc:
             raise self._broken(row, str(exc)) from exc
 
-    def _broken(self, row: _Row, why: str) -> InvalidInputError:
+    def _broken(self, row: _StateRow, why: str) -> InvalidInputError:
         return InvalidInputError(
             f"row {row.id} of {self.table} cannot be imported: {why}; correct or delete it there"
         )
 
 
-def _joined(row: _Row) -> str:
+def _joined(row: _StateRow) -> str:
     """The row's scope key in the older form."""
     context = row.context
     own: list[str | None] = []

@@ -220,16 +220,18 @@ def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
     """The context of a LangBot event."""
     bound = binding.scope
     return Context(
-        descriptor.id,
-        binding_identity(binding.binding_id, scope_type=bound.scope_type, scope_id=bound.scope_id),
-        event.bot_id,
-        event.workspace_id,
-        event.conversation_id,
-        event.thread_id,
-        event.actor.actor_id if event.actor else None,
-        event.actor.actor_type if event.actor else None,
-        event.subject.subject_id if event.subject else None,
-        event.subject.subject_type if event.subject else None,
+        runner_id=descriptor.id,
+        binding_identity=binding_identity(
+            binding.binding_id, scope_type=bound.scope_type, scope_id=bound.scope_id
+        ),
+        bot_id=event.bot_id,
+        workspace_id=event.workspace_id,
+        conversation_id=event.conversation_id,
+        thread_id=event.thread_id,
+        actor_id=event.actor.actor_id if event.actor else None,
+        actor_type=event.actor.actor_type if event.actor else None,
+        subject_id=event.subject.subject_id if event.subject else None,
+        subject_type=event.subject.subject_type if event.subject else None,
     )
 
 

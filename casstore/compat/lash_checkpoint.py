@@ -154,14 +154,14 @@ class CheckpointReader:
             "the head", "current_agent_frame_id", head.get("current_agent_frame_id")
         )
         return Checkpoint(
-            manifest.get("turn_state"),
-            self._named(manifest, ref, "tool_state"),
-            self._named(manifest, ref, "plugin_snapshot"),
-            revision,
-            self._named(manifest, ref, "execution_state"),
-            [self._frame(at, each) for at, each in enumerate(frames, 1)],
-            frame or None,
-            self._database.kept("the head", head.get("config")),
+            turn_state=manifest.get("turn_state"),
+            tool_state=self._named(manifest, ref, "tool_state"),
+            plugin_snapshot=self._named(manifest, ref, "plugin_snapshot"),
+            plugin_revision=revision,
+            execution_state=self._named(manifest, ref, "execution_state"),
+            frames=[self._frame(at, each) for at, each in enumerate(frames, 1)],
+            current_frame=frame or None,
+            config=self._database.kept("the head", head.get("config")),
         )
 
     def content(self, ref: str, of: str) -> bytes | None:

@@ -197,12 +197,12 @@ class LashDatabase:
                 self.text(place, *each) for each in zip(names, texts, strict=True)
             ]
             return MetaRow(
-                session,
-                name,
-                created_at,
-                model,
-                self.optional_text(place, "cwd", cwd),
-                {} if relation is None else self.object(place, relation),
+                session=session,
+                name=name,
+                created_at=created_at,
+                model=model,
+                cwd=self.optional_text(place, "cwd", cwd),
+                relation={} if relation is None else self.object(place, relation),
             )
         return None
 

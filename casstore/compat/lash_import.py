@@ -109,9 +109,9 @@ def import_lash(
                 unit = (
                     None
                     if gathered is None
-                    else _Session(store, database, gathered, planned, progress)
+                    else _LashSessionUnit(store, database, gathered, planned, progress)
                 )
-                part = _Sessions(opened.name, unit)
+                part = _LashSessionPart(opened.name, unit)
                 reports.append(
                     run(_KIND, opened, store, [part], dry_run=dry_run, progress=progress)
                 )
@@ -141,12 +141,12 @@ def _files(place: Path) -> list[Path]:
     return found
 
 
-class _Sessions(Part):
+class _LashSessionPart(Part):
     """The session of one database, or none."""
 
     name = "nodes"
 
-    def __init__(self, source: str, unit: _Session | None) -> None:
+    def __init__(self, source: str, unit: _LashSessionUnit | None) -> None:
         self._source = source
         self._unit = unit
 
@@ -163,7 +163,7 @@ class _Sessions(Part):
         return self._unit.gathered.notes
 
 
-class _Session(Unit):
+class _LashSessionUnit(Unit):
     """A converted session."""
 
     def __init__(

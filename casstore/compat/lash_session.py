@@ -94,11 +94,11 @@ def gather(
         return None
     blobs = LashBlobs(database.source, max_blob_bytes)
     own = first.session
-    gathering = _Gathering(database, blobs, own, name or own, now_ms, leave_out=leave_out)
+    gathering = _Conversion(database, blobs, own, name or own, now_ms, leave_out=leave_out)
     return gathering.run(head, meta)
 
 
-class _Graph(NamedTuple):
+class _LashGraph(NamedTuple):
     """The graph of a session."""
 
     drafts: list[NodeDraft]
@@ -106,7 +106,7 @@ class _Graph(NamedTuple):
     leaf: str | None
 
 
-class _Gathering:
+class _Conversion:
     """The conversion of one database."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Gathering:
         fencing = self._fencing()
         fields: dict[str, Any] = {}
         revision = 0
-        graph, checkpoint = _Graph([], [], None), Checkpoint()
+        graph, checkpoint = _LashGraph([], [], None), Checkpoint()
         origin: dict[str, Any] = {"schema_version": database.version}
         if head is not None:
             fields = head.head
@@ -197,7 +197,7 @@ class _Gathering:
 
     # --- nodes ----------------------------------------------------------------------------------
 
-    def _graph(self, head_leaf: Any) -> _Graph:
+    def _graph(self, head_leaf: Any) -> _LashGraph:
         leaf = self._database.optional_text("the head", "leaf_node_id", head_leaf)
         drafts: list[NodeDraft] = []
         hidden: list[str] = []
@@ -218,7 +218,7 @@ class _Gathering:
             self._notes.add(_HEALED, leaf)
             said = [draft.id for draft in visible if message_in(draft.payload) is not None]
             leaf = said[-1] if said else None
-        return _Graph(drafts, hidden, leaf)
+        return _LashGraph(drafts, hidden, leaf)
 
     def _draft(self, node: str, text: Any) -> NodeDraft:
         database, place = self._database, f"node {node!r}"
@@ -236,7 +236,9 @@ class _Gathering:
         kept, cause = database.kept(place, payload), database.kept(place, given)
         if kept is not payload or cause is not given:
             self._notes.add(_AS_TEXT, node)
-        return NodeDraft(node, kept, parent, cause, frame or None, time)
+        return NodeDraft(
+            id=node, payload=kept, parent=parent, cause=cause, frame=frame or None, time=time
+        )
 
     def _with_parents(self, drafts: list[NodeDraft]) -> list[NodeDraft]:
         """The nodes; those whose parent does not exist become roots."""
@@ -375,7 +377,16 @@ class _Gathering:
         usage: list[Usage] = []
         written: dict[tuple[str, str], int] = {}
         for source, model, into, out, cached, reasoning, cache_written in self._database.usage():
-            usage.append(Usage(source, model, into, out, cached, reasoning))
+            usage.append(
+                Usage(
+                    source=source,
+                    model=model,
+                    input=into,
+                    output=out,
+                    cached_input=cached,
+                    reasoning=reasoning,
+                )
+            )
             if cache_written:
                 written[source, model] = written.get((source, model), 0) + cache_written
         return usage, [[*each, number] for each, number in written.items()]
@@ -388,14 +399,14 @@ class _Gathering:
             place = f"turn {turn!r}"
             given = self._database.number(place, "head_revision", result.get("head_revision", 0))
             receipts[turn] = SettledReceipt(
-                turns.VERSION,
-                _meaning(commit_hash),
+                version=turns.VERSION,
+                intent=_meaning(commit_hash),
                 # In a restored file, turns may have later revisions than the head.
-                min(given, revision),
-                _hash(result.get("checkpoint_ref")),
-                None,
-                (),
-                at_ms,
+                revision=min(given, revision),
+                manifest=_hash(result.get("checkpoint_ref")),
+                leaf=None,
+                nodes=(),
+                committed_at_ms=at_ms,
             )
             if given == revision:
                 made = turn
@@ -405,14 +416,14 @@ class _Gathering:
     def _attachments(self) -> list[Attachment]:
         return [
             Attachment(
-                name,
-                self._session,
-                uri or None,
-                None,
-                owner,
-                INTENT if committed is None else COMMITTED,
-                intent_at_ms,
-                committed,
+                id=name,
+                session=self._session,
+                uri=uri or None,
+                digest=None,
+                owner=owner,
+                state=INTENT if committed is None else COMMITTED,
+                intent_at_ms=intent_at_ms,
+                committed_at_ms=committed,
             )
             for name, uri, owner, intent_at_ms, committed in self._database.attachments(self._own)
         ]
@@ -427,7 +438,7 @@ class _Gathering:
 
     # --- meta -----------------------------------------------------------------------------------
 
-    def _meta(self, meta: MetaRow | None, graph: _Graph, origin: dict[str, Any]) -> SessionMeta:
+    def _meta(self, meta: MetaRow | None, graph: _LashGraph, origin: dict[str, Any]) -> SessionMeta:
         first_ms = _time_ms(graph.drafts[0].time) if graph.drafts else None
         if meta is None:
             return SessionMeta(self._session, self._session, first_ms or 0)
@@ -445,13 +456,13 @@ class _Gathering:
         if self._own != self._session:
             origin["session_id"] = self._own
         return SessionMeta(
-            self._session,
-            meta.name or self._session,
-            made_ms,
-            meta.model or None,
-            meta.cwd or None,
-            parent,
-            self._database.kept("the relation", relation.get("caused_by")),
+            session=self._session,
+            name=meta.name or self._session,
+            created_at_ms=made_ms,
+            model=meta.model or None,
+            cwd=meta.cwd or None,
+            parent=parent,
+            cause=self._database.kept("the relation", relation.get("caused_by")),
         )
 
 

@@ -288,13 +288,13 @@ class SessionStore:
         being pending, so ``set_pending`` has nothing left to do.
         """
         message = NewMessage(
-            role,
-            content,
-            name,
-            encode_calls(tool_calls) if tool_calls else None,
-            tool_call_id,
-            round_index,
-            kept(meta) if meta else None,
+            role=role,
+            content=content,
+            name=name,
+            tool_calls=encode_calls(tool_calls) if tool_calls else None,
+            tool_call_id=tool_call_id,
+            round=round_index,
+            meta=kept(meta) if meta else None,
         )
         with _known(session_id):
             return self.log.append(session_id, message)

@@ -27,7 +27,6 @@ from casstore.compat.importing import (
 from casstore.compat.power_loop import encode_calls, kept
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
-    ConditionFailedError,
     ForeignSourceError,
     InvalidInputError,
 )
@@ -48,7 +47,7 @@ from casstore.records.log.messages import call_ids, nodes_of, payload_of
 from casstore.records.log.state import LogState, MessageOrder, runs_of
 from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import keys
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import read_again, transaction
 from casstore.session.records import Draft
 from casstore.store import Store, check_store
 
@@ -156,7 +155,7 @@ def import_power_loop(
     tables = LogTables(store)
     with SqliteSource(source) as database:
         _require_known(database)
-        parts: list[Part] = [_Messages(database, tables), _Sessions(database, tables)]
+        parts: list[Part] = [_MessagePart(database, tables), _RestPart(database, tables)]
         return run(
             "power-loop", database, store, parts,
             notes=_orphans(database), dry_run=dry_run, progress=progress,
@@ -184,7 +183,7 @@ def _orphans(source: SqliteSource) -> Iterator[ImportNote]:
             yield ImportNote(f"{table} of no session, left out", number)
 
 
-class _Messages(RowPart[tuple[str, Arrived]]):
+class _MessagePart(RowPart[tuple[str, Arrived]]):
     """The messages, session by session. A session is visible once all of it is written."""
 
     name = "messages"
@@ -226,7 +225,7 @@ class _Messages(RowPart[tuple[str, Arrived]]):
         Intake(self._tables, rows[0][0]).add([message for _, message in rows])
 
 
-class _Sessions(RowPart[Rest]):
+class _RestPart(RowPart[Rest]):
     """The sessions, parents first. Writing its row makes a session visible."""
 
     name = "sessions"
@@ -364,19 +363,16 @@ class _Sessions(RowPart[Rest]):
 
     def store(self, rows: Sequence[Rest]) -> None:
         [rest] = rows
+        self._store_rest(rest)
+
+    @transaction("the parent of session {rest.row.session!r}")
+    def _store_rest(self, rest: Rest) -> None:
         tables, session = self._tables, rest.row.session
-        attempts = Attempts(f"the parent of session {session!r}")
-        while True:
-            attempts.begin()
-            draft = Draft(tables.store)
-            row = tree.below_parent(tables, draft, rest.row, _NO_LIMIT)
-            try:
-                intake = Intake(tables, session)
-                intake.require_none_behind(self._last(session))
-                intake.finish([], rest._replace(row=row), draft)
-            except ConditionFailedError:
-                continue
-            return
+        draft = Draft(tables.store)
+        row = tree.below_parent(tables, draft, rest.row, _NO_LIMIT)
+        intake = Intake(tables, session)
+        intake.require_none_behind(self._last(session))
+        intake.finish([], rest._replace(row=row), draft)
 
 
 # --- conversion -----------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from casstore.engine.protocol import DeleteRow, RowIs, RowKey
-from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
+from casstore.maintenance.rows import decoded
 from casstore.session import attachments, keys
 from casstore.session.arguments import check_kind
+from casstore.session.attempts import write_unchanged
 from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
@@ -73,5 +74,5 @@ def forget_condemned(store: Store, condemned: Condemned) -> bool:
     found = attachments.decode("", row)
     if (found.state, found.uri) != (attachments.CONDEMNED, condemned.uri):
         return False
-    change = ConditionalChange(RowIs(*place, row), [DeleteRow(*place)])
-    return bool(list(apply_changes(store.engine, [change])))
+    change = Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)])
+    return bool(list(write_unchanged(store.engine, [change])))

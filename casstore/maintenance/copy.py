@@ -26,7 +26,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    ConditionFailedError,
     InvalidInputError,
     SessionDeletedError,
     SessionDivergedError,
@@ -42,7 +41,7 @@ from casstore.maintenance.transfer.rows import CARRIED, label_revision, owner
 from casstore.objects import graph
 from casstore.session import catalogue, keys, pins
 from casstore.session.arguments import check_flag, list_of
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
 from casstore.session.state import (
@@ -384,20 +383,14 @@ class _Copying:
     def copy_deletions(self) -> None:
         """Delete in the target the sessions that were deleted in the source."""
         for row in scan(self._source, "tombstones", b"", None):
-            attempts = Attempts("a session that was deleted in the source")
-            while True:
-                attempts.begin()
-                try:
-                    self._delete_session(row)
-                    break
-                except ConditionFailedError:
-                    continue
+            self._delete_session(row)
 
+    @transaction("a session that was deleted in the source")
     def _delete_session(self, tombstone: Row) -> None:
-        """Delete a session in the target; ConditionFailedError if it was created just now.
+        """Delete a session in the target.
 
-        If it is interrupted, the next copy continues: it finds the row of the unfinished deletion,
-        or no tombstone.
+        If it is interrupted, the next attempt or copy continues: it finds the row of the unfinished
+        deletion, or no tombstone.
         """
         key = tombstone.key
         places = [tombstone_key(key), keys.unfinished(key), head_key(key), meta_key(key)]
@@ -469,6 +462,7 @@ def _node_ids(runtime: Runtime, row: HeadRow) -> set[str]:
     return {node.id for node in headers}
 
 
+@transaction("the target")
 def is_same_store(source: Engine, target: Engine) -> bool:
     """Whether a row that is written to ``target`` can be read from ``source``.
 
@@ -478,21 +472,19 @@ def is_same_store(source: Engine, target: Engine) -> bool:
     """
     if source is target:
         return True
-    attempts = Attempts("the target")
-    while True:
-        attempts.begin()
-        before, there, after = _sign(target), _sign(source), _sign(target)
-        if before != after:
-            continue  # another process has just written one
-        if there != before:
-            return False
-        put = PutRow(*keys.sign(), secrets.token_bytes(_SIGN_BYTES))
-        target.write(Write(rows=[put]))
-        if _sign(source) == put.value:
-            return True
-        if _sign(target) == put.value:
-            # The target had it while the source was read.
-            return False
+    before, there, after = _sign(target), _sign(source), _sign(target)
+    if before != after:
+        raise ChangedMeanwhile  # another process has just written one
+    if there != before:
+        return False
+    put = PutRow(*keys.sign(), secrets.token_bytes(_SIGN_BYTES))
+    target.write(Write(rows=[put]))
+    if _sign(source) == put.value:
+        return True
+    if _sign(target) != put.value:
+        raise ChangedMeanwhile
+    # The target had it while the source was read.
+    return False
 
 
 def _sign(engine: Engine) -> bytes | None:

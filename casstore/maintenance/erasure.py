@@ -28,7 +28,7 @@ from casstore.maintenance.rows import decoded
 from casstore.maintenance.sharing import Root, Sharing
 from casstore.session import attachments, catalogue, keys, pins, subjects
 from casstore.session.arguments import check_count, check_flag, check_kind, list_of
-from casstore.session.attempts import transact
+from casstore.session.attempts import transact, transaction
 from casstore.session.catalogue import KnownSession
 from casstore.session.scanning import scan
 from casstore.session.state import (
@@ -527,6 +527,7 @@ def _unpin(
     )
 
 
+@transaction("the pin {name!r}")
 def _remove_pin(
     runtime: Runtime, subject: str, name: str, digest: str, owners: Sequence[bytes]
 ) -> bool:
@@ -534,22 +535,18 @@ def _remove_pin(
     place = RowKey("pins", keys.part(name, "a name"))
     about = [keys.subjects(key) for key in owners]
     deleted = [tombstone_key(key) for key in owners]
-
-    def remove() -> bool:
-        row, *rows = runtime.engine.get_rows([place, *about, *deleted])
-        if row is None or pins.decode_pin(row).digest.hex() != digest:
-            return False
-        named, gone = rows[: len(about)], rows[len(about) :]
-        if owners and not any(
-            tombstone is not None or subject in subjects.decode(one)
-            for one, tombstone in zip(named, gone, strict=True)
-        ):
-            return False
-        conditions: list[Condition] = [
-            RowIs(*place, row),
-            *[RowIs(*one, known) for one, known in zip(about, named, strict=True)],
-        ]
-        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
-        return True
-
-    return transact(f"the pin {name!r}", remove)
+    row, *rows = runtime.engine.get_rows([place, *about, *deleted])
+    if row is None or pins.decode_pin(row).digest.hex() != digest:
+        return False
+    named, gone = rows[: len(about)], rows[len(about) :]
+    if owners and not any(
+        tombstone is not None or subject in subjects.decode(one)
+        for one, tombstone in zip(named, gone, strict=True)
+    ):
+        return False
+    conditions: list[Condition] = [
+        RowIs(*place, row),
+        *[RowIs(*one, known) for one, known in zip(about, named, strict=True)],
+    ]
+    runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+    return True

@@ -8,26 +8,23 @@ row: objects that gc may collect have no row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
     Engine,
     Row,
-    RowChange,
     RowKey,
     RowLapsed,
     Write,
 )
-from casstore.errors import ConditionFailedError, CorruptionError, FormatError
+from casstore.errors import CorruptionError, FormatError
 from casstore.maintenance.progress import Phase, Progress
 from casstore.session import pins
+from casstore.session.attempts import write_unchanged
 from casstore.session.scanning import scan
-
-_BATCH: Final = 1024
 
 Stored = TypeVar("Stored")
 Decoded = TypeVar("Decoded")
@@ -47,36 +44,6 @@ def _unreadable(place: RowKey, exc: Exception) -> str:
     return f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
 
 
-class ConditionalChange(NamedTuple):
-    """Changes of rows, and the condition for them."""
-
-    condition: Condition
-    rows: Sequence[RowChange]
-
-
-def apply_changes(
-    engine: Engine, changes: Iterable[ConditionalChange]
-) -> Iterator[ConditionalChange]:
-    """Write changes, many in one transaction; yields those whose conditions held."""
-    ahead = iter(changes)
-    while waiting := list(islice(ahead, _BATCH)):
-        yield from _apply(engine, waiting)
-
-
-def _apply(engine: Engine, waiting: list[ConditionalChange]) -> list[ConditionalChange]:
-    while waiting:
-        conditions = [one.condition for one in waiting]
-        rows = [row for one in waiting for row in one.rows]
-        try:
-            engine.write(Write(conditions=conditions, rows=rows))
-        except ConditionFailedError as exc:
-            # The row was changed or removed since it was read.
-            del waiting[exc.index]
-            continue
-        break
-    return waiting
-
-
 def remove_rows(
     engine: Engine,
     table: str,
@@ -87,14 +54,14 @@ def remove_rows(
     """Remove rows for which ``condition_of`` returns a condition, if it holds; returns how many."""
     report = Phase(progress, "expire", f"rows of {table}")
 
-    def removals() -> Iterator[ConditionalChange]:
+    def removals() -> Iterator[Write]:
         for seen, row in enumerate(scan(engine, table, *bounds)):
             report.now_and_then(seen + 1)
             condition = condition_of(row)
             if condition is not None:
-                yield ConditionalChange(condition, [DeleteRow(table, row.key)])
+                yield Write(conditions=[condition], rows=[DeleteRow(table, row.key)])
 
-    return sum(1 for _ in apply_changes(engine, removals()))
+    return sum(1 for _ in write_unchanged(engine, removals()))
 
 
 def remove_pins(engine: Engine, progress: Progress | None = None) -> int:

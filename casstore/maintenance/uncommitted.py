@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey
+from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey, Write
 from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
-from casstore.maintenance.rows import ConditionalChange, apply_changes, decoded
+from casstore.maintenance.rows import decoded
 from casstore.session import attachments, catalogue, keys, marks
 from casstore.session.arguments import check_count
+from casstore.session.attempts import write_unchanged
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Attachment
 from casstore.session.scanning import scan
@@ -122,14 +123,14 @@ def sweep_uncommitted(store: Store, *, older_than_ms: int) -> GivenUp:
     removed = condemned = 0
     changes = (_change(row) for row, _ in _rows(store, older_than_ms))
     wanted = (change for change in changes if change is not None)
-    for change in apply_changes(store.engine, wanted):
+    for change in write_unchanged(store.engine, wanted):
         is_removed = isinstance(change.rows[0], DeleteRow)
         removed += is_removed
         condemned += not is_removed
     return GivenUp(removed, condemned)
 
 
-def _change(row: Row) -> ConditionalChange | None:
+def _change(row: Row) -> Write | None:
     """The change that gives an attachment up; None if it is condemned already."""
     place = RowKey("attachments", row.key)
     left = attachments.condemned("", row.value)
@@ -138,7 +139,7 @@ def _change(row: Row) -> ConditionalChange | None:
     change = DeleteRow(*place) if left is None else PutRow(*place, left)
     # The mark: deleting a session as a whole lists its attachments first, and must notice this.
     mark = marks.put_mark(keys.session_part(row.key), 0)
-    return ConditionalChange(RowIs(*place, row.value), [change, mark])
+    return Write(conditions=[RowIs(*place, row.value)], rows=[change, mark])
 
 
 def give_up(store: Store, one: Uncommitted) -> bool:
@@ -165,4 +166,4 @@ def give_up(store: Store, one: Uncommitted) -> bool:
     if (found.state, found.intent_at_ms) != (one.state, one.intent_at_ms):
         return False
     change = _change(Row(one.key, row))
-    return change is None or bool(list(apply_changes(store.engine, [change])))
+    return change is None or bool(list(write_unchanged(store.engine, [change])))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from casstore.engine.protocol import Condition, PutRow, RowIs, RowKey, Write
 from casstore.errors import (
-    ConditionFailedError,
     HeadConflictError,
     InvalidInputError,
     SessionNotFoundError,
@@ -24,13 +23,14 @@ from casstore.errors import (
 from casstore.format.digest import Digest
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, commit, keys, leases, marks, tombstones, turns
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.data import Commit, CommitResult, Lease, Origin
 from casstore.session.scanning import scan
 from casstore.session.state import ADOPT, HeadRow, Runtime, State, head_key, move_head, written_at
 from casstore.session.turns import SettledReceipt, decode_receipt
 
 
+@transaction("session {session!r}")
 def adopt(
     runtime: Runtime,
     session: str,
@@ -47,41 +47,33 @@ def adopt(
     commit.bind(session, change)
     if key == other_key:
         raise InvalidInputError(f"session {session!r} cannot adopt itself; rewind it instead")
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        head_row, lease_row = runtime.rows(session, [leases.lease_key(key)])
-        fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
-        if head_row is None:
-            raise SessionNotFoundError(session)
-        # From the same snapshot as the lease: a later head may be the next lease owner's commit.
-        state = runtime.state_of(key, head_row)
-        if expected is not None and expected != state.head.revision:
-            raise HeadConflictError(session, expected, state.head.revision)
-        theirs = runtime.get(other)
-        writer = PieceWriter()
-        head = _head(runtime, other, state, theirs, writer)
-        conditions: list[Condition] = [
-            fenced,
-            RowIs(*head_key(key), state.row),
-            RowIs(*head_key(other_key), theirs.row),
-        ]
-        put, changes = move_head(key, state, head, label)
-        coming = _receipts(runtime, key, other, theirs, head.revision)
-        new = _lacking(runtime, [*coming, *_attachments(runtime, session, other)])
-        conditions += [RowIs(one.table, one.key, None) for one in new]
-        changes += new
-        if any(one.table == "attachments" for one in new):
-            changes.append(marks.put_mark(key, 0))
-        try:
-            done = runtime.engine.write(Write(writer.objects, conditions, changes))
-        except ConditionFailedError:
-            continue
-        row, head = written_at(head, put, done.now_ms)
-        runtime.remember(key, theirs._replace(row=row, head=head, lease=lease_row))
-        return CommitResult(
-            head.revision, Digest(head.manifest), theirs.manifest.leaf_id, (), False
-        )
+    head_row, lease_row = runtime.rows(session, [leases.lease_key(key)])
+    fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
+    if head_row is None:
+        raise SessionNotFoundError(session)
+    # From the same snapshot as the lease: a later head may be the next lease owner's commit.
+    state = runtime.state_of(key, head_row)
+    if expected is not None and expected != state.head.revision:
+        raise HeadConflictError(session, expected, state.head.revision)
+    theirs = runtime.get(other)
+    writer = PieceWriter()
+    head = _head(runtime, other, state, theirs, writer)
+    conditions: list[Condition] = [
+        fenced,
+        RowIs(*head_key(key), state.row),
+        RowIs(*head_key(other_key), theirs.row),
+    ]
+    put, changes = move_head(key, state, head, label)
+    coming = _receipts(runtime, key, other, theirs, head.revision)
+    new = _lacking(runtime, [*coming, *_attachments(runtime, session, other)])
+    conditions += [RowIs(one.table, one.key, None) for one in new]
+    changes += new
+    if any(one.table == "attachments" for one in new):
+        changes.append(marks.put_mark(key, 0))
+    done = runtime.engine.write(Write(writer.objects, conditions, changes))
+    row, head = written_at(head, put, done.now_ms)
+    runtime.remember(key, theirs._replace(row=row, head=head, lease=lease_row))
+    return CommitResult(head.revision, Digest(head.manifest), theirs.manifest.leaf_id, (), False)
 
 
 def _head(

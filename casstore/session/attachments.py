@@ -34,7 +34,6 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     AttachmentNotFoundError,
     AttachmentStateError,
-    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
 )
@@ -43,7 +42,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count, list_of
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.data import Attachment
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -99,6 +98,7 @@ class Attachments:
         exists = [] if digest is None else [ObjectsExist((digest,))]
         return self._announce(attachment_id, _details(attachment_id, uri, digest, owner), exists)
 
+    @transaction("attachments of session {self._session!r}")
     def _announce(
         self,
         attachment_id: str,
@@ -108,22 +108,18 @@ class Attachments:
     ) -> Attachment:
         """Record an intent, under these conditions, and store these objects in the same write."""
         place = attachment_key(self._key, attachment_id)
-        attempts = Attempts(f"attachments of session {self._session!r}")
-        while True:
-            attempts.begin()
-            row = self._runtime.rows(self._session, [place])[1]
-            if row is not None:
-                known = decode(self._session, row)
-                if known.state == CONDEMNED:
-                    raise AttachmentStateError(self._session, attachment_id, CONDEMNED)
-                if known.state == COMMITTED:
-                    return known
-            put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
-            changes = [put, marks.put_mark(self._key, 0)]
-            done = self._write([RowIs(*place, row), *conditions], changes, objects)
-            if done is not None:
-                # Made from what was written: by now another process may have changed the row.
-                return decode(self._session, stamped(put, done.now_ms))
+        row = self._runtime.rows(self._session, [place])[1]
+        if row is not None:
+            known = decode(self._session, row)
+            if known.state == CONDEMNED:
+                raise AttachmentStateError(self._session, attachment_id, CONDEMNED)
+            if known.state == COMMITTED:
+                return known
+        put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
+        changes = [put, marks.put_mark(self._key, 0)]
+        done = self._write([RowIs(*place, row), *conditions], changes, objects)
+        # Made from what was written: by now another process may have changed the row.
+        return decode(self._session, stamped(put, done.now_ms))
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
         """Store bytes as a blob of this store, together with the intent; the id is their digest.
@@ -155,27 +151,25 @@ class Attachments:
         >>> [one.state for one in session.attachments.commit([image.id])]
         ['committed']
         """
-        wanted = list_of(attachment_ids, "attachment_ids")
+        return self._commit(list_of(attachment_ids, "attachment_ids"))
+
+    @transaction("attachments of session {self._session!r}")
+    def _commit(self, wanted: Sequence[str]) -> tuple[Attachment, ...]:
         places = [attachment_key(self._key, name) for name in wanted]
-        attempts = Attempts(f"attachments of session {self._session!r}")
-        while True:
-            attempts.begin()
-            rows = self._runtime.rows(self._session, places)[1:]
-            conditions, changes = commit_rows(self._session, wanted, places, rows)
-            done = self._write(conditions, changes)
-            if done is None:
-                continue
-            committed = {RowKey(put.table, put.key): put for put in changes}
-            return tuple(
-                [
-                    decode(
-                        self._session,
-                        stamped(committed[place], done.now_ms) if place in committed else row,
-                    )
-                    for place, row in zip(places, rows, strict=True)
-                    if row is not None
-                ]
-            )
+        rows = self._runtime.rows(self._session, places)[1:]
+        conditions, changes = commit_rows(self._session, wanted, places, rows)
+        done = self._write(conditions, changes)
+        committed = {RowKey(put.table, put.key): put for put in changes}
+        return tuple(
+            [
+                decode(
+                    self._session,
+                    stamped(committed[place], done.now_ms) if place in committed else row,
+                )
+                for place, row in zip(places, rows, strict=True)
+                if row is not None
+            ]
+        )
 
     def find(self, attachment_id: str) -> Attachment | None:
         """One attachment; None if no intent was recorded.
@@ -219,6 +213,7 @@ class Attachments:
         ]
         return sorted(found, key=lambda one: one.intent_at_ms)
 
+    @transaction("attachments of session {self._session!r}")
     def condemn(self, attachment_id: str) -> Attachment:
         """Forbid commits to refer to the attachment, so that its bytes can be deleted.
 
@@ -227,19 +222,17 @@ class Attachments:
         'condemned'
         """
         place = attachment_key(self._key, attachment_id)
-        attempts = Attempts(f"attachments of session {self._session!r}")
-        while True:
-            attempts.begin()
-            row = self._runtime.rows(self._session, [place])[1]
-            if row is None:
-                raise AttachmentNotFoundError(self._session, attachment_id)
-            known = decode(self._session, row)
-            if known.state == COMMITTED:
-                raise AttachmentStateError(self._session, attachment_id, COMMITTED)
-            condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
-            if self._write([RowIs(*place, row)], [PutRow(*place, condemned)]) is not None:
-                return known._replace(state=CONDEMNED)
+        row = self._runtime.rows(self._session, [place])[1]
+        if row is None:
+            raise AttachmentNotFoundError(self._session, attachment_id)
+        known = decode(self._session, row)
+        if known.state == COMMITTED:
+            raise AttachmentStateError(self._session, attachment_id, COMMITTED)
+        condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
+        self._write([RowIs(*place, row)], [PutRow(*place, condemned)])
+        return known._replace(state=CONDEMNED)
 
+    @transaction("attachments of session {self._session!r}")
     def forget(self, attachment_id: str) -> bool:
         """Remove an attachment that is not committed; False if there is none.
 
@@ -250,30 +243,24 @@ class Attachments:
         (True, None)
         """
         place = attachment_key(self._key, attachment_id)
-        attempts = Attempts(f"attachments of session {self._session!r}")
-        while True:
-            attempts.begin()
-            row = self._runtime.rows(self._session, [place])[1]
-            if row is None:
-                return False
-            if decode(self._session, row).state == COMMITTED:
-                raise AttachmentStateError(self._session, attachment_id, COMMITTED)
-            changes: list[RowChange] = [DeleteRow(*place), marks.put_mark(self._key, 0)]
-            if self._write([RowIs(*place, row)], changes) is not None:
-                return True
+        row = self._runtime.rows(self._session, [place])[1]
+        if row is None:
+            return False
+        if decode(self._session, row).state == COMMITTED:
+            raise AttachmentStateError(self._session, attachment_id, COMMITTED)
+        changes: list[RowChange] = [DeleteRow(*place), marks.put_mark(self._key, 0)]
+        self._write([RowIs(*place, row)], changes)
+        return True
 
     def _write(
         self,
         conditions: Sequence[Condition],
         rows: Sequence[RowChange],
         objects: Sequence[NewObject] = (),
-    ) -> WriteResult | None:
-        """Write; None if a condition fails, or the session was deleted."""
+    ) -> WriteResult:
+        """Write, on condition that the session was not deleted."""
         alive = RowIs("tombstones", self._key, None)
-        try:
-            return self._runtime.engine.write(Write(objects, [alive, *conditions], rows))
-        except ConditionFailedError:
-            return None
+        return self._runtime.engine.write(Write(objects, [alive, *conditions], rows))
 
     def _scan(self) -> builtins.list[bytes]:
         rows = list(scan(self._runtime.engine, "attachments", self._key, keys.past(self._key)))

@@ -25,7 +25,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     NotFoundError,
@@ -35,7 +34,7 @@ from casstore.errors import (
 from casstore.format import canonical
 from casstore.session import attachments, expiry, keys, subjects
 from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import read_again, transaction
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.loading import head_of
 from casstore.session.picking import picked
@@ -58,11 +57,12 @@ _OWN_TABLES: Final = ("attachments", "history", "leases", "queue", "receipts")
 _FIELDS: Final = ("name", "model", "cwd", "parent", "cause", "extra")
 
 
+@transaction("session {session!r}")
 def create(
     runtime: Runtime,
     session: str,
     *,
-    about: Sequence[str] = (),
+    about: tuple[str, ...] = (),
     ttl_ms: int | None = None,
     **given: Any,
 ) -> SessionMeta:
@@ -72,65 +72,53 @@ def create(
     """
     key = keys.session_key(session)
     name = given.pop("name")
-    wanted_subjects = subjects.checked(about)
     expires = [] if ttl_ms is None else [expiry.put(key, ttl_ms)]
     asked = SessionMeta(session, session if name is None else name, 0, **given)
     _encode(asked)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        head, row, known_about = runtime.rows(session, [meta_key(key), keys.subjects(key)])
-        if row is not None:
-            if wanted_subjects:
-                subjects.change(runtime, session, add=wanted_subjects)
-            return decode_meta(key, row)
-        wanted, stamps = asked, [Stamp(0)]
-        if head is not None:
-            # The session exists without a meta row: keep the time of its first commit or fork.
-            known = _meta_of_head(session, decode_head(head))
-            parent = known.parent if asked.parent is None else asked.parent
-            wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
-            stamps = []
-        conditions = [
-            RowIs(*tombstone_key(key), None),
-            RowIs(*meta_key(key), None),
-            RowIs(*head_key(key), head),
-        ]
-        changes: list[RowChange] = [PutRow(*meta_key(key), _encode(wanted), stamps), *expires]
-        if wanted_subjects:
-            before = subjects.decode(known_about)
-            conditions.append(RowIs(*keys.subjects(key), known_about))
-            after = subjects.checked((*before, *wanted_subjects))
-            changes += subjects.changes(session, key, before, after)
-        try:
-            done = runtime.engine.write(Write(conditions=conditions, rows=changes))
-        except ConditionFailedError:
-            continue
-        return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
+    head, row, known_about = runtime.rows(session, [meta_key(key), keys.subjects(key)])
+    if row is not None:
+        if about:
+            subjects.change(runtime, session, add=about)
+        return decode_meta(key, row)
+    wanted, stamps = asked, [Stamp(0)]
+    if head is not None:
+        # The session exists without a meta row: keep the time of its first commit or fork.
+        known = _meta_of_head(session, decode_head(head))
+        parent = known.parent if asked.parent is None else asked.parent
+        wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
+        stamps = []
+    conditions = [
+        RowIs(*tombstone_key(key), None),
+        RowIs(*meta_key(key), None),
+        RowIs(*head_key(key), head),
+    ]
+    changes: list[RowChange] = [PutRow(*meta_key(key), _encode(wanted), stamps), *expires]
+    if about:
+        before = subjects.decode(known_about)
+        conditions.append(RowIs(*keys.subjects(key), known_about))
+        after = subjects.checked((*before, *about))
+        changes += subjects.changes(session, key, before, after)
+    done = runtime.engine.write(Write(conditions=conditions, rows=changes))
+    return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
 
 
+@transaction("session {session!r}")
 def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMeta:
     """Change fields of a session's metadata, and create its meta row if it has none."""
     strange = [name for name in changes if name not in _FIELDS]
     if strange:
         raise InvalidInputError(f"unknown field {strange[0]!r}; use {', '.join(_FIELDS)}")
     key = keys.session_key(session)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        row = runtime.rows(session, [meta_key(key)])[1]
-        known = decode_meta(key, row) if row is not None else _derived(runtime, session)
-        wanted = known._replace(**changes)
-        conditions: list[Condition] = [
-            RowIs(*meta_key(key), row),
-            RowIs(*tombstone_key(key), None),
-        ]
-        put = PutRow(*meta_key(key), _encode(wanted))
-        try:
-            runtime.engine.write(Write(conditions=conditions, rows=[put]))
-        except ConditionFailedError:
-            continue
-        return wanted
+    row = runtime.rows(session, [meta_key(key)])[1]
+    known = decode_meta(key, row) if row is not None else _derived(runtime, session)
+    wanted = known._replace(**changes)
+    conditions: list[Condition] = [
+        RowIs(*meta_key(key), row),
+        RowIs(*tombstone_key(key), None),
+    ]
+    put = PutRow(*meta_key(key), _encode(wanted))
+    runtime.engine.write(Write(conditions=conditions, rows=[put]))
+    return wanted
 
 
 def find_meta(runtime: Runtime, session: str) -> SessionMeta:
@@ -316,27 +304,23 @@ def delete(runtime: Runtime, session: str) -> bool:
     transaction deletes the session for all readers. Later transactions remove its other rows in
     batches; if the process stops in between, calling again continues.
     """
-    key = keys.session_key(session)
-    there = False
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        wanted = [tombstone_key(key), head_key(key), meta_key(key)]
-        deleted, head, meta = runtime.engine.get_rows(wanted)
-        begun = head is not None or meta is not None
-        there = deleted is None and (begun or _is_awaited(runtime, session, key))
-        if not there:
-            break
-        try:
-            # The head may move (``moving``): a fast writer must not prevent the deletion.
-            write = burial(KnownSession(key, head, meta), moving=True, session=session)
-            runtime.engine.write(write)
-        except ConditionFailedError:
-            continue
-        break
-    if there or deleted is not None:
-        clear(runtime, session, key)
+    there = _begin_deletion(runtime, session)
+    finish(runtime, session)
     return there
+
+
+@transaction("session {session!r}")
+def _begin_deletion(runtime: Runtime, session: str) -> bool:
+    """Delete a session for all readers; False if it did not exist or was deleted before."""
+    key = keys.session_key(session)
+    wanted = [tombstone_key(key), head_key(key), meta_key(key)]
+    deleted, head, meta = runtime.engine.get_rows(wanted)
+    begun = head is not None or meta is not None
+    if deleted is not None or not (begun or _is_awaited(runtime, session, key)):
+        return False
+    # The head may move (``moving``): a fast writer must not prevent the deletion.
+    runtime.engine.write(burial(KnownSession(key, head, meta), moving=True, session=session))
+    return True
 
 
 def finish(runtime: Runtime, session: str) -> bool:

@@ -39,7 +39,7 @@ from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
 from casstore.session.arguments import check_count, check_kind, invalid, is_durable
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import Attempts, transaction
 from casstore.session.data import LAST, Commit, CommitResult, Entry, Lease
 from casstore.session.graph import EncodedNode, Grown
 from casstore.session.state import (
@@ -442,6 +442,7 @@ def _together(own: Write, also: Write) -> Write:
 # --- rewinding ----------------------------------------------------------------------------
 
 
+@transaction("session {session!r}")
 def rewind(
     runtime: Runtime,
     session: str,
@@ -456,39 +457,31 @@ def rewind(
     change = Commit(lease=lease, expected=expected, label=label)
     checked_commit(change)
     bind(session, change)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        rows = _read(runtime, session, key, change)
-        condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
-        if rows.head is None:
-            raise SessionNotFoundError(session)
-        # From the same snapshot as the lease: a later head may be the next lease owner's commit.
-        state = runtime.state_of(key, rows.head)
-        if expected is not None and expected != state.head.revision:
-            raise HeadConflictError(session, expected, state.head.revision)
-        target = runtime.at(session, to)
-        conditions = [condition, RowIs(*head_key(key), state.row)]
-        if target.row != state.row:
-            # The revision's objects must still be reachable when the head is written.
-            place = RowKey("history", keys.history(key, target.head.revision))
-            conditions.append(RowIs(*place, target.row))
-        head = state.head._replace(
-            revision=state.head.revision + 1,
-            manifest=target.head.manifest,
-            operation=REWIND,
-            turn=None,
-            rewound_to=target.head.revision,
-            adopted=None,
-        )
-        put, changes = move_head(key, state, head, label)
-        try:
-            done = runtime.engine.write(Write(conditions=conditions, rows=changes))
-        except ConditionFailedError:
-            continue
-        # Cached for the next commit.
-        row, head = written_at(head, put, done.now_ms)
-        runtime.remember(key, target._replace(row=row, head=head, lease=rows.lease))
-        return CommitResult(
-            head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
-        )
+    rows = _read(runtime, session, key, change)
+    condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
+    if rows.head is None:
+        raise SessionNotFoundError(session)
+    # From the same snapshot as the lease: a later head may be the next lease owner's commit.
+    state = runtime.state_of(key, rows.head)
+    if expected is not None and expected != state.head.revision:
+        raise HeadConflictError(session, expected, state.head.revision)
+    target = runtime.at(session, to)
+    conditions = [condition, RowIs(*head_key(key), state.row)]
+    if target.row != state.row:
+        # The revision's objects must still be reachable when the head is written.
+        place = RowKey("history", keys.history(key, target.head.revision))
+        conditions.append(RowIs(*place, target.row))
+    head = state.head._replace(
+        revision=state.head.revision + 1,
+        manifest=target.head.manifest,
+        operation=REWIND,
+        turn=None,
+        rewound_to=target.head.revision,
+        adopted=None,
+    )
+    put, changes = move_head(key, state, head, label)
+    done = runtime.engine.write(Write(conditions=conditions, rows=changes))
+    # Cached for the next commit.
+    row, head = written_at(head, put, done.now_ms)
+    runtime.remember(key, target._replace(row=row, head=head, lease=rows.lease))
+    return CommitResult(head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False)

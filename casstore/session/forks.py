@@ -30,7 +30,7 @@ from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
 from casstore.session import graph, keys, marks, subjects
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.commit import checked_commit
 from casstore.session.data import Commit, Head, Origin
 from casstore.session.loading import At, head_of
@@ -67,75 +67,85 @@ def fork(
     """
     subject = None if about is None else subjects.checked(about)
     change = checked_commit(Commit(append=append))
+    return _fork(runtime, source, target, at, node, subject, change)
+
+
+@transaction("session {source!r}")
+def _fork(
+    runtime: Runtime,
+    source: str,
+    target: str,
+    at: At,
+    node: str | None,
+    subject: tuple[str, ...] | None,
+    change: Commit,
+) -> Head:
     key, target_key = keys.session_key(source), keys.session_key(target)
-    attempts = Attempts(f"session {source!r}")
-    while True:
-        attempts.begin()
-        row, about_row = runtime.rows(source, [keys.subjects(key)])
-        if row is None:
-            raise SessionNotFoundError(source)
-        current = runtime.state_of(key, row)
-        state = current if at is None else runtime.at(source, at)
-        writer = PieceWriter()
-        stands = state._replace(lease=None)
-        digest = state.head.manifest
-        if node is not None:
-            stands = _at_node(runtime, source, current, state, node, writer)
-        # The hidden nodes are those of the source's head, whatever revision is shared.
-        hidden = current.head.hidden
-        if change.append:
-            inherits = stands._replace(head=state.head._replace(hidden=hidden))
-            stands, hidden = _grown(runtime, inherits, change, writer)
-        if stands.manifest is not state.manifest:
-            digest = writer.emit(Kind.MANIFEST, *encode_manifest(stands.manifest))
-            if stands.manifest.tips.outlined:
-                # A long map is changed step by step; drop the pieces of intermediate results.
-                writer.keep_reachable(digest)
-        head = HeadRow(
-            revision=state.head.revision + bool(change.append),
-            created_at_ms=0,
-            committed_at_ms=0,
-            manifest=digest,
-            hidden=hidden,
-            operation=FORK,
-            turn=None,
-            rewound_to=None,
-            origin=Origin(source, state.head.revision, node),
-            adopted=None,
-            long_id=target if keys.is_cut(target) else None,
-        )
-        put, changes = move_head(target_key, None, head)
-        conditions: list[Condition] = [
-            RowIs(*head_key(target_key), None),
-            RowIs(*meta_key(target_key), None),
-            RowIs(*tombstone_key(target_key), None),
-            # The shared objects must still be reachable when the fork's row is written, and not
-            # only from a leftover row of a deleted session.
-            RowIs(*_where(key, current, state), state.row),
-            RowIs(*tombstone_key(key), None),
-        ]
-        if state.row != current.row and head.hidden is not None:
-            conditions.append(RowIs(*head_key(key), current.row))
-        if subject is None:
-            conditions.append(RowIs(*keys.subjects(key), about_row))
-        taken = subjects.decode(about_row) if subject is None else subject
-        if taken:
-            changes += subjects.changes(target, target_key, (), taken)
-        if state.row != current.row:
-            changes.append(marks.put_mark(key, state.head.revision))
-        try:
-            done = runtime.engine.write(Write(writer.objects, conditions, changes))
-        except ConditionFailedError as exc:
-            if exc.index < 2:
-                raise SessionExistsError(target) from exc
-            if exc.index == 2:
-                raise SessionDeletedError(target) from exc
-            continue
-        row, head = written_at(head, put, done.now_ms)
-        made = stands._replace(row=row, head=head)
-        # Cached for the first commit.
-        runtime.remember(target_key, made)
-        return head_of(target, made)
+    row, about_row = runtime.rows(source, [keys.subjects(key)])
+    if row is None:
+        raise SessionNotFoundError(source)
+    current = runtime.state_of(key, row)
+    state = current if at is None else runtime.at(source, at)
+    writer = PieceWriter()
+    stands = state._replace(lease=None)
+    digest = state.head.manifest
+    if node is not None:
+        stands = _at_node(runtime, source, current, state, node, writer)
+    # The hidden nodes are those of the source's head, whatever revision is shared.
+    hidden = current.head.hidden
+    if change.append:
+        inherits = stands._replace(head=state.head._replace(hidden=hidden))
+        stands, hidden = _grown(runtime, inherits, change, writer)
+    if stands.manifest is not state.manifest:
+        digest = writer.emit(Kind.MANIFEST, *encode_manifest(stands.manifest))
+        if stands.manifest.tips.outlined:
+            # A long map is changed step by step; drop the pieces of intermediate results.
+            writer.keep_reachable(digest)
+    head = HeadRow(
+        revision=state.head.revision + bool(change.append),
+        created_at_ms=0,
+        committed_at_ms=0,
+        manifest=digest,
+        hidden=hidden,
+        operation=FORK,
+        turn=None,
+        rewound_to=None,
+        origin=Origin(source, state.head.revision, node),
+        adopted=None,
+        long_id=target if keys.is_cut(target) else None,
+    )
+    put, changes = move_head(target_key, None, head)
+    conditions: list[Condition] = [
+        RowIs(*head_key(target_key), None),
+        RowIs(*meta_key(target_key), None),
+        RowIs(*tombstone_key(target_key), None),
+        # The shared objects must still be reachable when the fork's row is written, and not
+        # only from a leftover row of a deleted session.
+        RowIs(*_where(key, current, state), state.row),
+        RowIs(*tombstone_key(key), None),
+    ]
+    if state.row != current.row and head.hidden is not None:
+        conditions.append(RowIs(*head_key(key), current.row))
+    if subject is None:
+        conditions.append(RowIs(*keys.subjects(key), about_row))
+    taken = subjects.decode(about_row) if subject is None else subject
+    if taken:
+        changes += subjects.changes(target, target_key, (), taken)
+    if state.row != current.row:
+        changes.append(marks.put_mark(key, state.head.revision))
+    try:
+        done = runtime.engine.write(Write(writer.objects, conditions, changes))
+    except ConditionFailedError as exc:
+        if exc.index < 2:
+            raise SessionExistsError(target) from exc
+        if exc.index == 2:
+            raise SessionDeletedError(target) from exc
+        raise
+    row, head = written_at(head, put, done.now_ms)
+    made = stands._replace(row=row, head=head)
+    # Cached for the first commit.
+    runtime.remember(target_key, made)
+    return head_of(target, made)
 
 
 def _where(key: bytes, current: State, state: State) -> RowKey:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, read_again, transaction
 from casstore.session.data import Entry
 from casstore.session.loading import At
 from casstore.session.scanning import scan
@@ -99,6 +98,7 @@ def entry(runtime: Runtime, session: str, at: At) -> Entry:
     return public_entry(session, state.head, labels.get(state.head.revision, ()))
 
 
+@transaction("session {session!r}")
 def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     """Set a label to a revision; if it exists, it moves.
 
@@ -106,45 +106,35 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     labels of the revision would mean reading all labels of the session.
     """
     key = keys.session_key(session)
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        state = runtime.at(session, at)
-        revision = state.head.revision
-        row = keys.history(key, revision)
-        current = runtime.rows(session)[0] == state.row
-        if at is None and not current:
-            continue  # the head has moved; the label is for the head at the time of the write
-        place = head_key(key) if current else RowKey("history", row)
-        # The session's mark changes, too: retention must not delete a labelled session as idle.
-        changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
-        if not current:
-            changes.append(marks.put_mark(key, revision))
-        try:
-            runtime.engine.write(
-                Write(
-                    conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
-                    rows=changes,
-                )
-            )
-        except ConditionFailedError:
-            continue  # the head has moved, and the revision is in history now
-        return public_entry(session, state.head, (name,))
+    state = runtime.at(session, at)
+    revision = state.head.revision
+    row = keys.history(key, revision)
+    current = runtime.rows(session)[0] == state.row
+    if at is None and not current:
+        raise ChangedMeanwhile  # the label is for the head at the time of the write
+    place = head_key(key) if current else RowKey("history", row)
+    # The session's mark changes, too: retention must not delete a labelled session as idle.
+    changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
+    if not current:
+        changes.append(marks.put_mark(key, revision))
+    # Fails if the head has moved meanwhile: then the revision is in history.
+    runtime.engine.write(
+        Write(
+            conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
+            rows=changes,
+        )
+    )
+    return public_entry(session, state.head, (name,))
 
 
+@transaction("session {session!r}")
 def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Remove a label; False if there was none."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        row = runtime.rows(session, [place])[1]
-        if row is None:
-            return False
-        conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
-        try:
-            runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
-        except ConditionFailedError:
-            continue  # another process moved or removed the label, or deleted the session
-        return True
+    row = runtime.rows(session, [place])[1]
+    if row is None:
+        return False
+    conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
+    runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+    return True

@@ -37,7 +37,7 @@ from casstore.errors import (
 from casstore.format.digest import plain_hash
 from casstore.session import keys
 from casstore.session.arguments import check_kind, check_ms, check_positive, check_seconds
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.data import Lease
 from casstore.session.state import Runtime
 from casstore.session.waiting import until
@@ -134,33 +134,26 @@ def claim(
     return lease
 
 
+@transaction("the lease of session {session!r}")
 def _claim(
     runtime: Runtime, session: str, owner: str, ttl_ms: int
 ) -> tuple[Lease, None] | tuple[None, Lease]:
     """The lease that was claimed, and None; or None, and the live lease that prevents it."""
     key = keys.session_key(session)
-    attempts = Attempts(f"the lease of session {session!r}")
-    while True:
-        attempts.begin()
-        row = runtime.rows(session, [lease_key(key)])[1]
-        fencing = 0
-        condition: Condition = RowIs("leases", key, None)
-        if row is not None:
-            last = decode_lease(session, row)
-            if last.expires_at_ms > runtime.engine.now_ms():
-                return None, last
-            fencing, condition = last.fencing, RowLapsed("leases", key, row, _EXPIRES_AT)
-        lease = Lease(session, owner, secrets.token_bytes(_TOKEN_BYTES), fencing + 1, 0, 0)
-        put = _put(key, lease, ttl_ms, stamp_claim=True)
-        try:
-            done = runtime.engine.write(
-                Write(conditions=(RowIs("tombstones", key, None), condition), rows=(put,))
-            )
-        except ConditionFailedError:
-            # The row has changed: another process has claimed or released the lease, or deleted
-            # the session. The next attempt reads which.
-            continue
-        return decode_lease(session, stamped(put, done.now_ms)), None
+    row = runtime.rows(session, [lease_key(key)])[1]
+    fencing = 0
+    condition: Condition = RowIs("leases", key, None)
+    if row is not None:
+        last = decode_lease(session, row)
+        if last.expires_at_ms > runtime.engine.now_ms():
+            return None, last
+        fencing, condition = last.fencing, RowLapsed("leases", key, row, _EXPIRES_AT)
+    lease = Lease(session, owner, secrets.token_bytes(_TOKEN_BYTES), fencing + 1, 0, 0)
+    put = _put(key, lease, ttl_ms, stamp_claim=True)
+    done = runtime.engine.write(
+        Write(conditions=(RowIs("tombstones", key, None), condition), rows=(put,))
+    )
+    return decode_lease(session, stamped(put, done.now_ms)), None
 
 
 def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
@@ -196,26 +189,21 @@ def renew(runtime: Runtime, session: str, lease: Lease, ttl_ms: int) -> Lease:
     return decode_lease(session, stamped(put, done.now_ms))
 
 
+@transaction("the lease of session {session!r}")
 def release(runtime: Runtime, session: str, lease: Lease) -> bool:
     """Release a lease; False if it is not the current one."""
     bind(session, lease)
     key = keys.session_key(session)
-    attempts = Attempts(f"the lease of session {session!r}")
-    while True:
-        attempts.begin()
-        row = runtime.rows(session, [lease_key(key)])[1]
-        if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
-            return False
-        try:
-            runtime.engine.write(
-                Write(
-                    conditions=(RowIs("leases", key, row),),
-                    rows=(put_released(key, decode_lease(session, row)),),
-                )
-            )
-        except ConditionFailedError:
-            continue  # another thread or process has renewed or released the lease
-        return True
+    row = runtime.rows(session, [lease_key(key)])[1]
+    if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
+        return False
+    runtime.engine.write(
+        Write(
+            conditions=(RowIs("leases", key, row),),
+            rows=(put_released(key, decode_lease(session, row)),),
+        )
+    )
+    return True
 
 
 def _is_released(row: bytes) -> bool:

@@ -21,7 +21,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    ConditionFailedError,
     CorruptionError,
     NameTakenError,
 )
@@ -29,7 +28,7 @@ from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.session import keys, marks
 from casstore.session.arguments import check_ms, check_text
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -40,6 +39,7 @@ _DIGEST: Final = 16
 _DETAILS: Final = 48
 
 
+@transaction("the pin {name!r}")
 def put(
     runtime: Runtime,
     name: str,
@@ -68,30 +68,24 @@ def put(
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(EXPIRES_AT, ttl_ms))
-    attempts = Attempts(f"the pin {name!r}")
-    while True:
-        attempts.begin()
-        row = runtime.engine.get_rows([place])[0]
-        if row is not None and not move:
-            known, known_is_tag = _decode(row)
-            is_live = not _expired(known, runtime.engine.now_ms())
-            # A pin in place of a tag would release the object when the pin expires.
-            if known_is_tag and not is_tag:
-                raise NameTakenError(name, known.digest, is_tag=True)
-            if is_tag and is_live and known.digest != target:
-                raise NameTakenError(name, known.digest, is_tag=known_is_tag)
-        conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
-        try:
-            done = runtime.engine.write(
-                Write(
-                    conditions=conditions,
-                    rows=[PutRow(*place, value, stamps), marks.put_pin_mark(target)],
-                )
-            )
-        except ConditionFailedError:
-            continue
-        expires = None if ttl_ms is None else done.now_ms + ttl_ms
-        return Pin(name, target, done.now_ms, expires, note, session)
+    row = runtime.engine.get_rows([place])[0]
+    if row is not None and not move:
+        known, known_is_tag = _decode(row)
+        is_live = not _expired(known, runtime.engine.now_ms())
+        # A pin in place of a tag would release the object when the pin expires.
+        if known_is_tag and not is_tag:
+            raise NameTakenError(name, known.digest, is_tag=True)
+        if is_tag and is_live and known.digest != target:
+            raise NameTakenError(name, known.digest, is_tag=known_is_tag)
+    conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
+    done = runtime.engine.write(
+        Write(
+            conditions=conditions,
+            rows=[PutRow(*place, value, stamps), marks.put_pin_mark(target)],
+        )
+    )
+    expires = None if ttl_ms is None else done.now_ms + ttl_ms
+    return Pin(name, target, done.now_ms, expires, note, session)
 
 
 def put_tag(name: str, digest: bytes) -> PutRow:
@@ -114,20 +108,15 @@ def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
     return RowIs(*place, row)
 
 
+@transaction("the pin {name!r}")
 def remove(runtime: Runtime, name: str) -> bool:
     """Remove a tag or pin; False if there was none."""
     place = RowKey("pins", keys.part(name, "a name"))
-    attempts = Attempts(f"the pin {name!r}")
-    while True:
-        attempts.begin()
-        row = runtime.engine.get_rows([place])[0]
-        if row is None:
-            return False
-        try:
-            runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
-        except ConditionFailedError:
-            continue
-        return True
+    row = runtime.engine.get_rows([place])[0]
+    if row is None:
+        return False
+    runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+    return True
 
 
 def find(runtime: Runtime, name: str) -> Pin | None:

@@ -20,11 +20,11 @@ from casstore.engine.protocol import (
     Stamp,
     Write,
 )
-from casstore.errors import ConditionFailedError, CorruptionError
+from casstore.errors import CorruptionError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys, marks
 from casstore.session.arguments import check_ms
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.data import Protection
 from casstore.session.loading import At
 from casstore.session.scanning import scan
@@ -36,20 +36,16 @@ _CREATED_AT: Final = 8
 _DETAILS: Final = 16
 
 
+@transaction("session {session!r}")
 def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
     """Protect a revision for ``by``, replacing an earlier protection by it."""
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        revision, write = plan(runtime, session, at, by=by, ttl_ms=ttl_ms, note=note)
-        try:
-            done = runtime.engine.write(write)
-        except ConditionFailedError:
-            continue  # the head has moved, and the revision is in history now
-        until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
-        return Protection(session, revision, by, done.now_ms, until_ms, note)
+    revision, write = plan(runtime, session, at, by=by, ttl_ms=ttl_ms, note=note)
+    # Fails if the head has moved meanwhile: then the revision is in history.
+    done = runtime.engine.write(write)
+    until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
+    return Protection(session, revision, by, done.now_ms, until_ms, note)
 
 
 def plan(
@@ -102,33 +98,28 @@ def release(session: str, revision: int, *, by: str) -> DeleteRow:
     return DeleteRow(*keys.protection(keys.session_key(session), revision, by))
 
 
+@transaction("session {session!r}")
 def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> int:
     """End all protections by ``by``, or that of one revision; returns how many."""
     key = keys.session_key(session)
     keys.id_bytes(by, "by")
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        found = [
-            place
-            for place, protection in scan_protections(runtime, session)
-            if protection.by == by and revision in (None, protection.revision)
-        ]
-        _, *rows = runtime.rows(session, found)
-        if None in rows:
-            continue  # another process has removed some of them: its call counts those
-        if found:
-            still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
-            try:
-                runtime.engine.write(
-                    Write(
-                        conditions=[RowIs(*tombstone_key(key), None), *still],
-                        rows=[DeleteRow(*place) for place in found],
-                    )
-                )
-            except ConditionFailedError:
-                continue
-        return len(found)
+    found = [
+        place
+        for place, protection in scan_protections(runtime, session)
+        if protection.by == by and revision in (None, protection.revision)
+    ]
+    _, *rows = runtime.rows(session, found)
+    if None in rows:
+        raise ChangedMeanwhile  # another process has removed some of them: its call counts those
+    if found:
+        still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
+        runtime.engine.write(
+            Write(
+                conditions=[RowIs(*tombstone_key(key), None), *still],
+                rows=[DeleteRow(*place) for place in found],
+            )
+        )
+    return len(found)
 
 
 def list_protections(runtime: Runtime, session: str, *, lapsed: bool) -> list[Protection]:

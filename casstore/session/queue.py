@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
+    NewObject,
     PutRow,
     RowChange,
     RowIs,
@@ -29,7 +30,6 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import (
     ClaimLostError,
-    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     SessionBindingError,
@@ -41,7 +41,7 @@ from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_choice, check_count, check_kind, list_of
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, read_again, transaction
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -130,67 +130,63 @@ class Queue:
         if not queued:
             raise InvalidInputError("items must be a list of one item or more, got []")
         name = batch_id if batch_id is not None else secrets.token_hex(16)
+        batch = Batch(
+            id=name,
+            session=self._session,
+            seq=0,
+            items=tuple(queued),
+            source_key=source_key,
+            delivery=delivery,
+            slot=slot,
+            merge_key=merge_key,
+            available_at_ms=ready_ms,
+            enqueued_at_ms=0,
+            fence=0,
+            held_by=0,
+        )
         writer = PieceWriter()
-        digest = splitting.split(queued, writer.emit)
-        attempts = Attempts(f"the queue of session {self._session!r}")
-        while True:
-            attempts.begin()
-            known, counter = self._before_enqueuing(source_key, name)
-            if known is not None:
-                there = self._public_still([known])
-                if there is None:
-                    continue
-                return there[0]
-            seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
-            rows: list[RowChange] = [
-                PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
-                PutRow(
-                    *keys.queue_batch(self._key, seq),
-                    _encode(0, 0, ready_ms, digest, [name, source_key, delivery, slot, merge_key]),
-                    (Stamp(_ENQUEUED_AT),),
-                ),
-                PutRow(*keys.queue_id(self._key, name), seq.to_bytes(8, "big")),
-            ]
-            conditions: list[Condition] = [
-                RowIs("tombstones", self._key, None),
-                RowIs(*keys.queue_counter(self._key), counter),
-                RowIs(*keys.queue_id(self._key, name), None),
-            ]
-            if source_key is not None:
-                source = keys.queue_source(self._key, source_key)
-                rows.append(PutRow(*source, seq.to_bytes(8, "big")))
-                conditions.append(RowIs(*source, None))
-            try:
-                done = self._runtime.engine.write(Write(writer.objects, conditions, rows))
-            except ConditionFailedError:
-                continue
-            # Made from what was written: by now another process may have completed the batch.
-            return Batch(
-                name,
-                self._session,
-                seq,
-                tuple(queued),
-                source_key,
-                delivery,
-                slot,
-                merge_key,
-                ready_ms,
-                done.now_ms,
-                fence=0,
-                held_by=0,
-            )
+        return self._enqueue(batch, splitting.split(queued, writer.emit), writer.objects)
 
-    def _before_enqueuing(
-        self, source_key: str | None, name: str
-    ) -> tuple[_Queued | None, bytes | None]:
-        wanted = [keys.queue_counter(self._key), keys.queue_id(self._key, name)]
-        if source_key is not None:
-            wanted.append(keys.queue_source(self._key, source_key))
+    @transaction("the queue of session {self._session!r}")
+    def _enqueue(self, batch: Batch, items: bytes, objects: Sequence[NewObject]) -> Batch:
+        """Store a batch with the next number, unless a batch with its ``source_key`` is queued."""
+        known, counter = self._before_enqueuing(batch)
+        if known is not None:
+            return self._public([known])[0]
+        seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
+        details = [batch.id, batch.source_key, batch.delivery, batch.slot, batch.merge_key]
+        rows: list[RowChange] = [
+            PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
+            PutRow(
+                *keys.queue_batch(self._key, seq),
+                _encode(0, 0, batch.available_at_ms, items, details),
+                (Stamp(_ENQUEUED_AT),),
+            ),
+            PutRow(*keys.queue_id(self._key, batch.id), seq.to_bytes(8, "big")),
+        ]
+        conditions: list[Condition] = [
+            RowIs("tombstones", self._key, None),
+            RowIs(*keys.queue_counter(self._key), counter),
+            RowIs(*keys.queue_id(self._key, batch.id), None),
+        ]
+        if batch.source_key is not None:
+            source = keys.queue_source(self._key, batch.source_key)
+            rows.append(PutRow(*source, seq.to_bytes(8, "big")))
+            conditions.append(RowIs(*source, None))
+        done = self._runtime.engine.write(Write(objects, conditions, rows))
+        # Made from what was written: by now another process may have completed the batch.
+        return batch._replace(seq=seq, enqueued_at_ms=done.now_ms)
+
+    def _before_enqueuing(self, batch: Batch) -> tuple[_Queued | None, bytes | None]:
+        """The queued batch with the same ``source_key``, if any, and the row of the counter."""
+        wanted = [keys.queue_counter(self._key), keys.queue_id(self._key, batch.id)]
+        if batch.source_key is not None:
+            wanted.append(keys.queue_source(self._key, batch.source_key))
         _, counter, taken, *source = self._runtime.rows(self._session, wanted)
         if source and source[0] is not None:
             return self._find(int.from_bytes(source[0], "big")), counter
         if taken is not None:
-            raise InvalidInputError(f"a batch {name!r} is queued already")
+            raise InvalidInputError(f"a batch {batch.id!r} is queued already")
         return None, counter
 
     # --- claiming -----------------------------------------------------------------------
@@ -230,41 +226,48 @@ class Queue:
     ) -> Claim | None:
         check_choice(boundary, "boundary", (IDLE, CHECKPOINT))
         leases.bind(self._session, lease)
-        attempts = Attempts(f"the queue of session {self._session!r}")
-        while True:
-            attempts.begin()
-            row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
-            now_ms = self._runtime.engine.now_ms()
-            if not leases.is_live(row, lease, now_ms):
-                raise leases.lost(self._session, row, lease)
-            if not limit:
-                return None
-            group = self._next_group(lease.fencing, now_ms, boundary, limit)
-            if not group or (exactly is not None and [one.id for one in group] != exactly):
-                return None
-            taken = [
-                one._replace(
-                    fence=one.fence + 1, held_by=lease.fencing, row=_held(one, lease.fencing)
-                )
-                for one in group
-            ]
-            try:
-                self._runtime.engine.write(
-                    Write(
-                        conditions=[
-                            leases.live(self._key, lease),
-                            *[RowIs(*one.key, one.row) for one in group],
-                        ],
-                        rows=[PutRow(*one.key, one.row) for one in taken],
-                    )
-                )
-            except ConditionFailedError:
-                continue
-            batches = self._public_still(taken)
-            if batches is None:
-                raise ClaimLostError(self._session, taken[0].id)
-            claim_id = f"{taken[0].seq}:{taken[0].fence}"
-            return Claim(claim_id, self._session, lease.fencing, tuple(batches))
+        taken = self._take(lease, boundary, limit, exactly)
+        if not taken:
+            return None
+        try:
+            batches = self._public(taken)
+        except CorruptionError:
+            # gc may have removed the items if another process completed or cancelled the batches.
+            _, *rows = self._runtime.rows(self._session, [one.key for one in taken])
+            if rows == [one.row for one in taken]:
+                raise
+            raise ClaimLostError(self._session, taken[0].id) from None
+        claim_id = f"{taken[0].seq}:{taken[0].fence}"
+        return Claim(claim_id, self._session, lease.fencing, tuple(batches))
+
+    @transaction("the queue of session {self._session!r}")
+    def _take(
+        self, lease: Lease, boundary: str, limit: int, exactly: list[str] | None
+    ) -> list[_Queued]:
+        """Mark the next batches as held by the lease; returns them, or [] if none is to be had."""
+        row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+        now_ms = self._runtime.engine.now_ms()
+        if not leases.is_live(row, lease, now_ms):
+            raise leases.lost(self._session, row, lease)
+        if not limit:
+            return []
+        group = self._next_group(lease.fencing, now_ms, boundary, limit)
+        if not group or (exactly is not None and [one.id for one in group] != exactly):
+            return []
+        taken = [
+            one._replace(fence=one.fence + 1, held_by=lease.fencing, row=_held(one, lease.fencing))
+            for one in group
+        ]
+        self._runtime.engine.write(
+            Write(
+                conditions=[
+                    leases.live(self._key, lease),
+                    *[RowIs(*one.key, one.row) for one in group],
+                ],
+                rows=[PutRow(*one.key, one.row) for one in taken],
+            )
+        )
+        return taken
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
         group: list[_Queued] = []
@@ -320,6 +323,7 @@ class Queue:
             if live != claim.fencing or one is None or not _holds(claim, batch, one):
                 raise ClaimLostError(self._session, batch.id)
 
+    @transaction("the queue of session {self._session!r}")
     def abandon(self, claim: Claim) -> int:
         """Release the batches that a claim still holds; returns their number.
 
@@ -329,25 +333,20 @@ class Queue:
         (0, 1, 1)
         """
         self._bind(claim)
-        attempts = Attempts(f"the queue of session {self._session!r}")
-        while True:
-            attempts.begin()
-            self._runtime.rows(self._session)
-            found = [(batch, self._find(batch.seq)) for batch in claim.batches]
-            held = [one for batch, one in found if one is not None and _holds(claim, batch, one)]
-            if not held:
-                return 0
-            try:
-                self._runtime.engine.write(
-                    Write(
-                        conditions=[RowIs(*one.key, one.row) for one in held],
-                        rows=[PutRow(*one.key, _released(one)) for one in held],
-                    )
-                )
-            except ConditionFailedError:
-                continue
-            return len(held)
+        self._runtime.rows(self._session)
+        found = [(batch, self._find(batch.seq)) for batch in claim.batches]
+        held = [one for batch, one in found if one is not None and _holds(claim, batch, one)]
+        if not held:
+            return 0
+        self._runtime.engine.write(
+            Write(
+                conditions=[RowIs(*one.key, one.row) for one in held],
+                rows=[PutRow(*one.key, _released(one)) for one in held],
+            )
+        )
+        return len(held)
 
+    @transaction("the queue of session {self._session!r}")
     def cancel(self, batch_id: str) -> Batch | None:
         """Remove a batch that is not claimed, and return it; None if it is claimed or not queued.
 
@@ -358,33 +357,23 @@ class Queue:
         []
         """
         name = keys.queue_id(self._key, batch_id)
-        attempts = Attempts(f"the queue of session {self._session!r}")
-        while True:
-            attempts.begin()
-            _, lease_row, at = self._runtime.rows(
-                self._session, [leases.lease_key(self._key), name]
+        _, lease_row, at = self._runtime.rows(self._session, [leases.lease_key(self._key), name])
+        if at is None:
+            return None
+        one = self._find(int.from_bytes(at, "big"))
+        if one is None:
+            raise ChangedMeanwhile  # another process has completed it since the index row was read
+        if _is_held(one, leases.live_generation(lease_row, self._runtime.engine.now_ms())):
+            return None
+        [public] = self._public([one])
+        lease_is = RowIs(*leases.lease_key(self._key), lease_row)
+        self._runtime.engine.write(
+            Write(
+                conditions=[RowIs(*one.key, one.row), lease_is],
+                rows=_removal(self._key, one),
             )
-            if at is None:
-                return None
-            one = self._find(int.from_bytes(at, "big"))
-            if one is None:
-                continue  # another process has completed it since the index row was read
-            if _is_held(one, leases.live_generation(lease_row, self._runtime.engine.now_ms())):
-                return None
-            public = self._public_still([one])
-            if public is None:
-                continue
-            lease_is = RowIs(*leases.lease_key(self._key), lease_row)
-            try:
-                self._runtime.engine.write(
-                    Write(
-                        conditions=[RowIs(*one.key, one.row), lease_is],
-                        rows=_removal(self._key, one),
-                    )
-                )
-            except ConditionFailedError:
-                continue
-            return public[0]
+        )
+        return public
 
     # --- looking ------------------------------------------------------------------------
 
@@ -407,6 +396,7 @@ class Queue:
         self._runtime.rows(self._session)
         return self._public(queued)
 
+    @transaction("the queue of session {self._session!r}")
     def pending(self) -> list[Batch]:
         """The batches that are not claimed, in order.
 
@@ -416,18 +406,12 @@ class Queue:
         >>> [batch.items for batch in session.queue.pending()]
         [('two',)]
         """
-        return read_again(self._pending)
-
-    def _pending(self) -> list[Batch]:
-        attempts = Attempts(f"the queue of session {self._session!r}")
-        while True:
-            attempts.begin()
-            before = self._live_generation()
-            queued = list(self._scan())
-            live = self._live_generation()
-            if live == before:
-                return self._public([one for one in queued if not _is_held(one, live)])
-            # The lease has changed during the scan, so the batches read may be claimed or free.
+        before = self._live_generation()
+        queued = list(self._scan())
+        live = self._live_generation()
+        if live != before:
+            raise ChangedMeanwhile  # another lease: the batches read may be claimed or free
+        return self._public([one for one in queued if not _is_held(one, live)])
 
     def _live_generation(self) -> int:
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
@@ -443,21 +427,8 @@ class Queue:
         row = self._runtime.engine.get_rows([key])[0]
         return None if row is None else _decode(key, row)
 
-    def _public_still(self, queued: Sequence[_Queued]) -> list[Batch] | None:
-        """The batches with their items; None if another process has changed one of them.
-
-        gc may remove the items of a batch that was completed or cancelled. SessionDeletedError if
-        the session was deleted.
-        """
-        try:
-            return self._public(queued)
-        except CorruptionError:
-            _, *rows = self._runtime.rows(self._session, [one.key for one in queued])
-            if rows == [one.row for one in queued]:
-                raise
-            return None
-
     def _public(self, queued: Sequence[_Queued]) -> list[Batch]:
+        """The batches with their items."""
         reader = self._runtime.reader()
         stored = reader.follow([one.items for one in queued])
         return [

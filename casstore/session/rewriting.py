@@ -99,6 +99,7 @@ def rewrite_hidden(
     key = keys.session_key(session)
     work: _Work | None = None
     moved = False
+    # Not a ``transaction``: an attempt reuses rewritten nodes, depending on the error of the last.
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()

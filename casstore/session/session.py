@@ -364,9 +364,7 @@ class Session:
         >>> [node.payload["text"] for node in other.nodes()]
         ['which way?', 'right']
         """
-        # A second attempt must see the same subjects, also if the caller passed an iterator.
-        about = None if subjects is None else list_of(subjects, "subjects")
-        read_again(lambda: forks.fork(self._runtime, self.id, target, at, node, about, append))
+        forks.fork(self._runtime, self.id, target, at, node, subjects, append)
         return Session(self._runtime, target)
 
     def diff(self, other: Session | str, *, at: At = None, other_at: At = None) -> Comparison:
@@ -405,10 +403,8 @@ class Session:
         >>> [node.id for node in session.nodes(at=2)]  # the answer is still there
         ['ask', 'left']
         """
-        return read_again(
-            lambda: commit.rewind(
-                self._runtime, self.id, to, lease=lease, expected=expected, label=label
-            )
+        return commit.rewind(
+            self._runtime, self.id, to, lease=lease, expected=expected, label=label
         )
 
     def adopt(
@@ -435,10 +431,8 @@ class Session:
         >>> session.entry().adopted
         Origin(session='try', revision=2, node=None)
         """
-        return read_again(
-            lambda: adoption.adopt(
-                self._runtime, self.id, _id_of(other), lease=lease, expected=expected, label=label
-            )
+        return adoption.adopt(
+            self._runtime, self.id, _id_of(other), lease=lease, expected=expected, label=label
         )
 
     def tombstone(self, node_ids: Sequence[str]) -> Hidden:
@@ -452,8 +446,7 @@ class Session:
         >>> [node.id for node in session.nodes()]
         ['left']
         """
-        wanted = list_of(node_ids, "node_ids")
-        return read_again(lambda: tombstones.hide(self._runtime, self.id, wanted))
+        return tombstones.hide(self._runtime, self.id, list_of(node_ids, "node_ids"))
 
     def rename(self, name: str) -> SessionMeta:
         """Change the session's name. Its id stays.
@@ -500,7 +493,7 @@ class Session:
         >>> session.load("answered").leaf
         'left'
         """
-        return read_again(lambda: history.put(self._runtime, self.id, name, at))
+        return history.put(self._runtime, self.id, name, at)
 
     def unlabel(self, name: str) -> bool:
         """Remove a label; False if there was none.
@@ -539,7 +532,7 @@ class Session:
         >>> list(store.sessions_about("anna"))
         ['s']
         """
-        return subjects.change(self._runtime, self.id, add=names)
+        return subjects.change(self._runtime, self.id, add=subjects.checked(names))
 
     def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
         """Remove subjects; returns the remaining ones.
@@ -548,7 +541,7 @@ class Session:
         >>> session.remove_subjects(["anna"])
         ('ben',)
         """
-        return subjects.change(self._runtime, self.id, remove=names)
+        return subjects.change(self._runtime, self.id, remove=subjects.checked(names))
 
     def expires_at_ms(self) -> int | None:
         """When retention may delete the session; None: never.
@@ -580,9 +573,7 @@ class Session:
         >>> kept.revision, kept.by
         (1, 'reviewer')
         """
-        return read_again(
-            lambda: protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
-        )
+        return protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
 
     def unprotect(self, by: str, revision: int | None = None) -> int:
         """End all protections by ``by``, or that of one revision; returns how many.

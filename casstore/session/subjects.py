@@ -15,7 +15,6 @@ from typing import Final
 
 from casstore.engine.protocol import DeleteRow, PutRow, RowChange, RowIs, Write
 from casstore.errors import (
-    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     SessionNotFoundError,
@@ -23,7 +22,7 @@ from casstore.errors import (
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys
 from casstore.session.arguments import list_of
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
@@ -85,28 +84,24 @@ def _row(runtime: Runtime, session: str, key: bytes) -> bytes | None:
     return row
 
 
+@transaction("the subjects of session {session!r}")
 def change(
-    runtime: Runtime, session: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()
+    runtime: Runtime,
+    session: str,
+    *,
+    add: tuple[str, ...] = (),
+    remove: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Add and remove subjects; returns all subjects of the session."""
+    """Add and remove subjects that were ``checked``; returns all subjects of the session."""
     key = keys.session_key(session)
-    added, removed = checked(add), checked(remove)
-    attempts = Attempts(f"the subjects of session {session!r}")
-    while True:
-        attempts.begin()
-        row = _row(runtime, session, key)
-        before = decode(row)
-        after = checked([about for about in (*before, *added) if about not in removed])
-        if after == before:
-            return after
-        conditions = [RowIs(*tombstone_key(key), None), RowIs(*keys.subjects(key), row)]
-        try:
-            runtime.engine.write(
-                Write(conditions=conditions, rows=changes(session, key, before, after))
-            )
-        except ConditionFailedError:
-            continue
+    row = _row(runtime, session, key)
+    before = decode(row)
+    after = checked([about for about in (*before, *add) if about not in remove])
+    if after == before:
         return after
+    conditions = [RowIs(*tombstone_key(key), None), RowIs(*keys.subjects(key), row)]
+    runtime.engine.write(Write(conditions=conditions, rows=changes(session, key, before, after)))
+    return after
 
 
 def sessions_of(runtime: Runtime, about: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
-from casstore.errors import ConditionFailedError, HeadConflictError
+from casstore.errors import HeadConflictError
 from casstore.format import splitting
 from casstore.format.graph import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Encoded
@@ -26,13 +26,14 @@ from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
 from casstore.session.arguments import list_of
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.data import Hidden
 from casstore.session.state import HeadRow, HiddenNodes, Runtime, State, encode_head
 
 _HEAL_BATCH: Final = 64
 
 
+@transaction("session {session!r}")
 def hide(
     runtime: Runtime, session: str, node_ids: Sequence[str], expected: int | None = None
 ) -> Hidden:
@@ -44,41 +45,35 @@ def hide(
     wanted = list(dict.fromkeys(list_of(node_ids, "node_ids")))
     for node in wanted:
         keys.id_bytes(node, "a node id")
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        state = runtime.find(session)
-        if state is None:
-            return Hidden((), (), tuple(wanted))
-        if expected is not None and state.head.revision != expected:
-            raise HeadConflictError(session, expected, state.head.revision)
-        hidden = runtime.hidden(state.head)
-        places = dict(zip(wanted, runtime.index(state.manifest).find(wanted), strict=True))
-        found = {node: place.digest for node, place in places.items() if place is not None}
-        fresh = {node: digest for node, digest in found.items() if digest not in hidden}
-        outcome = Hidden(
-            tuple(fresh),
-            tuple([node for node in found if node not in fresh]),
-            tuple([node for node in wanted if node not in found]),
-        )
-        if not fresh:
-            return outcome
-        writer = PieceWriter()
-        head = state.head._replace(hidden=_add(runtime, state.head, fresh, writer))
-        try:
-            # The revision number stays: nothing was committed. A writer that read the old row
-            # fails its condition and reads the row again.
-            with reclaiming(runtime.engine):
-                runtime.engine.write(
-                    Write(
-                        writer.objects,
-                        [RowIs("heads", key, state.row)],
-                        [PutRow("heads", key, encode_head(head))],
-                    )
-                )
-        except ConditionFailedError:
-            continue
+    state = runtime.find(session)
+    if state is None:
+        return Hidden((), (), tuple(wanted))
+    if expected is not None and state.head.revision != expected:
+        raise HeadConflictError(session, expected, state.head.revision)
+    hidden = runtime.hidden(state.head)
+    places = dict(zip(wanted, runtime.index(state.manifest).find(wanted), strict=True))
+    found = {node: place.digest for node, place in places.items() if place is not None}
+    fresh = {node: digest for node, digest in found.items() if digest not in hidden}
+    outcome = Hidden(
+        tuple(fresh),
+        tuple([node for node in found if node not in fresh]),
+        tuple([node for node in wanted if node not in found]),
+    )
+    if not fresh:
         return outcome
+    writer = PieceWriter()
+    head = state.head._replace(hidden=_add(runtime, state.head, fresh, writer))
+    # The revision number stays: nothing was committed. A writer that read the old row
+    # fails its condition and reads the row again.
+    with reclaiming(runtime.engine):
+        runtime.engine.write(
+            Write(
+                writer.objects,
+                [RowIs("heads", key, state.row)],
+                [PutRow("heads", key, encode_head(head))],
+            )
+        )
+    return outcome
 
 
 def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: PieceWriter) -> bytes:

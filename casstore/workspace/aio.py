@@ -6,21 +6,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from casstore.aio import AsyncSession, AsyncStore
-from casstore.aio.pool import StorePool
+from casstore.aio.proxies import Found, awaited, iterated
 from casstore.errors import InvalidInputError
 from casstore.format.canonical import Link
+from casstore.maintenance.progress import Progress
 from casstore.session.data import CommitResult
+from casstore.session.loading import At
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.workspace import workspace
 from casstore.workspace.restoring import RestoreReport
 from casstore.workspace.tree import COMPONENT
-from casstore.workspace.workspace import LogEntry, Snapshot, Workspace
+from casstore.workspace.workspace import MAX_FILE_BYTES, Snapshot, Workspace
 
 __all__ = [
     "AsyncWorkspace",
@@ -32,52 +35,19 @@ __all__ = [
     "snapshots",
 ]
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+Place: TypeAlias = AsyncSession | AsyncStore
 
 
-def _parts(place: AsyncSession | AsyncStore) -> tuple[StorePool, Any]:
-    """The threads of a session or store, and its synchronous object."""
-    if isinstance(place, AsyncSession | AsyncStore):
-        return place._pool, place.sync
-    raise InvalidInputError(f"an AsyncStore or an AsyncSession is needed, got {place!r:.80}")
+def _on_place(function: Callable[..., Any], place: Place) -> Found:
+    """A function on a session or store."""
+    if not isinstance(place, AsyncSession | AsyncStore):
+        raise InvalidInputError(f"an AsyncStore or an AsyncSession is needed, got {place!r:.80}")
+    return place._pool, partial(function, place.sync)
 
 
-def _function(
-    function: Callable[Concatenate[Any, Parameters], Result],
-) -> Callable[Concatenate[AsyncSession | AsyncStore, Parameters], Coroutine[Any, Any, Result]]:
-    """Run a function on a session or store in a thread."""
-
-    @wraps(function)
-    async def call(
-        place: AsyncSession | AsyncStore, /, *args: Parameters.args, **options: Parameters.kwargs
-    ) -> Result:
-        pool, behind = _parts(place)
-        return await pool.run(function, behind, *args, **options)
-
-    return call
-
-
-def _method(
-    method: Callable[Concatenate[Workspace, Any, Parameters], Result],
-) -> Callable[
-    Concatenate[AsyncWorkspace, AsyncSession | AsyncStore, Parameters],
-    Coroutine[Any, Any, Result],
-]:
-    """Run a method of the workspace on a session or store in a thread."""
-
-    @wraps(method)
-    async def call(
-        ws: AsyncWorkspace,
-        place: AsyncSession | AsyncStore,
-        /,
-        *args: Parameters.args,
-        **options: Parameters.kwargs,
-    ) -> Result:
-        pool, behind = _parts(place)
-        return await pool.run(method, ws.sync, behind, *args, **options)
-
-    return call
+def _of_workspace(method: Callable[..., Any], workspace: AsyncWorkspace, place: Place) -> Found:
+    """A method of a workspace, on a session or store."""
+    return _on_place(partial(method, workspace.sync), place)
 
 
 class AsyncWorkspace:
@@ -100,9 +70,29 @@ class AsyncWorkspace:
     ['a.py']
     """
 
-    def __init__(self, path: Any, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        ignore: Sequence[str] = (),
+        *,
+        defaults: bool = True,
+        gitignore: bool = False,
+        max_file_bytes: int | None = MAX_FILE_BYTES,
+        skip_unreadable: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        component: str = COMPONENT,
+    ) -> None:
         #: The synchronous workspace, for calls from threads.
-        self.sync = Workspace(path, *args, **options)
+        self.sync = Workspace(
+            path,
+            ignore,
+            defaults=defaults,
+            gitignore=gitignore,
+            max_file_bytes=max_file_bytes,
+            skip_unreadable=skip_unreadable,
+            cache=cache,
+            component=component,
+        )
 
     def __repr__(self) -> str:
         return f"AsyncWorkspace({self.path!r})"
@@ -126,32 +116,46 @@ class AsyncWorkspace:
         """As ``Workspace.component_link``: commits call it in their thread."""
         return self.sync.component_link(place)
 
-    snapshot = _method(Workspace.snapshot)
-    status = _method(Workspace.status)
-    status_text = _method(Workspace.status_text)
-    plan_restore = _method(Workspace.plan_restore)
-    restore = _method(Workspace.restore)
-    restore_snapshot = _method(Workspace.restore_snapshot)
+    snapshot = awaited(Workspace.snapshot, _of_workspace)
+    status = awaited(Workspace.status, _of_workspace)
+    status_text = awaited(Workspace.status_text, _of_workspace)
+    plan_restore = awaited(Workspace.plan_restore, _of_workspace)
+    restore = awaited(Workspace.restore, _of_workspace)
+    restore_snapshot = awaited(Workspace.restore_snapshot, _of_workspace)
 
-    async def commit(self, session: AsyncSession, **fields: Any) -> CommitResult:
+    async def commit(
+        self,
+        session: AsyncSession,
+        *,
+        append: Sequence[Any] = (),
+        components: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **fields: Any,
+    ) -> CommitResult:
         """As ``Workspace.commit``."""
-        pool, behind = _parts(session)
-        return await pool.run(self.sync.commit, behind, **fields)
+        pool, commit = _of_workspace(Workspace.commit, self, session)
+        result: CommitResult = await pool.run(
+            commit, append=append, components=components, progress=progress, **fields
+        )
+        return result
 
 
-find_snapshot = _function(workspace.find_snapshot)
-diff = _function(workspace.diff)
-diff_snapshots = _function(workspace.diff_snapshots)
-diff_text = _function(workspace.diff_text)
+find_snapshot = awaited(workspace.find_snapshot, _on_place)
+diff = awaited(workspace.diff, _on_place)
+diff_snapshots = awaited(workspace.diff_snapshots, _on_place)
+diff_text = awaited(workspace.diff_text, _on_place)
+snapshots = iterated(workspace.snapshots, _on_place)
 
 
-def snapshots(session: AsyncSession, *, component: str = COMPONENT) -> AsyncIterator[LogEntry]:
-    """As ``casstore.workspace.snapshots``."""
-    pool, behind = _parts(session)
-    return pool.iterate(partial(workspace.snapshots, behind, component=component))
-
-
-async def restore(session: AsyncSession, **options: Any) -> RestoreReport:
+async def restore(
+    session: AsyncSession,
+    *,
+    into: str | os.PathLike[str],
+    at: At = None,
+    force: bool = False,
+    **options: Any,
+) -> RestoreReport:
     """As ``casstore.workspace.restore``."""
-    pool, behind = _parts(session)
-    return await pool.run(workspace.restore, behind, **options)
+    pool, restore = _on_place(workspace.restore, session)
+    report: RestoreReport = await pool.run(restore, into=into, at=at, force=force, **options)
+    return report

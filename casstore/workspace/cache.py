@@ -110,14 +110,14 @@ class Cache:
             parts = tuple(os.fsdecode(path).split("/")) if path else ()
             listed = tuple(os.fsdecode(names).split("/")) if names else ()
             records[parts] = CachedDirectory(
-                listed,
-                stamps,
-                frozenset(os.fsdecode(ignored).split("/") if ignored else ()),
-                {name_of(key, parts): why for key, why in left_out.items()},
-                rules,
-                Digest(digest),
-                files,
-                size_bytes,
+                names=listed,
+                stamps=stamps,
+                ignored=frozenset(os.fsdecode(ignored).split("/") if ignored else ()),
+                left_out={name_of(key, parts): why for key, why in left_out.items()},
+                rules=rules,
+                digest=Digest(digest),
+                files=files,
+                size_bytes=size_bytes,
             )
         return records
 

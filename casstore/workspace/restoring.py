@@ -195,12 +195,12 @@ def make_plan(
         known = sink.maps.get(digest)
         return reader.entries(digest, parts) if known is None else known
 
-    return _Planner(beneath, bases, now, store).plan(
+    return _RestorePlanner(beneath, bases, now, store).plan(
         target, compare(read_now, now.top, reader.entries, target.top)
     )
 
 
-class _Planner:
+class _RestorePlanner:
     def __init__(
         self, beneath: Beneath, bases: Bases, now: Scanned, store: tuple[int, int] | None
     ) -> None:
@@ -221,15 +221,17 @@ class _Planner:
             self._add(found)
         steps = self._steps
         return RestorePlan(
-            target.digest,
-            tuple([shown(step.parts) for step in steps if step.old is None]),
-            tuple([shown(step.parts) for step in steps if None not in (step.old, step.new)]),
-            tuple([shown(step.parts) for step in steps if step.new is None]),
-            tuple([shown(step.parts) for step in self._untracked]),
-            tuple(self._conflicts),
-            tuple(steps),
-            tuple(self._untracked),
-            self._now.parts,
+            target=target.digest,
+            created=tuple([shown(step.parts) for step in steps if step.old is None]),
+            changed=tuple(
+                [shown(step.parts) for step in steps if None not in (step.old, step.new)]
+            ),
+            deleted=tuple([shown(step.parts) for step in steps if step.new is None]),
+            untracked=tuple([shown(step.parts) for step in self._untracked]),
+            conflicts=tuple(self._conflicts),
+            steps=tuple(steps),
+            untracked_steps=tuple(self._untracked),
+            parts=self._now.parts,
         )
 
     def _add(self, found: PathDifference) -> None:
@@ -339,7 +341,7 @@ def execute(beneath: Beneath, engine: Engine, plan: RestorePlan, *, force: bool)
     """Execute a plan; the caller holds the lock of ``beneath``."""
     # Open all directories again: one may have been moved away since the plan was made.
     beneath.forget(())
-    return _Execution(beneath, engine, plan, force=force).run()
+    return _RestoreExecution(beneath, engine, plan, force=force).run()
 
 
 @contextmanager
@@ -351,7 +353,7 @@ def _restoring(parts: Parts) -> Iterator[None]:
         raise storage_error(f"cannot restore {shown(parts)}; restore again to finish", exc) from exc
 
 
-class _Execution:
+class _RestoreExecution:
     def __init__(self, beneath: Beneath, engine: Engine, plan: RestorePlan, *, force: bool) -> None:
         self._beneath = beneath
         self._reader = PieceReader(engine)
@@ -384,12 +386,12 @@ class _Execution:
             with _restoring(parts):
                 os.fchmod(self._beneath.open(parts), mode)
         return RestoreReport(
-            plan.target,
-            len(plan.created),
-            len(plan.changed),
-            len(plan.deleted) + (len(plan.untracked) if self._force else 0),
-            self._bytes_written,
-            tuple(self._kept),
+            target=plan.target,
+            created=len(plan.created),
+            changed=len(plan.changed),
+            deleted=len(plan.deleted) + (len(plan.untracked) if self._force else 0),
+            bytes_written=self._bytes_written,
+            kept=tuple(self._kept),
         )
 
     # --- deleting ---------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class StoringSink:
     def content(self, handle: int, size_bytes: int) -> tuple[Digest, int]:
         """Store a file."""
         if size_bytes > _WHOLE_BYTES:
-            source = _Limited(handle, size_bytes)
-            # ``put_stream`` calls only ``read``, which ``_Limited`` has.
+            source = _FileStart(handle, size_bytes)
+            # ``put_stream`` calls only ``read``, which ``_FileStart`` has.
             digest = blobs.put_stream(
                 self._engine, cast("BinaryIO", source), batch_bytes=_STREAM_BATCH_BYTES
             )
@@ -123,7 +123,7 @@ class HashingSink:
 
     def content(self, handle: int, size_bytes: int) -> tuple[Digest, int]:
         """Hash a file."""
-        hasher, source = BlobHasher(), _Limited(handle, size_bytes)
+        hasher, source = BlobHasher(), _FileStart(handle, size_bytes)
         while part := source.read(_READ_BYTES):
             hasher.update(part)
         return hasher.digest(), source.read_bytes
@@ -135,7 +135,7 @@ class HashingSink:
         return digest
 
 
-class _Limited:
+class _FileStart:
     """The beginning of a file, limited because the file may grow while it is read."""
 
     def __init__(self, handle: int, size_bytes: int) -> None:
@@ -198,7 +198,7 @@ class Settings(NamedTuple):
     progress: Progress | None = None
 
 
-class _Frame:
+class _ScannedDirectory:
     """A directory that is being scanned."""
 
     __slots__ = ("below", "handled", "listed", "parts", "rules", "same", "stamps", "status")
@@ -255,21 +255,21 @@ class _Scan:
             raise WorkspaceNotFoundError(self._beneath.path)
         records = self._records
         return Scanned(
-            top,
-            records,
-            sum([record.files for record in records.values()]),
-            sum([record.size_bytes for record in records.values()]),
-            {
+            top=top,
+            records=records,
+            files=sum([record.files for record in records.values()]),
+            size_bytes=sum([record.size_bytes for record in records.values()]),
+            left_out={
                 path_key((*parts, name)): why
                 for parts, record in records.items()
                 if record.left_out
                 for name, why in record.left_out.items()
             },
-            sum([len(record.ignored) for record in records.values()]),
-            tuple(self._unstable),
-            self._files_read,
-            self._bytes_read,
-            tuple(self._parts),
+            ignored=sum([len(record.ignored) for record in records.values()]),
+            unstable=tuple(self._unstable),
+            files_read=self._files_read,
+            bytes_read=self._bytes_read,
+            parts=tuple(self._parts),
         )
 
     def _tree(self, status: os.stat_result) -> Directory:
@@ -294,9 +294,11 @@ class _Scan:
 
     # --- listing ----------------------------------------------------------------------------
 
-    def _enter(self, parts: Parts, status: os.stat_result, rules: Rules) -> _Frame | None:
+    def _enter(
+        self, parts: Parts, status: os.stat_result, rules: Rules
+    ) -> _ScannedDirectory | None:
         """List a directory; None if it is gone, or left out because it cannot be read."""
-        frame = _Frame(parts, status, rules)
+        frame = _ScannedDirectory(parts, status, rules)
         try:
             handle = self._beneath.open(parts)
             listed = frame.listed
@@ -319,7 +321,7 @@ class _Scan:
         self._compare(frame)
         return frame
 
-    def _with_gitignore(self, frame: _Frame, handle: int) -> Rules:
+    def _with_gitignore(self, frame: _ScannedDirectory, handle: int) -> Rules:
         for name, status in frame.listed:
             if name == GITIGNORE and stat.S_ISREG(status.st_mode):
                 try:
@@ -331,7 +333,7 @@ class _Scan:
                     return frame.rules
         return frame.rules
 
-    def _compare(self, frame: _Frame) -> None:
+    def _compare(self, frame: _ScannedDirectory) -> None:
         """Compare a listing with the record of the last scan, and find the directories in it."""
         record = self._known.get(frame.parts)
         if record is not None and record.rules != frame.rules.id:
@@ -373,7 +375,7 @@ class _Scan:
         ):
             frame.same = record
 
-    def _leaves_out(self, frame: _Frame, name: str, status: os.stat_result) -> bool:
+    def _leaves_out(self, frame: _ScannedDirectory, name: str, status: os.stat_result) -> bool:
         settings = self._settings
         parts = (*frame.parts, name)
         if parts in settings.always:
@@ -386,7 +388,7 @@ class _Scan:
 
     # --- making the map ---------------------------------------------------------------------
 
-    def _leave(self, frame: _Frame) -> Directory:
+    def _leave(self, frame: _ScannedDirectory) -> Directory:
         """The entry of a directory whose own directories have been scanned."""
         mode = frame.status.st_mode & MODE_BITS
         record = frame.same
@@ -398,7 +400,7 @@ class _Scan:
                 if _is_part(name, status.st_mode)
             ]
             return Directory(mode, record.digest)
-        made = _Made()
+        made = _BuiltDirectory()
         before = self._before(frame)
         for at, (name, status) in enumerate(frame.listed):
             stamp = frame.stamps[at * STAMP.size : (at + 1) * STAMP.size]
@@ -406,18 +408,18 @@ class _Scan:
         digest = self._sink.directory(made.entries)
         own = [entry for entry in made.entries.values() if type(entry) is File]
         self._records[frame.parts] = CachedDirectory(
-            tuple(made.names),
-            b"".join(made.stamps),
-            frozenset(made.ignored),
-            made.left_out,
-            frame.rules.id,
-            digest,
-            len(own),
-            sum([entry.size_bytes for entry in own]),
+            names=tuple(made.names),
+            stamps=b"".join(made.stamps),
+            ignored=frozenset(made.ignored),
+            left_out=made.left_out,
+            rules=frame.rules.id,
+            digest=digest,
+            files=len(own),
+            size_bytes=sum([entry.size_bytes for entry in own]),
         )
         return Directory(mode, digest)
 
-    def _children_same(self, frame: _Frame, record: CachedDirectory) -> bool:
+    def _children_same(self, frame: _ScannedDirectory, record: CachedDirectory) -> bool:
         """Whether the subdirectories have the same maps as in the last scan."""
         if record.left_out and any(self._is_directory(frame, name) for name in record.left_out):
             return False  # it could not be read in the last scan, and may be readable now
@@ -430,12 +432,12 @@ class _Scan:
                     return False
         return True
 
-    def _is_directory(self, frame: _Frame, name: str) -> bool:
+    def _is_directory(self, frame: _ScannedDirectory, name: str) -> bool:
         return any(
             listed == name and stat.S_ISDIR(status.st_mode) for listed, status in frame.listed
         )
 
-    def _before(self, frame: _Frame) -> dict[str, tuple[bytes, Entry]]:
+    def _before(self, frame: _ScannedDirectory) -> dict[str, tuple[bytes, Entry]]:
         """The stamp and the entry that each name had in the last scan, where both are known."""
         record = self._known.get(frame.parts)
         if record is None or record.rules != frame.rules.id:
@@ -453,8 +455,8 @@ class _Scan:
 
     def _take(
         self,
-        frame: _Frame,
-        made: _Made,
+        frame: _ScannedDirectory,
+        made: _BuiltDirectory,
         before: dict[str, tuple[bytes, Entry]],
         name: str,
         status: os.stat_result,
@@ -497,7 +499,9 @@ class _Scan:
         newest = max(status.st_mtime_ns, status.st_ctime_ns)
         return stamp if newest < self._trusted_before_ns else NO_STAMP
 
-    def _take_link(self, parts: Parts, made: _Made, stamp: bytes, status: os.stat_result) -> None:
+    def _take_link(
+        self, parts: Parts, made: _BuiltDirectory, stamp: bytes, status: os.stat_result
+    ) -> None:
         try:
             above = self._beneath.open(parts[:-1])
             target = os.fsencode(os.readlink(parts[-1], dir_fd=above))
@@ -508,7 +512,7 @@ class _Scan:
             return
         made.add(parts[-1], self._trusted(stamp, status), Symlink(target))
 
-    def _take_file(self, parts: Parts, made: _Made, status: os.stat_result) -> None:
+    def _take_file(self, parts: Parts, made: _BuiltDirectory, status: os.stat_result) -> None:
         limit = self._settings.max_file_bytes
         name = parts[-1]
         taken = parts in self._settings.always
@@ -525,7 +529,7 @@ class _Scan:
         stamp, entry = read
         made.add(name, stamp, entry)
 
-    def _skip(self, parts: Parts, made: _Made, stamp: bytes, exc: OSError) -> None:
+    def _skip(self, parts: Parts, made: _BuiltDirectory, stamp: bytes, exc: OSError) -> None:
         if not self._settings.skip_unreadable:
             raise _refused(parts, exc) from exc
         made.leave_out(parts[-1], stamp, "unreadable")
@@ -552,7 +556,7 @@ class _Scan:
         return NO_STAMP, File(status.st_mode & MODE_BITS, size, digest)
 
 
-class _Made:
+class _BuiltDirectory:
     """The map of a directory and its cache record, while they are built."""
 
     __slots__ = ("entries", "ignored", "left_out", "names", "stamps")

@@ -462,14 +462,14 @@ class Workspace:
 
 def _snapshot(digest: Digest, found: Scanned) -> Snapshot:
     return Snapshot(
-        digest,
-        found.files,
-        found.size_bytes,
-        found.left_out,
-        found.ignored,
-        found.unstable,
-        found.files_read,
-        found.bytes_read,
+        digest=digest,
+        files=found.files,
+        size_bytes=found.size_bytes,
+        left_out=found.left_out,
+        ignored=found.ignored,
+        unstable=found.unstable,
+        files_read=found.files_read,
+        bytes_read=found.bytes_read,
     )
 
 

@@ -15,11 +15,11 @@ from casstore.errors import (
     InvalidInputError,
     SessionDeletedError,
 )
-from casstore.maintenance import gc, retention, rows
+from casstore.maintenance import gc, retention
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.expiring import ExpiredRows, expire_rows
 from casstore.maintenance.retention import Policy
-from casstore.session import catalogue, keys
+from casstore.session import attempts, catalogue, keys
 from casstore.session.data import Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -108,7 +108,7 @@ def test_expired_pins_are_removed_though_one_of_the_batch_was_renewed_meanwhile(
 def test_more_rows_than_one_batch_are_removed_in_several_writes(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_BATCH", 2)
+    monkeypatch.setattr(attempts, "_WRITTEN_AT_ONCE", 2)
     blob = store.put_blob(b"kept")
     for number in range(5):
         store.pin(f"pin {number}", blob, ttl_ms=HOUR_MS)

@@ -11,7 +11,7 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
 )
-from casstore.maintenance import gc, rows
+from casstore.maintenance import gc
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.expiring import expire_rows
@@ -22,7 +22,7 @@ from casstore.maintenance.uncommitted import (
     list_uncommitted,
     sweep_uncommitted,
 )
-from casstore.session import keys
+from casstore.session import attempts, keys
 from casstore.session.attachments import attachment_key
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -142,7 +142,7 @@ def test_give_up_abandons_one_attachment_of_the_list(store: Store, clock: Manual
 def test_uncommitted_attachments_are_swept_in_several_batches(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_BATCH", 2)
+    monkeypatch.setattr(attempts, "_WRITTEN_AT_ONCE", 2)
     for number in range(5):
         store.session(f"never {number}").attachments.intend("left")
     assert sweep_uncommitted(store, older_than_ms=clock.now_ms) == GivenUp(5, 0)

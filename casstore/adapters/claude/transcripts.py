@@ -21,12 +21,12 @@ from claude_agent_sdk.types import SessionKey, SessionStoreEntry, SessionSummary
 
 from casstore.adapters.claude import entries as forms
 from casstore.engine.forks import Lock
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
 from casstore.records.schema import RowTable, Schema, number_text
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.records import Draft, Record
 from casstore.store import Store
 
@@ -103,7 +103,7 @@ ENTRIES: Final = Schema("claude.entries", EntriesRow, 4)
 TIMES_TABLE: Final = "claude.times"
 
 
-class _Known(NamedTuple):
+class _KnownIds(NamedTuple):
     """The ids of the entries in the first rows of a transcript, up to a number of rows."""
 
     birth: bytes
@@ -120,7 +120,7 @@ class Transcripts:
         self.rows = RowTable(store, ENTRIES)
         self._times = UniqueTimes(TIMES_TABLE)
         self._lock = Lock()
-        self._known: OrderedDict[TranscriptKey, _Known] = OrderedDict()
+        self._known: OrderedDict[TranscriptKey, _KnownIds] = OrderedDict()
 
     # --- reading ------------------------------------------------------------------------
 
@@ -128,26 +128,21 @@ class Transcripts:
         """A transcript, or None if it does not exist."""
         return self.heads.get(*place)
 
+    @transaction("session {place.session!r}")
     def load(self, place: TranscriptKey) -> list[dict[str, Any]] | None:
         """All entries of a transcript, or None if it does not exist."""
-        return read_again(lambda: self._load(place))
-
-    def _load(self, place: TranscriptKey) -> list[dict[str, Any]] | None:
-        attempts = Attempts(f"session {place.session!r}")
-        while True:
-            attempts.begin()
-            found = self.find(place)
-            if found is None:
-                return None
-            rows = list(self._read_rows(found, 0))
-            if len(rows) == found.rows:
-                return self._entries(found, rows)
-            again = self.find(place)
-            if again is not None and again.birth == found.birth:
-                raise CorruptionError(
-                    f"the transcript of session {place.session!r} lacks rows; check the store"
-                )
-            # The transcript was deleted while it was read.
+        found = self.find(place)
+        if found is None:
+            return None
+        rows = list(self._read_rows(found, 0))
+        if len(rows) == found.rows:
+            return self._entries(found, rows)
+        again = self.find(place)
+        if again is None or again.birth != found.birth:
+            raise ChangedMeanwhile  # the transcript was deleted while it was read
+        raise CorruptionError(
+            f"the transcript of session {place.session!r} lacks rows; check the store"
+        )
 
     def of_project(self, project: str) -> Iterator[Transcript]:
         """The transcripts of a project; those of subagents follow their session's."""
@@ -194,46 +189,39 @@ class Transcripts:
 
     # --- writing ------------------------------------------------------------------------
 
+    @transaction("session {place.session!r}")
     def append(self, place: TranscriptKey, entries: list[dict[str, Any]]) -> int:
         """Append entries, except those whose id is stored already; returns how many were new."""
-        return read_again(lambda: self._append(place, entries))
+        moment = self._times.read(self._store, self.heads, [place])
+        [record] = moment.records
+        found = self.heads.decode_found(record)
+        known = _KnownIds(os.urandom(_BIRTH_BYTES), 0, set())
+        if found is not None:
+            known = self._ids(found)
+        new, ids = _new_entries(entries, known.ids)
+        if not new:
+            return 0
+        draft = Draft(self._store)
+        draft.expect(self.heads, place, record)
+        rows = known.rows
+        for start in range(0, len(new), _ROW_ENTRIES):
+            packed = forms.pack(draft, place.session, new[start : start + _ROW_ENTRIES])
+            self.rows.put(draft, EntriesRow(*place, rows, packed.heads, packed.bodies))
+            rows += 1
+        known = known._replace(rows=rows)
+        now_ms = self._store.engine.now_ms()
+        if found is not None:
+            # The last time may come from a release that did not reserve times, or from a clock
+            # that ran ahead.
+            now_ms = max(now_ms, found.mtime_ms + 1)
+        with self._times.reserve(draft, moment, now_ms) as mtime_ms:
+            self.heads.put(draft, _grown(place, found, known, new, mtime_ms))
+            draft.commit()
+        known.ids.update(ids)
+        self._remember(place, known)
+        return len(new)
 
-    def _append(self, place: TranscriptKey, entries: list[dict[str, Any]]) -> int:
-        attempts = Attempts(f"session {place.session!r}")
-        while True:
-            attempts.begin()
-            moment = self._times.read(self._store, self.heads, [place])
-            [record] = moment.records
-            found = self.heads.decode_found(record)
-            known = _Known(os.urandom(_BIRTH_BYTES), 0, set())
-            if found is not None:
-                known = self._ids(found)
-            new, ids = _new_entries(entries, known.ids)
-            if not new:
-                return 0
-            draft = Draft(self._store)
-            draft.expect(self.heads, place, record)
-            rows = known.rows
-            for start in range(0, len(new), _ROW_ENTRIES):
-                packed = forms.pack(draft, place.session, new[start : start + _ROW_ENTRIES])
-                self.rows.put(draft, EntriesRow(*place, rows, packed.heads, packed.bodies))
-                rows += 1
-            known = known._replace(rows=rows)
-            now_ms = self._store.engine.now_ms()
-            if found is not None:
-                # The last time may come from a release that did not reserve times, or from a clock
-                # that ran ahead.
-                now_ms = max(now_ms, found.mtime_ms + 1)
-            with self._times.reserve(draft, moment, now_ms) as mtime_ms:
-                self.heads.put(draft, _grown(place, found, known, new, mtime_ms))
-                try:
-                    draft.commit()
-                except ConditionFailedError:
-                    continue
-            known.ids.update(ids)
-            self._remember(place, known)
-            return len(new)
-
+    @transaction("session {place.session!r}")
     def delete(
         self, place: TranscriptKey, *, unless: Callable[[list[Transcript]], bool] | None = None
     ) -> int:
@@ -242,39 +230,33 @@ class Transcripts:
         With the transcript of a session itself, those of its subagents are deleted. Nothing is
         deleted if ``unless`` returns True for the transcripts at the time of the write.
         """
-        attempts = Attempts(f"session {place.session!r}")
-        while True:
-            attempts.begin()
-            one = self.find(place)
-            found = list(self.below(place)) if place.is_main else [] if one is None else [one]
-            if not found or (unless is not None and unless(found)):
-                return 0
-            draft = Draft(self._store)
-            for each in found:
-                draft.expect(self.heads, each.place, each.record)
-                draft.delete(self.heads, each.place)
-                for number in range(each.rows):
-                    draft.delete(self.rows, (*each.place, number_text(number)))
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
-            return len(found)
+        one = self.find(place)
+        found = list(self.below(place)) if place.is_main else [] if one is None else [one]
+        if not found or (unless is not None and unless(found)):
+            return 0
+        draft = Draft(self._store)
+        for each in found:
+            draft.expect(self.heads, each.place, each.record)
+            draft.delete(self.heads, each.place)
+            for number in range(each.rows):
+                draft.delete(self.rows, (*each.place, number_text(number)))
+        draft.commit()
+        return len(found)
 
     # --- ids ------------------------------------------------------------------------------
 
-    def _ids(self, found: Transcript) -> _Known:
+    def _ids(self, found: Transcript) -> _KnownIds:
         """The ids of a transcript's entries; reads only the rows that are not cached, no bodies."""
         with self._lock:
             known = self._known.get(found.place)
         if known is None or known.birth != found.birth or known.rows > found.rows:
-            known = _Known(found.birth, 0, set())
+            known = _KnownIds(found.birth, 0, set())
         for row in self._read_rows(found, known.rows):
             known.ids.update(forms.head_id(head) for head in row.heads)
         known.ids.discard(None)
         return known._replace(rows=found.rows)
 
-    def _remember(self, place: TranscriptKey, known: _Known) -> None:
+    def _remember(self, place: TranscriptKey, known: _KnownIds) -> None:
         with self._lock:
             self._known[place] = known
             self._known.move_to_end(place)
@@ -285,7 +267,7 @@ class Transcripts:
 def _grown(
     place: TranscriptKey,
     found: Transcript | None,
-    known: _Known,
+    known: _KnownIds,
     new: list[dict[str, Any]],
     mtime_ms: int,
 ) -> Transcript:
@@ -298,7 +280,14 @@ def _grown(
             before = {"session_id": place.session, "mtime": mtime_ms, "data": found.summary}
         appended = cast(list[SessionStoreEntry], new)
         summary = storable(fold_session_summary(before, place.key, appended)["data"])
-    return Transcript(place, known.birth, known.rows, count, mtime_ms, summary)
+    return Transcript(
+        place=place,
+        birth=known.birth,
+        rows=known.rows,
+        entries=count,
+        mtime_ms=mtime_ms,
+        stored_summary=summary,
+    )
 
 
 def _new_entries(

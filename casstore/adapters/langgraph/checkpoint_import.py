@@ -66,13 +66,13 @@ def import_checkpoints(
     """
     check_store(store)
     with open_saver(source, serde) as (database, saver):
-        parts: list[Part] = [_Checkpoints(saver, store), _EarlyWrites(saver, store)]
+        parts: list[Part] = [_CheckpointPart(saver, store), _EarlyWritesPart(saver, store)]
         return run(
             "langgraph-checkpoints", database, store, parts, dry_run=dry_run, progress=progress
         )
 
 
-class _Drafted(RowPart[Row]):
+class _DraftedPart(RowPart[Row]):
     """Rows that are converted into a draft when they are compared."""
 
     def __init__(self, source: SaverSource, store: Store) -> None:
@@ -110,7 +110,7 @@ class _Drafted(RowPart[Row]):
         return bool(wanted)
 
 
-class _EarlyWrites(_Drafted[CheckpointKey]):
+class _EarlyWritesPart(_DraftedPart[CheckpointKey]):
     """Writes that were stored before their checkpoint."""
 
     name = "checkpoints that have writes alone"
@@ -131,7 +131,7 @@ class _EarlyWrites(_Drafted[CheckpointKey]):
         ]
 
 
-class _Checkpoints(_Drafted[FoundCheckpoint]):
+class _CheckpointPart(_DraftedPart[FoundCheckpoint]):
     """Checkpoints with their writes."""
 
     name = "checkpoints"

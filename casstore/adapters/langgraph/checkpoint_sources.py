@@ -111,7 +111,14 @@ class SaverSource(ABC):
                 "import again"
             )
         fields, metadata, size_bytes = self.read(place, row)
-        return FoundCheckpoint(place, row[0], fields, metadata, self.writes(place), size_bytes)
+        return FoundCheckpoint(
+            place=place,
+            parent=row[0],
+            fields=fields,
+            metadata=metadata,
+            writes=self.writes(place),
+            size_bytes=size_bytes,
+        )
 
     def early(self) -> Iterator[CheckpointKey]:
         """The keys of checkpoints that do not exist, and have writes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -23,15 +23,14 @@ from casstore.adapters.langgraph.item_records import (
     lasting_us,
 )
 from casstore.engine.forks import Lock
-from casstore.errors import ConditionFailedError
+from casstore.engine.protocol import Write
 from casstore.session.arguments import check_positive
+from casstore.session.attempts import write_unchanged
 from casstore.session.records import Draft
 from casstore.store import Store
 
 _DEFAULT_MINUTES: Final = 5.0
 _MINUTE_S: Final = 60
-# How many items one write of a sweep removes.
-_SWEEP_BATCH: Final = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -64,36 +63,28 @@ def sweep(store: Store) -> int:
         table.remove(draft, item)
         vectors.delete(draft, item.prefix, item.key)
 
-    swept = 0
-    late: list[ItemRow] = []
-    for item in map(ITEMS.read, table.scan()):
-        if not item.is_live(store.engine.now_ms()):
-            # Removing needs no values, which may be long.
-            late.append(item._replace(value=None))
-        if len(late) == _SWEEP_BATCH:
-            swept += _change_unchanged(store, late, remove)
-            late = []
-    return swept + _change_unchanged(store, late, remove)
+    items = map(ITEMS.read, table.scan())
+    # Removing needs no values, which may be long.
+    late = (item._replace(value=None) for item in items if not item.is_live(store.engine.now_ms()))
+    return _change_unchanged(store, late, remove)
 
 
 def _change_unchanged(
-    store: Store, items: Sequence[ItemRow], change: Callable[[Draft, ItemRow], None]
+    store: Store, items: Iterable[ItemRow], change: Callable[[Draft, ItemRow], None]
 ) -> int:
-    """Change items that no other writer has changed, in one write if possible.
+    """Change items that no other writer has changed; returns how many.
 
-    Returns how many. The others were put or read meanwhile, which restarted their time to live.
+    The others were put or read meanwhile, which restarted their time to live.
     """
-    draft, table = Draft(store), items_table(store)
-    for item in items:
+    table = items_table(store)
+
+    def changed(item: ItemRow) -> Write:
+        draft = Draft(store)
         draft.expect(table, (item.prefix, item.key), item.record)
         change(draft, item)
-    try:
-        draft.commit()
-    except ConditionFailedError:
-        if len(items) == 1:
-            return 0
-        return sum([_change_unchanged(store, [item], change) for item in items])
-    return len(items)
+        return draft.as_write()
+
+    return sum(1 for _ in write_unchanged(store.engine, map(changed, items)))
 
 
 class Sweeper:

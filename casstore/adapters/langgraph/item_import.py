@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import IndexConfig
 
@@ -91,10 +91,10 @@ def import_items(
     if vectors is not None:
         vectors.require(VectorTables(store).find_index())
     with open_items(source) as (database, items):
-        parts: list[Part] = [_Items(items, store, replace=replace)]
+        parts: list[Part] = [_ItemPart(items, store, replace=replace)]
         notes: list[ImportNote] = []
         if vectors is not None:
-            parts.append(_Embeddings(items, store, vectors))
+            parts.append(_EmbeddingPart(items, store, vectors))
         elif left_out := items.count_vectors():
             notes.append(ImportNote(LEFT_OUT, left_out))
         return run(
@@ -106,12 +106,12 @@ def import_items(
 # --- items ----------------------------------------------------------------------------------------
 
 
-class _Items(RowPart[ItemRow]):
+class _ItemPart(RowPart[ItemRow]):
     """The items of a source."""
 
     name = "items"
 
-    def __init__(self, source: ItemSource, store: Store, *, replace: bool) -> None:
+    def __init__(self, source: ItemSource[Any], store: Store, *, replace: bool) -> None:
         self._expired = 0
         self._source = source
         self._store = store
@@ -204,7 +204,7 @@ def _later(theirs: ItemRow, ours: ItemRow, now_us: int) -> ItemRow | None:
 # --- embeddings -----------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
+class _EmbeddedTexts(NamedTuple):
     """An item with the texts that the index embeds, and their vectors from the source."""
 
     item: ItemRow
@@ -212,12 +212,12 @@ class _Kept(NamedTuple):
     vectors: Sequence[bytes]
 
 
-class _Embeddings(RowPart[_Kept]):
+class _EmbeddingPart(RowPart[_EmbeddedTexts]):
     """The embeddings of a source."""
 
     name = "embeddings"
 
-    def __init__(self, source: ItemSource, store: Store, index: VectorIndex) -> None:
+    def __init__(self, source: ItemSource[Any], store: Store, index: VectorIndex) -> None:
         self._source = source
         self._tables = VectorTables(store)
         self._times = UniqueTimes(TIMES_TABLE)
@@ -228,7 +228,7 @@ class _Embeddings(RowPart[_Kept]):
     def count(self) -> int:
         return sum(map(len, self.pages()))
 
-    def pages(self) -> Iterator[Sequence[_Kept]]:
+    def pages(self) -> Iterator[Sequence[_EmbeddedTexts]]:
         self._kept_vectors = 0
         for page in self._kept() if self._is_model else ():
             self._kept_vectors += sum([len(each.vectors) for each in page])
@@ -238,7 +238,7 @@ class _Embeddings(RowPart[_Kept]):
         left = self._source.count_vectors() - self._kept_vectors
         return [ImportNote(LEFT_OUT, left)] if left else []
 
-    def look(self, page: Sequence[_Kept]) -> list[Presence]:
+    def look(self, page: Sequence[_EmbeddedTexts]) -> list[Presence]:
         """Whether the store has vectors of this index for each item."""
         described = self._tables.find_index()
         if described is None:
@@ -250,12 +250,12 @@ class _Embeddings(RowPart[_Kept]):
             for each, row in zip(page, rows, strict=True)
         )
 
-    def store(self, rows: Sequence[_Kept]) -> None:
+    def store(self, rows: Sequence[_EmbeddedTexts]) -> None:
         generation = self._tables.describe(self._index.description)
         vectors = [(each.item, b"".join(each.vectors)) for each in rows]
         self._tables.put_stored(self._times, generation, vectors)
 
-    def _kept(self) -> Iterator[list[_Kept]]:
+    def _kept(self) -> Iterator[list[_EmbeddedTexts]]:
         for page in self._source.embedded_pages():
             matched = [_matched(each, self._index) for each in page]
             yield [each for each in matched if each is not None]
@@ -277,7 +277,7 @@ class _Embeddings(RowPart[_Kept]):
         )
 
 
-def _matched(found: EmbeddedItem, index: VectorIndex) -> _Kept | None:
+def _matched(found: EmbeddedItem, index: VectorIndex) -> _EmbeddedTexts | None:
     """An item whose embeddings are for the texts that an index embeds; None if they are not."""
     named = index.named_texts(decode(found.item.value, load_raw))
     vectors = [found.embeddings.get(name, b"") for name, _ in named]
@@ -285,7 +285,7 @@ def _matched(found: EmbeddedItem, index: VectorIndex) -> _Kept | None:
         len(each) != index.dims * FLOAT_BYTES for each in vectors
     ):
         return None
-    return _Kept(found.item, [text for _, text in named], vectors)
+    return _EmbeddedTexts(found.item, [text for _, text in named], vectors)
 
 
 def _cosine(mine: bytes, theirs: bytes) -> float:

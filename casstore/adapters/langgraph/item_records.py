@@ -28,11 +28,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import MAX_ROW_VALUE_BYTES, MAX_STAMP_MS
-from casstore.errors import ConditionFailedError, ConflictError, InvalidInputError
+from casstore.errors import ConflictError, InvalidInputError
 from casstore.format.digest import plain_hash
 from casstore.records.schema import Index, Parent, RowTable, Schema
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.attempts import Attempts, transact
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
@@ -286,24 +286,22 @@ class VectorTables:
         self.index.put(draft, made)
         return made
 
+    @transaction("the vector index")
     def describe(self, description: IndexRow, *, rebuild: bool = False) -> str:
         """Store the description of the index; returns the generation of its vectors.
 
         If another description is stored, or with ``rebuild``, the generation is a new one, so that
         no stored vector counts.
         """
+        found = self.find_index()
+        if found is not None and found.is_like(description) and not rebuild:
+            return found.generation
+        draft = Draft(self.store)
+        made = self.put_index(draft, found, description)
+        draft.commit()
+        return made.generation
 
-        def change() -> str:
-            found = self.find_index()
-            if found is not None and found.is_like(description) and not rebuild:
-                return found.generation
-            draft = Draft(self.store)
-            made = self.put_index(draft, found, description)
-            draft.commit()
-            return made.generation
-
-        return transact("the vector index", change)
-
+    @transaction("the vectors of items")
     def put_stored(
         self, times: UniqueTimes, generation: str, vectors: Sequence[tuple[ItemRow, bytes]]
     ) -> int:
@@ -314,30 +312,24 @@ class VectorTables:
         """
         table = items_table(self.store)
         keys = [(item.prefix, item.key) for item, _ in vectors]
-        attempts = Attempts("the vectors of items")
-        while True:
-            attempts.begin()
-            draft, now_ms = Draft(self.store), self.store.engine.now_ms()
-            moment = times.read(self.store, table, keys, [(self.index, (INDEX_KEY,))])
-            described = self.index.decode_found(moment.records[-1])
-            if described is None or described.generation != generation:
-                raise ConflictError(
-                    "another process began to reindex with another embedder; stop one of them"
-                )
-            self.expect_index(draft, described)
-            unchanged: list[tuple[ItemRow, bytes]] = []
-            for known, (item, packed) in zip(moment.records[:-1], vectors, strict=True):
-                # An item that was put meanwhile has its vectors from that write.
-                if known is not None and table.decode(known).updated_us == item.updated_us:
-                    draft.expect(table, known.key, known)
-                    unchanged.append((item, packed))
-            with times.reserve(draft, moment, now_ticks(now_ms)) as first:
-                done = self.put(draft, generation, unchanged, first * TICK_US)
-                try:
-                    draft.commit()
-                except ConditionFailedError:
-                    continue
-            return done
+        draft, now_ms = Draft(self.store), self.store.engine.now_ms()
+        moment = times.read(self.store, table, keys, [(self.index, (INDEX_KEY,))])
+        described = self.index.decode_found(moment.records[-1])
+        if described is None or described.generation != generation:
+            raise ConflictError(
+                "another process began to reindex with another embedder; stop one of them"
+            )
+        self.expect_index(draft, described)
+        unchanged: list[tuple[ItemRow, bytes]] = []
+        for known, (item, packed) in zip(moment.records[:-1], vectors, strict=True):
+            # An item that was put meanwhile has its vectors from that write.
+            if known is not None and table.decode(known).updated_us == item.updated_us:
+                draft.expect(table, known.key, known)
+                unchanged.append((item, packed))
+        with times.reserve(draft, moment, now_ticks(now_ms)) as first:
+            done = self.put(draft, generation, unchanged, first * TICK_US)
+            draft.commit()
+        return done
 
 
 def _vectors_key(prefix: str, key: str) -> tuple[str, str, str]:

@@ -6,7 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from casstore.adapters.langgraph.encoding import dump_raw, encode
 from casstore.adapters.langgraph.item_records import DOT, ItemRow, lasting_us, time_of
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _COLUMNS: Final = frozenset(("prefix", "key", "value", "created_at", "updated_at"))
 _TABLE: Final = "store"
 _VECTORS: Final = "store_vectors"
+
+
+ItemColumns = TypeVar("ItemColumns", bound=tuple[Any, ...])
 
 
 class EmbeddedItem(NamedTuple):
@@ -48,21 +52,26 @@ class ItemQueries(NamedTuple):
     page: Any
 
 
-class ItemSource(ABC):
-    """The items of a store of LangGraph. ``start`` is the position before the first row."""
+class ItemSource(ABC, Generic[ItemColumns]):
+    """The items of a store of LangGraph.
+
+    ``start`` is the position before the first row, ``columns`` names the columns of a page.
+    """
 
     def __init__(
         self,
         ask: Callable[[Any, Sequence[Any]], Iterator[tuple[Any, ...]]],
         queries: ItemQueries,
         start: tuple[Any, ...],
+        columns: Callable[..., ItemColumns],
     ) -> None:
         self._ask = ask
         self._queries = queries
         self._start = start
+        self._columns = columns
 
     @abstractmethod
-    def read(self, row: tuple[Any, ...]) -> ItemRow:
+    def read(self, row: ItemColumns) -> ItemRow:
         """The item of a row; BadItemError if it cannot be stored."""
 
     def count(self) -> int:
@@ -98,20 +107,21 @@ class ItemSource(ABC):
                 if (name := self.name(row)) in found
             ]
 
-    def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
+    def _rows(self) -> Iterator[list[ItemColumns]]:
         after = self._start
+        limits = importing.PAGE_ROWS, importing.PAGE_BYTES
         while rows := list(
-            self._ask(self._queries.page, (*after, importing.PAGE_ROWS, importing.PAGE_BYTES))
+            starmap(self._columns, self._ask(self._queries.page, (*after, *limits)))
         ):
             yield rows
             after = rows[-1][: len(self._start)]
 
     @abstractmethod
-    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
+    def name(self, row: ItemColumns) -> tuple[Any, Any]:
         """The prefix and key of a row, as the query of the embeddings returns them."""
 
     @abstractmethod
-    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def span(self, rows: Sequence[ItemColumns]) -> tuple[Any, ...]:
         """The parameters of the query of the embeddings, for a page."""
 
     @abstractmethod
@@ -155,7 +165,15 @@ def item_row(
         ttl_minutes = float(ttl_minutes)
     prefix = prefix + DOT if prefix else ""
     stored = encode(value, dump_raw)
-    return ItemRow(prefix, key, stored, created_us, updated_us, ttl_minutes, expires_us)
+    return ItemRow(
+        prefix=prefix,
+        key=key,
+        value=stored,
+        created_us=created_us,
+        updated_us=updated_us,
+        ttl_minutes=ttl_minutes,
+        expires_us=expires_us,
+    )
 
 
 def _require_time(time_us: int) -> None:
@@ -168,7 +186,7 @@ def _require_time(time_us: int) -> None:
 
 
 @contextmanager
-def open_items(source: str | os.PathLike[str]) -> Iterator[tuple[Source, ItemSource]]:
+def open_items(source: str | os.PathLike[str]) -> Iterator[tuple[Source, ItemSource[Any]]]:
     """Open a file of SqliteStore, or the tables of PostgresStore at a ``postgresql://`` URL."""
     if isinstance(source, str) and is_server(source):
         from casstore.compat.postgres_source import PostgresSource
@@ -198,7 +216,23 @@ _FIRST: Final = -(1 << 63)
 _TEXT: Final = "text"
 
 
-class _SqliteStore(ItemSource):
+class _SqliteItem(NamedTuple):
+    """The columns of an item in SQLite, with the types that SQLite reports for three of them."""
+
+    position: int
+    prefix_type: str
+    prefix: bytes
+    key_type: str
+    key: bytes
+    value_type: str
+    value: bytes
+    created_at: Any
+    updated_at: Any
+    ttl_minutes: Any
+    expires_at: Any
+
+
+class _SqliteStore(ItemSource[_SqliteItem]):
     """A database of SqliteStore."""
 
     def __init__(self, source: SqliteSource) -> None:
@@ -212,31 +246,30 @@ class _SqliteStore(ItemSource):
         )
         vectors = f"SELECT count(*) FROM {_VECTORS}" if _VECTORS in source.tables else None
         queries = ItemQueries(f"SELECT count(*) FROM {_TABLE}", vectors, _SQLITE_VECTORS, page)
-        super().__init__(source.ask, queries, (_FIRST,))
+        super().__init__(source.ask, queries, (_FIRST,), _SqliteItem)
         self._encoding = source.encoding
 
-    def read(self, row: tuple[Any, ...]) -> ItemRow:
-        _, prefix_kind, prefix, key_kind, key, kind, value, created, updated, ttl, expires = row
-        names = [each.decode(self._encoding, "backslashreplace") for each in (prefix, key)]
+    def read(self, row: _SqliteItem) -> ItemRow:
+        names = [each.decode(self._encoding, "backslashreplace") for each in (row.prefix, row.key)]
         with naming(*names):
-            if (prefix_kind, key_kind) != (_TEXT, _TEXT):
+            if (row.prefix_type, row.key_type) != (_TEXT, _TEXT):
                 raise ValueError("its namespace or key is not a text")
             return item_row(
-                prefix.decode(self._encoding),
-                key.decode(self._encoding),
+                row.prefix.decode(self._encoding),
+                row.key.decode(self._encoding),
                 # LangGraph writes values as bytes; other programs may write text.
-                value.decode(self._encoding if kind == _TEXT else "utf-8"),
-                created_us=utc_us(created),
-                updated_us=utc_us(updated),
-                ttl_minutes=ttl,
-                expires_us=None if expires is None else utc_us(expires),
+                row.value.decode(self._encoding if row.value_type == _TEXT else "utf-8"),
+                created_us=utc_us(row.created_at),
+                updated_us=utc_us(row.updated_at),
+                ttl_minutes=row.ttl_minutes,
+                expires_us=None if row.expires_at is None else utc_us(row.expires_at),
             )
 
-    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
-        return row[2], row[4]
+    def name(self, row: _SqliteItem) -> tuple[Any, Any]:
+        return row.prefix, row.key
 
-    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return rows[0][0], rows[-1][0]
+    def span(self, rows: Sequence[_SqliteItem]) -> tuple[Any, ...]:
+        return rows[0].position, rows[-1].position
 
     def vector(self, stored: Any) -> bytes:
         # sqlite-vec stores float32, packed.
@@ -266,7 +299,20 @@ _POSTGRES_VECTORS: Final = b"""
     WHERE (prefix, key) BETWEEN (%s, %s) AND (%s, %s)"""
 
 
-class _PostgresStore(ItemSource):
+class _PostgresItem(NamedTuple):
+    """The columns of an item in PostgreSQL; the first three are the position of the next page."""
+
+    is_start: bool
+    prefix: str
+    key: str
+    value: str
+    created_at: str | None
+    updated_at: str | None
+    ttl_minutes: int | None
+    expires_at: str | None
+
+
+class _PostgresStore(ItemSource[_PostgresItem]):
     """The tables of PostgresStore."""
 
     def __init__(self, source: PostgresSource) -> None:
@@ -286,26 +332,25 @@ class _PostgresStore(ItemSource):
         )
         vectors = b"SELECT count(*) FROM store_vectors" if source.columns(_VECTORS) else None
         queries = ItemQueries(b"SELECT count(*) FROM store", vectors, _POSTGRES_VECTORS, page)
-        super().__init__(source.ask, queries, (True, "", ""))
+        super().__init__(source.ask, queries, (True, "", ""), _PostgresItem)
 
-    def read(self, row: tuple[Any, ...]) -> ItemRow:
-        _, prefix, key, value, created, updated, ttl, expires = row
-        with naming(prefix, key):
+    def read(self, row: _PostgresItem) -> ItemRow:
+        with naming(row.prefix, row.key):
             return item_row(
-                prefix,
-                key,
-                value,
-                created_us=_microseconds(created),
-                updated_us=_microseconds(updated),
-                ttl_minutes=ttl,
-                expires_us=None if expires is None else _microseconds(expires),
+                row.prefix,
+                row.key,
+                row.value,
+                created_us=_microseconds(row.created_at),
+                updated_us=_microseconds(row.updated_at),
+                ttl_minutes=row.ttl_minutes,
+                expires_us=None if row.expires_at is None else _microseconds(row.expires_at),
             )
 
-    def name(self, row: tuple[Any, ...]) -> tuple[Any, Any]:
-        return row[1], row[2]
+    def name(self, row: _PostgresItem) -> tuple[Any, Any]:
+        return row.prefix, row.key
 
-    def span(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        return *rows[0][1:3], *rows[-1][1:3]
+    def span(self, rows: Sequence[_PostgresItem]) -> tuple[Any, ...]:
+        return *self.name(rows[0]), *self.name(rows[-1])
 
     def vector(self, stored: Any) -> bytes:
         # The text of a vector or halfvec is a list; that of a bit string is not.

@@ -52,13 +52,12 @@ from casstore.adapters.langgraph.vector_index import (
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
-    ConditionFailedError,
     NoVectorIndexError,
 )
 from casstore.records.schema import RowTable
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count, check_flag
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft
 from casstore.store import Store
 
@@ -172,7 +171,7 @@ class CasstoreStore(StoreClient, BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations: reads first, in order, then all writes at once."""
-        work = _Work(ops, self._index)
+        work = _BatchOperations(ops, self._index)
         if self._index is not None:
             work.documents = self._index.embed(work.texts)
             work.queries = self._index.embed_queries(work.asked_queries)
@@ -180,7 +179,7 @@ class CasstoreStore(StoreClient, BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``; embeds with the asynchronous methods of the embedder."""
-        work = _Work(ops, self._index)
+        work = _BatchOperations(ops, self._index)
         if self._index is not None:
             work.documents = await self._index.aembed(work.texts)
             work.queries = await self._index.aembed_queries(work.asked_queries)
@@ -194,7 +193,7 @@ class CasstoreStore(StoreClient, BaseStore):
     adelete = collected(AsyncBatchedBaseStore.adelete)
     alist_namespaces = collected(AsyncBatchedBaseStore.alist_namespaces)
 
-    def _run(self, work: _Work) -> list[Result]:
+    def _run(self, work: _BatchOperations) -> list[Result]:
         reader = self._reader
         results = reader.read_all(work.ops, work.queries)
         self._write(work, reader.table)
@@ -239,7 +238,8 @@ class CasstoreStore(StoreClient, BaseStore):
 
     # --- writing ------------------------------------------------------------------------
 
-    def _write(self, work: _Work, table: RowTable[ItemRow]) -> None:
+    @transaction("the items of a batch")
+    def _write(self, work: _BatchOperations, table: RowTable[ItemRow]) -> None:
         puts = work.puts
         if not puts:
             return
@@ -252,48 +252,39 @@ class CasstoreStore(StoreClient, BaseStore):
         ]
         # Each item has a time of its own, in the order of the batch.
         ticks = -(-sum(value is not None for value in values) // TICK_US)
-        attempts = Attempts("the items of a batch")
-        while True:
-            attempts.begin()
-            draft, now_ms = Draft(store), store.engine.now_ms()
-            moment = self._times.read(store, table, keys, [(vectors.index, (INDEX_KEY,))])
-            described = vectors.index.decode_found(moment.records[-1])
-            if index is not None:
-                index.require(described)
-                if described is None:
-                    described = vectors.put_index(draft, None, index.description)
-                else:
-                    vectors.expect_index(draft, described)
-            with self._times.reserve(draft, moment, now_ticks(now_ms), count=ticks) as first:
-                rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
-                times_us = iter(range(first * TICK_US, (first + ticks) * TICK_US))
-                contents: list[tuple[ItemRow, bytes]] = []
-                for key, value, op, known in rows:
-                    draft.expect(table, key, known)
-                    before = table.decode_found(known)
-                    if value is None:
-                        if before is not None:
-                            table.remove(draft, before)
-                        if described is not None:
-                            vectors.delete(draft, *key)
-                        continue
-                    updated_us = next(times_us)
-                    if before is not None and before.is_live(now_ms):
-                        created_us = before.created_us
-                    else:
-                        created_us = updated_us
-                    item = ItemRow(
-                        *key, value, created_us, updated_us, op.ttl, fields=fields_of(op)
-                    )
-                    table.put(draft, expiry.begun(item, now_ms), before)
-                    contents.append((item, work.vectors(op)))
-                if described is not None:
-                    vectors.put(draft, described.generation, contents, first * TICK_US)
-                try:
-                    draft.commit()
-                except ConditionFailedError:
+        draft, now_ms = Draft(store), store.engine.now_ms()
+        moment = self._times.read(store, table, keys, [(vectors.index, (INDEX_KEY,))])
+        described = vectors.index.decode_found(moment.records[-1])
+        if index is not None:
+            index.require(described)
+            if described is None:
+                described = vectors.put_index(draft, None, index.description)
+            else:
+                vectors.expect_index(draft, described)
+        with self._times.reserve(draft, moment, now_ticks(now_ms), count=ticks) as first:
+            rows = zip(keys, values, puts.values(), moment.records[:-1], strict=True)
+            times_us = iter(range(first * TICK_US, (first + ticks) * TICK_US))
+            contents: list[tuple[ItemRow, bytes]] = []
+            for key, value, op, known in rows:
+                draft.expect(table, key, known)
+                before = table.decode_found(known)
+                if value is None:
+                    if before is not None:
+                        table.remove(draft, before)
+                    if described is not None:
+                        vectors.delete(draft, *key)
                     continue
-            return
+                updated_us = next(times_us)
+                if before is not None and before.is_live(now_ms):
+                    created_us = before.created_us
+                else:
+                    created_us = updated_us
+                item = ItemRow(*key, value, created_us, updated_us, op.ttl, fields=fields_of(op))
+                table.put(draft, expiry.begun(item, now_ms), before)
+                contents.append((item, work.vectors(op)))
+            if described is not None:
+                vectors.put(draft, described.generation, contents, first * TICK_US)
+            draft.commit()
 
     # --- the vector index ---------------------------------------------------------------
 
@@ -370,7 +361,7 @@ class CasstoreStore(StoreClient, BaseStore):
         return tables.put_stored(self._times, generation, list(zip(items, contents, strict=True)))
 
 
-class _Work:
+class _BatchOperations:
     """The operations of a batch, and the vectors of their texts once they are embedded."""
 
     def __init__(self, ops: Iterable[Op], index: VectorIndex | None) -> None:

@@ -105,7 +105,7 @@ class StrictSerializer(JsonPlusSerializer):
             allowed_json_modules=None,
             allowed_msgpack_modules=(*_LANGCHAIN_DATA, *_checked_types(allowed)),
         )
-        self._passed = _Passed()
+        self._passed = _CheckedBytes()
         self._loads_others_as_data = False
 
     def with_msgpack_allowlist(
@@ -123,7 +123,7 @@ class StrictSerializer(JsonPlusSerializer):
         assert isinstance(wider, StrictSerializer)
         wider._loads_others_as_data = True
         # The new serialiser accepts bytes that this one refuses: they share no cache.
-        wider._passed = _Passed()
+        wider._passed = _CheckedBytes()
         return wider
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -267,7 +267,7 @@ def cut_objects(body: bytes, start: int = 0) -> list[bytes] | None:
     return parts
 
 
-class _Passed:
+class _CheckedBytes:
     """A bounded set of bytes that were checked and may be loaded."""
 
     __slots__ = ("payloads", "size_bytes")

@@ -161,7 +161,10 @@ class StepWriter:
         self._put_on_rows(step)
 
     def _put_on_rows(self, step: Step) -> None:
-        """Store a checkpoint after reading the rows that the write has as conditions."""
+        """Store a checkpoint after reading the rows that the write has as conditions.
+
+        Not a ``transaction``: a missing object changes what the next attempt stores.
+        """
         threads, place = self._threads, step.place
         take_over = True
         attempts = Attempts(f"thread {place.thread!r}")

@@ -148,7 +148,7 @@ class Threads:
 
     def histories(self, row: CheckpointRow, channels: Collection[str]) -> dict[str, ChannelHistory]:
         """The history of channels above a checkpoint, without its own writes."""
-        walk = _Walk({channel: [] for channel in channels}, {})
+        walk = _ChannelWalk({channel: [] for channel in channels}, {})
         seen: set[str] = set()
         walk.end_at_fold(row)
         while walk.writes and row.parent is not None and row.parent not in seen:
@@ -325,7 +325,7 @@ def _delete_all(draft: Draft, table: RowTable[Any], *prefix: str) -> None:
         draft.delete(table, record.key)
 
 
-class _Walk(NamedTuple):
+class _ChannelWalk(NamedTuple):
     """What a walk up the history of channels has found so far, newest first."""
 
     writes: dict[str, list[tuple[str, Any]]]

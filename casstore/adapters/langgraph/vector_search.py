@@ -83,7 +83,7 @@ class VectorItem(NamedTuple):
     updated_us: int
 
 
-class _Rows(NamedTuple):
+class _VectorMatrix(NamedTuple):
     """Vectors as they were read: the rows of a matrix, and their items."""
 
     items: list[VectorItem]
@@ -97,15 +97,15 @@ class _Rows(NamedTuple):
     #: The most vectors of an item.
     most: int
 
-    def followed_by(self, other: _Rows) -> _Rows:
+    def followed_by(self, other: _VectorMatrix) -> _VectorMatrix:
         """The rows of both."""
-        return _Rows(
-            [*self.items, *other.items],
-            np.concatenate([self.created, other.created]),
-            np.concatenate([self.item_of, other.item_of + len(self.items)]),
-            np.concatenate([self.matrix, other.matrix]),
-            np.concatenate([self.norms, other.norms]),
-            max(self.most, other.most),
+        return _VectorMatrix(
+            items=[*self.items, *other.items],
+            created=np.concatenate([self.created, other.created]),
+            item_of=np.concatenate([self.item_of, other.item_of + len(self.items)]),
+            matrix=np.concatenate([self.matrix, other.matrix]),
+            norms=np.concatenate([self.norms, other.norms]),
+            most=max(self.most, other.most),
         )
 
 
@@ -129,7 +129,7 @@ class VectorRange(NamedTuple):
         stamps = self.stamps()
         return stamps, [each for each in {**known, **stamps} if stamps.get(each) != known.get(each)]
 
-    def read(self, records: Iterable[Record]) -> _Rows:
+    def read(self, records: Iterable[Record]) -> _VectorMatrix:
         """The vectors of records, of this generation."""
         items: list[VectorItem] = []
         counts: list[int] = []
@@ -146,13 +146,13 @@ class VectorRange(NamedTuple):
             parts.append(np.frombuffer(b"".join(packed), dtype="<f4").reshape(-1, self.dims))
         matrix = np.concatenate(parts)
         squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
-        return _Rows(
-            items,
-            np.array([item.created_us for item in items], dtype=np.int64),
-            np.repeat(np.arange(len(items)), counts),
-            matrix,
-            np.sqrt(squares).astype(np.float32),
-            max(counts, default=1),
+        return _VectorMatrix(
+            items=items,
+            created=np.array([item.created_us for item in items], dtype=np.int64),
+            item_of=np.repeat(np.arange(len(items)), counts),
+            matrix=matrix,
+            norms=np.sqrt(squares).astype(np.float32),
+            most=max(counts, default=1),
         )
 
     def _count(self, row: VectorsRow) -> int:
@@ -172,7 +172,7 @@ class Snapshot:
     """The vectors below a namespace at one time. Immutable: ``changed`` returns another one."""
 
     def __init__(
-        self, rows: _Rows, used: Flags, stamps: dict[Bucket, int], generation: str
+        self, rows: _VectorMatrix, used: Flags, stamps: dict[Bucket, int], generation: str
     ) -> None:
         self.generation = generation
         self.stamps = stamps
@@ -187,7 +187,7 @@ class Snapshot:
         return int(self._rows.matrix.nbytes)
 
     def changed(
-        self, rows: _Rows, gone: Iterable[Bucket], stamps: dict[Bucket, int]
+        self, rows: _VectorMatrix, gone: Iterable[Bucket], stamps: dict[Bucket, int]
     ) -> Snapshot | None:
         """A snapshot with ``rows`` in place of the vectors of the buckets ``gone``.
 
@@ -368,7 +368,7 @@ def _refreshed(below: VectorRange, known: Snapshot) -> Snapshot | None:
     return known.changed(below.read(records), changed, stamps)
 
 
-def _all_used(rows: _Rows) -> Flags:
+def _all_used(rows: _VectorMatrix) -> Flags:
     return np.ones(len(rows.matrix), dtype=np.bool_)
 
 
@@ -444,7 +444,14 @@ def _change(below: VectorRange, bucket: Bucket, stamp: int) -> VectorChange:
         if row.generation == below.generation:
             place, name = table.place(*record.key), row.key.encode()
             copies.append(
-                VectorCopy(place, name, row.created_us, row.updated_us, below.dims, row.vectors)
+                VectorCopy(
+                    row=place,
+                    name=name,
+                    created=row.created_us,
+                    version=row.updated_us,
+                    dims=below.dims,
+                    vectors=row.vectors,
+                )
             )
     return VectorChange(VectorPart(prefix.encode(), part.encode()), stamp, copies)
 

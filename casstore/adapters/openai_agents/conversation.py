@@ -23,7 +23,7 @@ from casstore.format.canonical import Link
 from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
-from casstore.session.attempts import Attempts
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.data import Checkpoint, Commit, Node, NodeDraft, Time, Usage
 from casstore.session.loading import Nodes
 from casstore.store import Store
@@ -103,24 +103,17 @@ class Conversation:
         """The branch that ``at`` names; main if the conversation was cleared since."""
         return view.branches.get(at.branch if at.clears == view.branches.clears else MAIN)
 
+    @transaction("session {self._session.id!r}")
     def read(
         self,
         at: CurrentBranch,
         pick: Callable[[ConversationView, Branch, Nodes], Result],
     ) -> Result:
         """The result of ``pick`` for a branch and its nodes."""
-        attempts = Attempts(f"session {self._session.id!r}")
-        while True:
-            attempts.begin()
-            view = self.view()
-            branch = self.where(at, view)
-            try:
-                return pick(view, branch, self.path(branch))
-            except NodeNotFoundError:
-                # Another writer may have cleared or pruned the branch since ``view`` was read. If
-                # the revision is the same, the node is missing from the store.
-                if self.view().revision == view.revision:
-                    raise
+        view = self.view()
+        branch = self.where(at, view)
+        # NodeNotFoundError if another writer has cleared or pruned the branch meanwhile.
+        return pick(view, branch, self.path(branch))
 
     def path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
         """The nodes of a branch, from its beginning."""
@@ -137,7 +130,7 @@ class Conversation:
         def change(view: ConversationView) -> Commit:
             branch = self.where(at, view)
             now_ms = self._store.engine.now_ms()
-            added = _Growth(branch.leaf, branch.turns, view.revision + 1)
+            added = _NewItems(branch.leaf, branch.turns, view.revision + 1)
             added.extend(payloads, now_ms)
             grown = branch._replace(
                 leaf=added.leaf,
@@ -197,12 +190,12 @@ class Conversation:
             now_ms = self._store.engine.now_ms()
             if dropped:
                 # A path starts at its root, so the nodes after removed ones are stored again.
-                grown = _Growth(None, 0, view.revision + 1)
+                grown = _NewItems(None, 0, view.revision + 1)
                 for node in kept[dropped:]:
                     grown.extend([node.payload], node.time)
             else:
                 turns = sum(is_user(restored(node.payload)) for node in kept)
-                grown = _Growth(kept[-1].id if kept else None, turns, view.revision + 1)
+                grown = _NewItems(kept[-1].id if kept else None, turns, view.revision + 1)
             moved = [draft.id for draft in grown.drafts]
             grown.extend(payloads, now_ms)
             shorter = branch._replace(
@@ -428,26 +421,18 @@ class Conversation:
 
     # --- committing -------------------------------------------------------------------------
 
+    @transaction("session {self._session.id!r}")
     def _change(self, make: Callable[[ConversationView], Commit | None]) -> None:
         """Commit what ``make`` returns for the current conversation; retry if it has changed.
 
         If ``make`` returns None, nothing is committed.
         """
-        attempts = Attempts(f"session {self._session.id!r}")
-        while True:
-            attempts.begin()
-            view = self.view()
+        commit = make(self.view())
+        if commit is not None:
             try:
-                commit = make(view)
-                if commit is not None:
-                    self._session.commit(commit)
-            except HeadConflictError:
-                continue
-            except NodeNotFoundError:
-                if self.view().revision == view.revision:
-                    raise
-                continue
-            return
+                self._session.commit(commit)
+            except HeadConflictError as exc:
+                raise ChangedMeanwhile from exc
 
 
 def step(
@@ -470,7 +455,7 @@ def step(
     )
 
 
-class _Growth:
+class _NewItems:
     """Nodes to append after a leaf; ``leaf`` and ``turns`` are those of the branch with them."""
 
     def __init__(self, leaf: str | None, turns: int, revision: int) -> None:

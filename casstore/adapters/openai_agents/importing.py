@@ -105,7 +105,7 @@ def import_sessions(
     check_text(messages_table, "messages_table")
     with SqliteSource(source) as opened:
         database = SdkDatabase(opened, sessions_table, messages_table)
-        part = _Items(database, store, database.choose(sessions))
+        part = _DatabasePart(database, store, database.choose(sessions))
         return run("openai-agents", opened, store, [part], dry_run=dry_run, progress=progress)
 
 
@@ -154,7 +154,7 @@ class BranchTree:
 # --- the import ---------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
+class _BranchPlan(NamedTuple):
     """A branch of the source, and what the store holds of it."""
 
     source: SourceBranch
@@ -170,7 +170,7 @@ class _Plan(NamedTuple):
         return self.fork.at if self.stored is None else self.have
 
 
-class _Items(Part):
+class _DatabasePart(Part):
     """The sessions of a database, counted by their messages."""
 
     name = "items"
@@ -193,7 +193,7 @@ class _Items(Part):
             unreadable = self._unreadable.get(session.id)
             if unreadable is None:
                 unreadable = self._unreadable[session.id] = self._check(session)
-            yield _Conversation(self._database, self._store, session, unreadable)
+            yield _ConversationUnit(self._database, self._store, session, unreadable)
 
     def notes(self) -> Sequence[ImportNote]:
         return self._notes.all()
@@ -216,7 +216,7 @@ class _Items(Part):
         return frozenset(bad)
 
 
-class _Conversation(Unit):
+class _ConversationUnit(Unit):
     """One session of the source."""
 
     def __init__(
@@ -235,7 +235,7 @@ class _Conversation(Unit):
         tree = BranchTree(lambda name: (each.row for each in self._path(name)))
         self._branches = [(each, tree.add(each.name)) for each in database.branches(session)]
         self._view = self._look()
-        self._plans: list[_Plan] = []
+        self._plans: list[_BranchPlan] = []
         self._outcome = UNCHANGED
         self.size = sum(1 for _ in database.messages(session))
 
@@ -282,16 +282,16 @@ class _Conversation(Unit):
 
     # --- comparing ----------------------------------------------------------------------------
 
-    def _plan(self) -> list[_Plan]:
+    def _plan(self) -> list[_BranchPlan]:
         """What the store holds of each branch; ConflictError if it holds other items."""
-        plans: dict[str | None, _Plan] = {}
+        plans: dict[str | None, _BranchPlan] = {}
         for source, fork in self._branches:
             stored = self._view.branches.by_name.get(source.name)
             try:
                 have = 0 if stored is None else self._compare(source, fork, stored, plans)
             except NodeNotFoundError as exc:
                 raise self._conflict(f"lacks nodes of branch {source.name!r} in the store") from exc
-            plan = plans[source.name] = _Plan(source, fork, stored, have)
+            plan = plans[source.name] = _BranchPlan(source, fork, stored, have)
             if self._view.revision:
                 self._require_never_there(plan)
         return list(plans.values())
@@ -301,7 +301,7 @@ class _Conversation(Unit):
         source: SourceBranch,
         fork: BranchPoint,
         stored: Branch,
-        plans: dict[str | None, _Plan],
+        plans: dict[str | None, _BranchPlan],
     ) -> int:
         """The number of items of a branch that the store holds; ConflictError if one differs."""
         both = min(len(self._nodes(stored)), fork.length)
@@ -326,7 +326,7 @@ class _Conversation(Unit):
     def _nodes(self, branch: Branch) -> Nodes:
         return self._conversation.path(branch, payloads=False)
 
-    def _require_never_there(self, plan: _Plan) -> None:
+    def _require_never_there(self, plan: _BranchPlan) -> None:
         """Raise ConflictError if items to be written were deleted in the store."""
         name = plan.source.name
         own = next(self._path(name, plan.start), None)
@@ -341,6 +341,7 @@ class _Conversation(Unit):
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, wrote: Wrote) -> None:
+        # Not a ``transaction``: pages that were written stay, and the rest is planned again.
         attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
         while True:
             attempts.begin()
@@ -357,7 +358,7 @@ class _Conversation(Unit):
                 raise self._conflict(f"has another node {exc.node!r} in the store") from exc
             return
 
-    def _write_branch(self, plan: _Plan, wrote: Wrote) -> None:
+    def _write_branch(self, plan: _BranchPlan, wrote: Wrote) -> None:
         if plan.stored is not None and plan.start >= plan.fork.length:
             return
         branch = self._begin(plan)
@@ -371,7 +372,7 @@ class _Conversation(Unit):
         if branch.name not in self._view.branches.by_name:
             self._append(branch, [], wrote)
 
-    def _begin(self, plan: _Plan) -> Branch:
+    def _begin(self, plan: _BranchPlan) -> Branch:
         """The branch to append to: the stored one, or a new one from its last item in the base."""
         created_at_ms = plan.source.created_at_ms or self._now_ms()
         if plan.stored is not None:

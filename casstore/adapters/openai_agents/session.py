@@ -246,13 +246,13 @@ class CasstoreSession(SqliteNames):
         if usage is None:
             return
         used = TurnUsage(
-            0,
-            usage.requests or 0,
-            usage.input_tokens or 0,
-            usage.output_tokens or 0,
-            usage.total_tokens or 0,
-            _details(usage.input_tokens_details),
-            _details(usage.output_tokens_details),
+            turn=0,
+            requests=usage.requests or 0,
+            input_tokens=usage.input_tokens or 0,
+            output_tokens=usage.output_tokens or 0,
+            total_tokens=usage.total_tokens or 0,
+            input_details=_details(usage.input_tokens_details),
+            output_details=_details(usage.output_tokens_details),
         )
         model = getattr(result.last_agent, "model", None)
         name = model if type(model) is str else "unknown"

@@ -56,7 +56,8 @@ def settle(
     """Repeat ``attempt`` until no other process interferes; ContendedError if that never happens.
 
     ``observe`` reads the rows that the attempt depends on. A missing object is damage only if these
-    rows are still the same: a session that was deleted or vacuumed may have been collected.
+    rows are still the same: a session that was deleted or vacuumed may have been collected. Not a
+    ``transaction``: the same object may be missing in two attempts without being damaged.
     """
     attempts = Attempts(what, _REMEDY)
     while True:

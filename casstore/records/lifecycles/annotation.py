@@ -149,7 +149,14 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
         check_hold(annotation.hold)
     if annotation.seal is not None:
         check_seal(annotation.seal)
-    return Annotation(classes, subjects, sources, processors, annotation.hold, annotation.seal)
+    return Annotation(
+        classes=classes,
+        subjects=subjects,
+        sources=sources,
+        processors=processors,
+        hold=annotation.hold,
+        seal=annotation.seal,
+    )
 
 
 def check_annotation(annotation: Annotation) -> None:

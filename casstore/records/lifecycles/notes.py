@@ -141,13 +141,13 @@ class Annotating:
         # Check again whether the classes need subjects: the sources may have none.
         checked(said, has_subject=bool(about), default=None)
         note = Note(
-            tuple(said.classes),
-            tuple(sorted(about)),
-            tuple(said.sources),
-            tuple(said.processors),
-            now_ms,
-            said.hold,
-            None if said.seal is None else write_seal(said.seal, row, now_ms),
+            classes=tuple(said.classes),
+            subjects=tuple(sorted(about)),
+            sources=tuple(said.sources),
+            processors=tuple(said.processors),
+            derived_at_ms=now_ms,
+            hold=said.hold,
+            seal=None if said.seal is None else write_seal(said.seal, row, now_ms),
         )
         put_note(change, ref, before, note)
 

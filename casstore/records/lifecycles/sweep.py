@@ -91,7 +91,14 @@ def sweep(
         looked_at += len(page)
         if progress is not None:
             progress(Step("sweep", looked_at, None, "records"))
-    return RecordSweepReport(dry_run, looked_at, swept, kept[SEALED], kept[HELD], tuple(stayed))
+    return RecordSweepReport(
+        dry_run=dry_run,
+        looked_at=looked_at,
+        swept=swept,
+        sealed=kept[SEALED],
+        held=kept[HELD],
+        stayed=tuple(stayed),
+    )
 
 
 class _Candidate(NamedTuple):

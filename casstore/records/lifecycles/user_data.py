@@ -211,7 +211,7 @@ class UserData:
                 check_count(item.at_ms, "at_ms")
         refs = [self.ref(item.user, item.name) for item in given]
         latest = dict(zip(refs, given, strict=True))
-        putting = _Putting(self._tables, self._subjects, self._rows, latest, said)
+        putting = _UserDataWriter(self._tables, self._subjects, self._rows, latest, said)
         if latest:
             with putting.fresh:
                 self._tables.change("the data of a user", putting.step)
@@ -271,7 +271,7 @@ class UserData:
         >>> life.users.erase_hashed(ref.owner).deleted
         1
         """
-        erasing = _Erasing(self._tables, self._rows, user)
+        erasing = _UserDataEraser(self._tables, self._rows, user)
         erasing.run()
         destroyed, waiting = self._rows.destroy_doomed()
         return UserErasure(
@@ -319,7 +319,7 @@ def drop_value(
         rows.doom(change, key)
 
 
-class _Putting:
+class _UserDataWriter:
     """Writes values in one transaction."""
 
     def __init__(
@@ -386,7 +386,7 @@ class _Putting:
         return UserRow(ref.owner, person.values + (row is None), own_key)
 
 
-class _Erasing(Emptying):
+class _UserDataEraser(Emptying):
     """Removes all values of a user, and lists the key for destruction."""
 
     def __init__(self, tables: LifecycleTables, rows: UserRows, user: str) -> None:

@@ -22,7 +22,7 @@ Call = Mapping[str, Any]
 
 def pending(tables: LogTables, session: str) -> Pending | None:
     """The calls of a session that have no result yet, or None."""
-    return read_again(lambda: waiting(tables, tables.at(session)))
+    return read_again(lambda: waiting(tables, tables.load(session)))
 
 
 def waiting(tables: LogTables, at: At) -> Pending | None:

@@ -17,7 +17,7 @@ from casstore.records.log.tables import At, FoldRow, LeaseGiven, LogChange, LogT
 from casstore.records.schema import number_text
 from casstore.session import tombstones
 from casstore.session.arguments import check_count, check_flag, list_of
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.data import NodeDraft
 from casstore.session.records import Draft
 
@@ -96,6 +96,7 @@ def folds_of(tables: LogTables, session: str, state: LogState) -> Iterator[Fold]
 # --- pruning --------------------------------------------------------------------------------------
 
 
+@transaction("session {session!r}")
 def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int | None) -> int:
     """Hide folded messages; returns how many.
 
@@ -106,21 +107,14 @@ def prune(tables: LogTables, session: str, keep_recent: int, older_than_ms: int 
     check_count(keep_recent, "keep_recent")
     if older_than_ms is not None:
         check_count(older_than_ms, "older_than_ms")
-
-    def attempt() -> int:
-        at, going = _choose(tables, session, keep_recent, older_than_ms)
-        if not going:
-            return 0
-        revision = at.revision.head.revision
-        return len(tombstones.hide(tables.runtime, session, going, revision).hidden)
-
-    attempts = Attempts(f"session {session!r}")
-    while True:
-        attempts.begin()
-        try:
-            return read_again(attempt)
-        except HeadConflictError:
-            continue
+    at, going = _choose(tables, session, keep_recent, older_than_ms)
+    if not going:
+        return 0
+    try:
+        hidden = tombstones.hide(tables.runtime, session, going, at.revision.head.revision)
+    except HeadConflictError as exc:
+        raise ChangedMeanwhile from exc
+    return len(hidden.hidden)
 
 
 def _choose(

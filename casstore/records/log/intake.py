@@ -69,6 +69,9 @@ class Intake:
         if fresh or self._state is None:
             state = None if self._state is not None else LogState(whole=False)
             self._commit(fresh, state, None)
+            self._state = read_again(lambda: self._tables.runtime.get(self._session))
+            if fresh:
+                self.last = fresh[-1].number
 
     def require_none_behind(self, last: int) -> None:
         """Refuse to continue an import whose stored session has more messages than the source."""
@@ -146,9 +149,6 @@ class Intake:
             )
         except HeadConflictError as exc:
             raise SessionExistsError(self._session) from exc
-        self._state = read_again(lambda: runtime.get(self._session))
-        if fresh:
-            self.last = fresh[-1].number
 
 
 def check_rest(rest: Rest, last: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from casstore.errors import CorruptionError, InvalidInputError, NotFoundError
@@ -205,13 +206,9 @@ def numbered(tables: LogTables, at: At, *, payloads: bool = True) -> Numbered:
 
 
 def opened(tables: LogTables, session: str, *, payloads: bool = True) -> tuple[At, Numbered]:
-    """The current revision of a session, and its nodes."""
-
-    def read() -> tuple[At, Numbered]:
-        at = tables.at(session)
-        return at, numbered(tables, at, payloads=payloads)
-
-    return read_again(read)
+    """The current revision of a session, and its nodes, read once: the caller repeats it."""
+    at = tables.load(session)
+    return at, numbered(tables, at, payloads=payloads)
 
 
 def active_messages(tables: LogTables, session: str) -> list[Message]:
@@ -235,12 +232,15 @@ def all_messages(
     check_number(first, "first")
     if last is not None:
         check_number(last, "last")
-    at, nodes = opened(tables, session)
+    at, nodes = read_again(lambda: opened(tables, session))
     return _from(tables, at, nodes, first, at.last if last is None else last)
 
 
 def _from(tables: LogTables, at: At, nodes: Numbered, first: int, last: int) -> Iterator[Message]:
-    """Yield messages by number; continue on the head if the revision is deleted meanwhile."""
+    """Yield messages by number; continue on the head if the revision is deleted meanwhile.
+
+    Not ``read_again``: the messages that were yielded must not be read a second time.
+    """
     last_error = ""
     while True:
         try:
@@ -254,7 +254,7 @@ def _from(tables: LogTables, at: At, nodes: Numbered, first: int, last: int) -> 
             if repr(exc) == last_error:
                 raise
             last_error = repr(exc)
-            at, nodes = opened(tables, at.session)
+            at, nodes = read_again(partial(opened, tables, at.session))
 
 
 def find_message(tables: LogTables, session: str, number: int) -> Message | None:

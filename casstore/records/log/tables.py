@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
-    ConditionFailedError,
     DuplicateNodeError,
     HeadConflictError,
     InvalidInputError,
@@ -30,8 +29,8 @@ from casstore.records.log.data import Fold, LogSession, RoundUsage, Tokens, Usag
 from casstore.records.log.state import LogState, States, is_of_later
 from casstore.records.schema import Index, Parent, RowTable, Schema
 from casstore.session import commit, keys
-from casstore.session.attempts import Attempts, read_again
-from casstore.session.data import Checkpoint, Claim, Commit, Lease, NodeDraft
+from casstore.session.attempts import ChangedMeanwhile, read_again, transact
+from casstore.session.data import Claim, Commit, Lease, NodeDraft
 from casstore.session.state import HeadRow, State, runtime_of
 from casstore.store import Store
 
@@ -214,7 +213,11 @@ class LogTables:
 
     def at(self, session: str) -> At:
         """The current revision; SessionNotFoundError, SessionDeletedError or NotALogError."""
-        return read_again(lambda: self._at(session, self.runtime.get(session)))
+        return read_again(lambda: self.load(session))
+
+    def load(self, session: str) -> At:
+        """As ``at``, read once: for a caller that repeats this read together with its own."""
+        return self._at(session, self.runtime.get(session))
 
     def _at(self, session: str, revision: State) -> At:
         state = self.states.read(session, revision)
@@ -249,26 +252,19 @@ class LogTables:
         """
         if lease is not None and not isinstance(lease, Lease):
             raise InvalidInputError(f"lease must be a Lease or None, got {lease!r}")
-        waiting = recalled = self._recalled(session) if from_memory else None
+        recalled = self._recalled(session) if from_memory else None
 
-        def prepare() -> tuple[At, LogChange | None, Result, Checkpoint | None]:
-            # Only the first call decides on the cached revision.
-            nonlocal waiting
-            at, waiting = waiting, None
-            if at is None:
-                at = self.at(session)
+        def attempt() -> Result:
+            # Only the first attempt decides on the cached revision.
+            nonlocal recalled
+            cached, recalled = recalled, None
+            at = self.load(session) if cached is None else cached
             change, result = decide(at)
-            checkpoint = None
-            if change is not None and change.state is not at.state:
-                checkpoint = self.states.checkpoint(at.revision, change.state)
-            return at, change, result, checkpoint
-
-        attempts = Attempts(f"session {session!r}")
-        while True:
-            attempts.begin()
-            at, change, result, checkpoint = read_again(prepare)
             if change is None:
                 return result
+            checkpoint = None
+            if change.state is not at.state:
+                checkpoint = self.states.checkpoint(at.revision, change.state)
             try:
                 commit.commit(
                     self.runtime,
@@ -283,13 +279,15 @@ class LogTables:
                         durability=durability,
                     ),
                 )
-            except (HeadConflictError, ConditionFailedError):
-                continue
+            except HeadConflictError as exc:
+                raise ChangedMeanwhile from exc
             except DuplicateNodeError as exc:
-                if at is recalled:
-                    continue  # the cached revision was stale: decide on the stored one
+                if cached is not None:
+                    raise ChangedMeanwhile from exc  # the cached revision was stale
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
+
+        return transact(f"session {session!r}", attempt)
 
     def _recalled(self, session: str) -> At | None:
         """The cached revision of a session; None if it is not cached, or was not a finished log."""

@@ -23,6 +23,7 @@ from casstore.records.log.intake import Arrived, Intake, Rest
 from casstore.records.log.messages import Numbered, check_payload, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tables import LogSessionRow, LogTables
+from casstore.session.attempts import read_again
 from casstore.session.records import Draft
 
 VERSION: Final = 1
@@ -36,7 +37,7 @@ _CARRIED: Final = (
 
 def export(tables: LogTables, session: str) -> Iterator[dict[str, Any]]:
     """All entries of a session; its messages are those of the current revision."""
-    at, nodes = opened(tables, session)
+    at, nodes = read_again(lambda: opened(tables, session))
     row = tree.get_row(tables, session)
     return _entries(tables, session, row.as_of(at.revision.head), at.state, nodes)
 

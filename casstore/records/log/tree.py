@@ -35,7 +35,7 @@ from casstore.records.log.state import LogState, pack
 from casstore.records.log.tables import LogSessionRow, LogTables
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
-from casstore.session.attempts import Attempts, read_again, transact
+from casstore.session.attempts import read_again, transact, transaction
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Checkpoint, Commit, SessionMeta
 from casstore.session.records import Draft, Record
@@ -73,6 +73,7 @@ def check_row(row: LogSessionRow) -> None:
 # --- creating -----------------------------------------------------------------------------
 
 
+@transaction("the parent of session {row.session!r}")
 def create(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession:
     """Create a session, as a child of its parent if it has one.
 
@@ -81,33 +82,22 @@ def create(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSessio
     """
     check_row(row)
     session = row.session
-
-    def prepared() -> tuple[LogSessionRow, Write]:
-        draft = Draft(tables.store)
-        placed = below_parent(tables, draft, row, depth_limit)
-        return placed, born(tables, draft, placed)
-
-    attempts = Attempts(f"the parent of session {session!r}")
-    while True:
-        attempts.begin()
-        placed, also = read_again(prepared, (CorruptionError,))
-        try:
-            commit.commit(
-                tables.runtime,
-                session,
-                Commit(
-                    checkpoint=Checkpoint(turn_state=pack(LogState())),
-                    expected=0,
-                    also=also,
-                ),
-            )
-        except HeadConflictError as exc:
-            raise SessionExistsError(session) from exc
-        except ConditionFailedError:
-            if _is_taken(tables, session):
-                raise SessionExistsError(session) from None
-            continue
-        return placed.public()
+    draft = Draft(tables.store)
+    placed = below_parent(tables, draft, row, depth_limit)
+    change = Commit(
+        checkpoint=Checkpoint(turn_state=pack(LogState())),
+        expected=0,
+        also=born(tables, draft, placed),
+    )
+    try:
+        commit.commit(tables.runtime, session, change)
+    except HeadConflictError as exc:
+        raise SessionExistsError(session) from exc
+    except ConditionFailedError:
+        if _is_taken(tables, session):
+            raise SessionExistsError(session) from None
+        raise
+    return placed.public()
 
 
 def _is_taken(tables: LogTables, session: str) -> bool:
@@ -147,6 +137,7 @@ def below_parent(
     return row._replace(kind=SUBAGENT, depth=parent.depth + 1, place=place)
 
 
+@transaction("session {row.session!r} or its parent")
 def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession:
     """Add a row for a session that has log messages but no row: a fork, or one from a bundle.
 
@@ -154,25 +145,21 @@ def adopt(tables: LogTables, row: LogSessionRow, depth_limit: int) -> LogSession
     """
     check_row(row)
     session = row.session
-
-    def attempt() -> LogSession:
-        at = tables.at(session)
-        known = row._replace(created_at_ms=at.revision.head.created_at_ms)
-        draft = Draft(tables.store)
-        placed = below_parent(tables, draft, known, depth_limit)
-        draft.expect(tables.sessions, (session,), None)
-        tables.sessions.put(draft, placed)
-        there = RowStarts(*head_key(keys.session_key(session)), b"")
-        draft.also(Write(conditions=[there]))
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            if tables.sessions.find(session) is not None:
-                raise SessionExistsError(session) from None
-            raise
-        return placed.as_of(at.revision.head).public()
-
-    return transact(f"session {session!r} or its parent", attempt)
+    at = tables.load(session)
+    known = row._replace(created_at_ms=at.revision.head.created_at_ms)
+    draft = Draft(tables.store)
+    placed = below_parent(tables, draft, known, depth_limit)
+    draft.expect(tables.sessions, (session,), None)
+    tables.sessions.put(draft, placed)
+    there = RowStarts(*head_key(keys.session_key(session)), b"")
+    draft.also(Write(conditions=[there]))
+    try:
+        draft.commit()
+    except ConditionFailedError:
+        if tables.sessions.find(session) is not None:
+            raise SessionExistsError(session) from None
+        raise
+    return placed.as_of(at.revision.head).public()
 
 
 def born(tables: LogTables, draft: Draft, row: LogSessionRow) -> Write:
@@ -180,7 +167,14 @@ def born(tables: LogTables, draft: Draft, row: LogSessionRow) -> Write:
     session = row.session
     draft.expect(tables.sessions, (session,), None)
     tables.sessions.put(draft, row)
-    meta = SessionMeta(session, session, row.created_at_ms, row.model or None, None, row.parent)
+    meta = SessionMeta(
+        session=session,
+        name=session,
+        created_at_ms=row.created_at_ms,
+        model=row.model or None,
+        cwd=None,
+        parent=row.parent,
+    )
     free = RowIs(*meta_key(keys.session_key(session)), None)
     draft.also(Write(conditions=[free], rows=[catalogue.put_meta(meta)]))
     return draft.as_write()
@@ -248,25 +242,22 @@ def update_known(tables: LogTables, session: str, changes: dict[str, Any]) -> Lo
     return update(tables, session, changes)
 
 
+@transaction("session {session!r}")
 def update(tables: LogTables, session: str, changes: dict[str, Any]) -> LogSession:
     """Change fields of a session."""
-
-    def attempt() -> LogSession:
-        record = tables.sessions.find(session)
-        shown = None if record is None else _public(tables, record)
-        if record is None or shown is None:
-            raise SessionNotFoundError(session)
-        before = tables.sessions.decode(record)
-        row = before._replace(**changes, updated_at_ms=tables.now_ms())
-        check_row(row)
-        draft = Draft(tables.store)
-        draft.expect(tables.sessions, (session,), record)
-        tables.sessions.put(draft, row, before)
-        draft.commit()
-        updated_at_ms = max(row.updated_at_ms, shown.updated_at_ms)
-        return row._replace(updated_at_ms=updated_at_ms).public()
-
-    return transact(f"session {session!r}", attempt)
+    record = tables.sessions.find(session)
+    shown = None if record is None else _public(tables, record)
+    if record is None or shown is None:
+        raise SessionNotFoundError(session)
+    before = tables.sessions.decode(record)
+    row = before._replace(**changes, updated_at_ms=tables.now_ms())
+    check_row(row)
+    draft = Draft(tables.store)
+    draft.expect(tables.sessions, (session,), record)
+    tables.sessions.put(draft, row, before)
+    draft.commit()
+    updated_at_ms = max(row.updated_at_ms, shown.updated_at_ms)
+    return row._replace(updated_at_ms=updated_at_ms).public()
 
 
 # --- deleting -----------------------------------------------------------------------------
@@ -289,7 +280,7 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     check_flag(cascade, "cascade")
 
     def attempt() -> list[str]:
-        going = _Going(tables, session, cascade=cascade)
+        going = _Closing(tables, session, cascade=cascade)
         if going.sessions:
             going.draft.commit()
         return going.sessions
@@ -300,7 +291,7 @@ def close(tables: LogTables, session: str, *, cascade: bool) -> int:
     return len(gone)
 
 
-class _Going:
+class _Closing:
     """The changes that close a session, and the sessions deleted: none if it does not exist."""
 
     def __init__(self, tables: LogTables, session: str, *, cascade: bool) -> None:

@@ -12,7 +12,7 @@ from casstore.records.log.data import RoundUsage, Tokens, UsageTotals, check_num
 from casstore.records.log.tables import At, LogTables, TotalsRow, UsageRow
 from casstore.records.schema import RowPlace, number_text
 from casstore.session.arguments import check_count, check_kind
-from casstore.session.attempts import Attempts, transact
+from casstore.session.attempts import ChangedMeanwhile, transaction
 from casstore.session.records import Draft, find_records
 
 
@@ -40,23 +40,20 @@ def note(
     tables.totals.put(draft, TotalsRow(at.session, known.rounds + (row is None), *summed))
 
 
+@transaction("the usage of session {session!r}")
 def record(
     tables: LogTables, session: str, tokens: Tokens, send: int | None, round_index: int | None
 ) -> None:
     """As ``note``, in a write of its own."""
-
-    def attempt() -> None:
-        at = tables.at(session)
-        row = tables.sessions.find(session)
-        if row is None:
-            raise SessionNotFoundError(session)
-        draft = Draft(tables.store)
-        # Closing deletes this row, and usage must not be recorded for a closed session.
-        draft.expect(tables.sessions, (session,), row)
-        note(tables, draft, at, at.state.send if send is None else send, round_index, tokens)
-        draft.commit()
-
-    transact(f"the usage of session {session!r}", attempt)
+    at = tables.load(session)
+    row = tables.sessions.find(session)
+    if row is None:
+        raise SessionNotFoundError(session)
+    draft = Draft(tables.store)
+    # Closing deletes this row, and usage must not be recorded for a closed session.
+    draft.expect(tables.sessions, (session,), row)
+    note(tables, draft, at, at.state.send if send is None else send, round_index, tokens)
+    draft.commit()
 
 
 def check_tokens(tokens: Tokens) -> None:
@@ -78,21 +75,25 @@ def rounds(tables: LogTables, session: str) -> Iterator[RoundUsage]:
 def totals(tables: LogTables, session: str) -> UsageTotals:
     """The total tokens of a session."""
     tables.at(session)
+    return _totals(tables, session)
+
+
+def _totals(tables: LogTables, session: str) -> UsageTotals:
     row = tables.totals.get(session)
     return UsageTotals() if row is None else row.public()
 
 
+@transaction("the usage of session {session!r}")
 def both(tables: LogTables, session: str) -> tuple[list[RoundUsage], UsageTotals]:
     """The tokens of each round and in total, from the same moment."""
-    attempts = Attempts(f"the usage of session {session!r}")
-    while True:
-        attempts.begin()
-        # Recording usage changes the totals whenever it changes the sum of the rounds. So if the
-        # totals are the same after the rounds were read, both agree.
-        known = totals(tables, session)
-        used = list(rounds(tables, session))
-        if totals(tables, session) == known:
-            return used, known
+    # Recording usage changes the totals whenever it changes the sum of the rounds. So if the totals
+    # are the same after the rounds were read, both agree.
+    known = _totals(tables, session)
+    used = [row.public() for row in tables.usage.rows(session)]
+    tables.load(session)  # raises if the session was deleted
+    if _totals(tables, session) != known:
+        raise ChangedMeanwhile
+    return used, known
 
 
 def prune(tables: LogTables, session: str, keep_recent: int) -> int:

@@ -218,7 +218,14 @@ def _append_message(work: Working, step: steps.AppendMessage) -> ThreadMessage:
         work.run(step.run)
     number = work.thread.messages + 1
     at_ms = work.time_of(step.at_ms)
-    message = ThreadMessage(work.thread.id, number, step.role, step.content, step.run, at_ms)
+    message = ThreadMessage(
+        thread=work.thread.id,
+        number=number,
+        role=step.role,
+        content=step.content,
+        run=step.run,
+        created_at_ms=at_ms,
+    )
     work.tables.messages.put(work.draft, ThreadMessageRow(work.key, *message[1:]))
     work.change_thread(messages=number)
     return message
@@ -341,13 +348,13 @@ def _clear_request(work: Working, step: steps.ClearRequest) -> bool:
 def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
     row = work.run(step.run)
     intent = RecoveryIntent(
-        step.run,
-        work.thread.id,
-        check_id(step.kind, "a kind"),
-        step.payload,
-        work.checkpoint(step.checkpoint, row.run.checkpoint),
-        check_number(step.attempts, "attempts"),
-        work.time_of(step.at_ms),
+        run=step.run,
+        thread=work.thread.id,
+        kind=check_id(step.kind, "a kind"),
+        payload=step.payload,
+        checkpoint=work.checkpoint(step.checkpoint, row.run.checkpoint),
+        attempts=check_number(step.attempts, "attempts"),
+        saved_at_ms=work.time_of(step.at_ms),
     )
     work.put(work.tables.intents, step.run, intent)
     return intent
@@ -388,15 +395,15 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
     digest = Digest.of_blob(step.content) if is_blob else value_digest(step.content)
     number = row.run.artifacts + 1
     artifact = Artifact(
-        work.thread.id,
-        step.run,
-        name,
-        step.kind,
-        path,
-        digest,
-        is_blob,
-        work.time_of(step.at_ms),
-        number,
+        thread=work.thread.id,
+        run=step.run,
+        id=name,
+        kind=step.kind,
+        path=path,
+        digest=digest,
+        is_blob=is_blob,
+        created_at_ms=work.time_of(step.at_ms),
+        number=number,
     )
     there = _find_artifact(work, row, path)
     if there is not None:

@@ -63,7 +63,7 @@ def stored(tables: RunTables, items: Sequence[Item]) -> list[Any]:
 
     Threads and runs are returned with counts of 0, as ``items`` have them, to compare them.
     """
-    owners = _Owners(tables, items)
+    owners = _ThreadsAndRuns(tables, items)
     places = [_place(tables, owners, item) for item in items]
     known = iter(find_records(tables.store, [place for place in places if place is not None]))
     records = [None if place is None else next(known) for place in places]
@@ -78,7 +78,7 @@ def insert(tables: RunTables, items: Sequence[Item]) -> None:
     transact("the runs of this store", lambda: _Insertion(tables, items).commit())
 
 
-class _Owners:
+class _ThreadsAndRuns:
     """The current threads and runs that the items belong to."""
 
     def __init__(self, tables: RunTables, items: Iterable[Any]) -> None:
@@ -127,7 +127,7 @@ class _Insertion:
 
     def __init__(self, tables: RunTables, items: Sequence[Item]) -> None:
         self._tables = tables
-        self._owners = owners = _Owners(tables, items)
+        self._owners = owners = _ThreadsAndRuns(tables, items)
         self._threads_before = dict(owners.threads)
         self._runs_before = dict(owners.runs)
         self._numbers = Numbers(tables, owners.counter)
@@ -218,7 +218,9 @@ class _Insertion:
 # --- the place of each kind of item, and how it is read back --------------------------------------
 
 
-def _place(tables: RunTables, owners: _Owners, item: Any) -> tuple[RowTable[Any], Key] | None:
+def _place(
+    tables: RunTables, owners: _ThreadsAndRuns, item: Any
+) -> tuple[RowTable[Any], Key] | None:
     """The table and key under which an item is stored; None if its thread or run is missing."""
     match item:
         case Thread():
@@ -244,7 +246,7 @@ def _place(tables: RunTables, owners: _Owners, item: Any) -> tuple[RowTable[Any]
     return tables.artifacts, (run.key, number_text(item.artifact.number))
 
 
-def _public(owners: _Owners, item: Any, row: Any) -> Any:
+def _public(owners: _ThreadsAndRuns, item: Any, row: Any) -> Any:
     """The stored row of an item as an item."""
     match row:
         case ThreadRow():

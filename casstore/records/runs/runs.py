@@ -37,7 +37,7 @@ from casstore.records.runs.data import (
 from casstore.records.runs.reading import Reading
 from casstore.records.runs.tables import RunTables
 from casstore.session.arguments import check_kind
-from casstore.session.attempts import read_again, transact
+from casstore.session.attempts import read_again, transaction
 from casstore.session.commit import checked_commit
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
@@ -97,6 +97,7 @@ class Runs:
 
     # --- several steps, one write ---------------------------------------------------------
 
+    @transaction("thread {thread!r}")
     def apply(self, thread: str, *todo: steps.Step) -> tuple[Any, ...]:
         """Apply steps to a thread, all or none; returns the result of each step, in order.
 
@@ -105,15 +106,12 @@ class Runs:
         >>> run.state, message.number
         ('completed', 1)
         """
+        applied = applying.apply(self._tables, thread, todo)
+        if applied.draft is not None:
+            applied.draft.commit()
+        return applied.results
 
-        def attempt() -> tuple[Any, ...]:
-            applied = applying.apply(self._tables, thread, todo)
-            if applied.draft is not None:
-                applied.draft.commit()
-            return applied.results
-
-        return transact(f"thread {thread!r}", attempt)
-
+    @transaction("thread {thread!r}")
     def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
         """Commit to a session and apply steps to a thread in one write: both, or neither.
 
@@ -133,21 +131,17 @@ class Runs:
         committed = None
         if change.expected is not None:
             committed = SessionCheckpoint(session, change.expected + 1)
-
-        def attempt() -> Committed:
-            try:
-                applied = applying.apply(self._tables, thread, todo, committed)
-            except CasstoreError:
-                # The steps may fail because they were applied before, in the same turn.
-                replayed = _replay(committing, change)
-                if replayed is None:
-                    raise
-                return Committed(replayed, None)
-            also = None if applied.draft is None else applied.draft.as_write()
-            result = committing.commit(change._replace(also=also))
-            return Committed(result, None if result.replayed else applied.results)
-
-        return transact(f"thread {thread!r}", attempt)
+        try:
+            applied = applying.apply(self._tables, thread, todo, committed)
+        except CasstoreError:
+            # The steps may fail because they were applied before, in the same turn.
+            replayed = _replay(committing, change)
+            if replayed is None:
+                raise
+            return Committed(replayed, None)
+        also = None if applied.draft is None else applied.draft.as_write()
+        result = committing.commit(change._replace(also=also))
+        return Committed(result, None if result.replayed else applied.results)
 
     # --- threads --------------------------------------------------------------------------
 

@@ -85,14 +85,14 @@ def delete(tables: RunTables, thread: str) -> bool:
     return True
 
 
-class _Deleted(NamedTuple):
+class _DeletedThread(NamedTuple):
     """A thread that was deleted, and whether rows under its keys are left."""
 
     key: str
     is_left: bool
 
 
-def _delete(tables: RunTables, thread: str) -> _Deleted | None:
+def _delete(tables: RunTables, thread: str) -> _DeletedThread | None:
     places: list[RowPlace] = [tables.stamp_place, (tables.threads, (thread,))]
     stamp, record = find_records(tables.store, places)
     tables.is_stamped(stamp)
@@ -131,7 +131,7 @@ def _delete(tables: RunTables, thread: str) -> _Deleted | None:
         # Refuse to delete: the rows that cannot be found now would stay in the store, unreachable.
         raise CorruptionError(f"thread {thread!r} has lost some of its rows; check the store")
     draft.commit()
-    return _Deleted(row.key, rest > _AT_ONCE_ROWS)
+    return _DeletedThread(row.key, rest > _AT_ONCE_ROWS)
 
 
 def _is_same(found: Record | None, record: Record) -> bool:

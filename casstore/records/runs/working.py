@@ -9,7 +9,6 @@ used their ids meanwhile, in any thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from casstore.engine.protocol import Write
@@ -29,7 +28,6 @@ from casstore.records.runs.names import check_id, check_number, check_time
 from casstore.records.runs.tables import NEXT, CounterRow, RunRow, RunTables
 from casstore.records.schema import R, RowPlace, RowTable
 from casstore.session import protection
-from casstore.session.attempts import read_again
 from casstore.session.records import Draft, Record, find_records
 
 
@@ -227,9 +225,8 @@ class Working:
         if after is not None and after == self._committed:
             self.draft.also(Write(rows=protection.changes(after.session, after.revision, by=by)))
         elif after is not None:
-            _, write = read_again(
-                partial(protection.plan, self.tables.runtime, after.session, after.revision, by=by)
-            )
+            runtime = self.tables.runtime
+            _, write = protection.plan(runtime, after.session, after.revision, by=by)
             self.draft.also(write)
 
 

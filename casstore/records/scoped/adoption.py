@@ -24,7 +24,7 @@ from casstore.records.scoped.tables import (
     new_scope,
     value_in_row,
 )
-from casstore.session.attempts import transact
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -100,24 +100,21 @@ class Adoption:
             there.append(stored is not None)
         return there
 
+    @transaction("the scopes of an import")
     def put_values(self, arrivals: Sequence[ArrivedValue]) -> None:
         """Import values in one write; ConflictError if another writer has put one of them."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
         asked: list[RowPlace] = [(tables.scopes, place) for place in places]
         asked += [(tables.values, (*one.place, one.key)) for one in arrivals]
-
-        def attempt() -> None:
-            found = find_records(tables.store, asked)
-            if any(found[len(places) :]):
-                raise ConflictError("another writer has put some of the values; import them again")
-            draft = Draft(tables.store)
-            for place, record in zip(places, found, strict=False):
-                come = [one for one in arrivals if one.place == place]
-                self._draft_scope(draft, place, record, come)
-            draft.commit()
-
-        transact("the scopes of an import", attempt)
+        found = find_records(tables.store, asked)
+        if any(found[len(places) :]):
+            raise ConflictError("another writer has put some of the values; import them again")
+        draft = Draft(tables.store)
+        for place, record in zip(places, found, strict=False):
+            come = [one for one in arrivals if one.place == place]
+            self._draft_scope(draft, place, record, come)
+        draft.commit()
 
     def _draft_scope(
         self, draft: Draft, place: tuple[str, str], record: Record | None, come: list[ArrivedValue]
@@ -163,23 +160,20 @@ class Adoption:
                 )
         return [row is not None for row in rows]
 
+    @transaction("the resets of an import")
     def put_resets(self, arrivals: Sequence[ArrivedReset]) -> None:
         """Import resets in one write; ConflictError if another writer has reset a conversation."""
         tables = self._tables
-
-        def attempt() -> None:
-            latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
-            if any(tables.latest_number(one) for one in latest):
-                raise ConflictError(
-                    "another writer has reset some of the conversations; import them again"
-                )
-            draft = Draft(tables.store)
-            for one in arrivals:
-                draft.expect(tables.resets, (one.key, LATEST), None)
-                tables.put_reset(draft, one.key, 1, one.id, one.at_ms, None)
-            draft.commit()
-
-        transact("the resets of an import", attempt)
+        latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
+        if any(tables.latest_number(one) for one in latest):
+            raise ConflictError(
+                "another writer has reset some of the conversations; import them again"
+            )
+        draft = Draft(tables.store)
+        for one in arrivals:
+            draft.expect(tables.resets, (one.key, LATEST), None)
+            tables.put_reset(draft, one.key, 1, one.id, one.at_ms, None)
+        draft.commit()
 
 
 def _is_same(arrival: ArrivedValue, stored: ValueRow, value: Any, context: Context) -> bool:

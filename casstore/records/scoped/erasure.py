@@ -14,7 +14,7 @@ from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remo
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
 from casstore.records.scoped.tables import ScopedTables, Writer
 from casstore.session.arguments import check_callable, check_text, list_of
-from casstore.session.attempts import read_again, transact
+from casstore.session.attempts import read_again, transaction
 from casstore.session.records import Draft, Record, Table, row_links
 from casstore.store import Store
 
@@ -91,28 +91,25 @@ def erase(
             pulse(values)
 
 
+@transaction("the state of a person")
 def erase_found(tables: ScopedTables, leads: Sequence[Key], own: Sequence[Key]) -> Erased:
     """Remove these index rows, and the values and runs they point to, in one write."""
-
-    def attempt() -> Erased:
-        draft = Draft(tables.store)
-        people = _still(tables.people, leads)
-        actors = _still(tables.run_actors, own)
-        wanted = [(one.key[2:], tables.people.decode(one).origin) for one in people]
-        values = remove_values(tables, draft, wanted)
-        runs = _still(tables.runs, [one.key[2:] for one in actors])
-        for table, records in (
-            (tables.people, people),
-            (tables.run_actors, actors),
-            (tables.runs, runs),
-        ):
-            for record in records:
-                draft.expect(table, record.key, record)
-                draft.delete(table, record.key)
-        draft.commit()
-        return Erased(values, len(runs))
-
-    return transact("the state of a person", attempt)
+    draft = Draft(tables.store)
+    people = _still(tables.people, leads)
+    actors = _still(tables.run_actors, own)
+    wanted = [(one.key[2:], tables.people.decode(one).origin) for one in people]
+    values = remove_values(tables, draft, wanted)
+    runs = _still(tables.runs, [one.key[2:] for one in actors])
+    for table, records in (
+        (tables.people, people),
+        (tables.run_actors, actors),
+        (tables.runs, runs),
+    ):
+        for record in records:
+            draft.expect(table, record.key, record)
+            draft.delete(table, record.key)
+    draft.commit()
+    return Erased(values, len(runs))
 
 
 def _still(table: Table, keys: Sequence[Key]) -> list[Record]:

@@ -6,10 +6,10 @@ A **lead** is an index row from a person to a value, or from an actor to a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, NamedTuple
 
-from casstore.errors import ConditionFailedError
+from casstore.engine.protocol import Write
 from casstore.records.schema import Key, RowTable
 from casstore.records.scoped.changes import (
     REMOVED_AT_ONCE,
@@ -19,7 +19,7 @@ from casstore.records.scoped.changes import (
     put_scope,
 )
 from casstore.records.scoped.tables import ScopedTables
-from casstore.session.attempts import transact
+from casstore.session.attempts import transact, write_unchanged
 from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
@@ -39,7 +39,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
     """
     tables = ScopedTables(store)
-    counting = _Counting(pulse)
+    counting = _RecordCounter(pulse)
     now_ms = store.engine.now_ms()
     values = 0
     for record in counting.through(tables.scopes.scan()):
@@ -56,7 +56,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     return Swept(values, runs, leads)
 
 
-class _Counting:
+class _RecordCounter:
     """Counts the records read, and reports the number to ``pulse``."""
 
     def __init__(self, pulse: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class _Counting:
             yield record
 
 
-def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: int) -> int:
+def _sweep_scope(tables: ScopedTables, counting: _RecordCounter, place: Key, now_ms: int) -> int:
     """Remove the values of a scope that have expired; returns how many."""
 
     def attempt() -> int | None:
@@ -100,7 +100,7 @@ def _sweep_scope(tables: ScopedTables, counting: _Counting, place: Key, now_ms: 
     return gone
 
 
-def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+def _astray(tables: ScopedTables, counting: _RecordCounter) -> Iterator[tuple[Record, None]]:
     """Leads to a value that is gone, or that a later value of the same key has replaced."""
     leads = counting.through(tables.people.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
@@ -111,7 +111,7 @@ def _astray(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record,
                 yield lead, None
 
 
-def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record, None]]:
+def _runless(tables: ScopedTables, counting: _RecordCounter) -> Iterator[tuple[Record, None]]:
     """Leads to a run that is gone: copying a store can leave such rows."""
     leads = counting.through(tables.run_actors.scan())
     while some := list(islice(leads, REMOVED_AT_ONCE)):
@@ -121,24 +121,14 @@ def _runless(tables: ScopedTables, counting: _Counting) -> Iterator[tuple[Record
 
 def _remove(table: Table, found: Iterable[tuple[Record, Any]], store: Store) -> int:
     """Delete records and their index rows, unless another writer changes them; returns how many."""
-    waiting = iter(found)
-    removed = 0
-    while some := list(islice(waiting, REMOVED_AT_ONCE)):
-        while some:
-            draft = Draft(store)
-            # Nothing else adds a condition, so ``exc.index`` below is a position in ``some``.
-            for record, row in some:
-                draft.expect(table, record.key, record)
-                if row is not None and isinstance(table, RowTable):
-                    table.remove(draft, row)
-                else:
-                    draft.delete(table, record.key)
-            try:
-                draft.commit()
-            except ConditionFailedError as exc:
-                # Another writer has renewed, replaced or deleted this record since: leave it.
-                del some[exc.index]
-                continue
-            removed += len(some)
-            break
-    return removed
+
+    def removal(record: Record, row: Any) -> Write:
+        draft = Draft(store)
+        draft.expect(table, record.key, record)
+        if row is not None and isinstance(table, RowTable):
+            table.remove(draft, row)
+        else:
+            draft.delete(table, record.key)
+        return draft.as_write()
+
+    return sum(1 for _ in write_unchanged(store.engine, starmap(removal, found)))

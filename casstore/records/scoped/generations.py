@@ -19,7 +19,7 @@ from casstore.records.scoped.changes import REMOVED_AT_ONCE, Pulse, remove_value
 from casstore.records.scoped.policy import Content, content_of
 from casstore.records.scoped.tables import LATEST, ResetRow, ScopedTables
 from casstore.session.arguments import check_callable, check_count
-from casstore.session.attempts import transact
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft
 
 
@@ -40,17 +40,14 @@ class Generation(NamedTuple):
     note: Any
 
 
+@transaction("the resets of a conversation")
 def reset(tables: ScopedTables, conversation: str, note: Any) -> Generation:
     """Reset a conversation."""
     content = content_of(note)
-
-    def attempt() -> Generation:
-        draft = Draft(tables.store)
-        generation = _draft_reset(tables, draft, conversation, content)
-        draft.commit()
-        return generation
-
-    return transact("the resets of a conversation", attempt)
+    draft = Draft(tables.store)
+    generation = _draft_reset(tables, draft, conversation, content)
+    draft.commit()
+    return generation
 
 
 def prepare_reset(tables: ScopedTables, conversation: str, note: Any) -> tuple[Generation, Write]:
@@ -112,14 +109,11 @@ def drop_history(
     return dropped
 
 
+@transaction("scope {place[0]}")
 def _drop_some(tables: ScopedTables, place: Key) -> int:
     """Remove one batch of values of a scope; returns how many."""
-
-    def attempt() -> int:
-        draft = Draft(tables.store)
-        found = islice(tables.values.scan(*place), REMOVED_AT_ONCE)
-        count = remove_values(tables, draft, [(record.key, None) for record in found])
-        draft.commit()
-        return count
-
-    return transact(f"scope {place[0]}", attempt)
+    draft = Draft(tables.store)
+    found = islice(tables.values.scan(*place), REMOVED_AT_ONCE)
+    count = remove_values(tables, draft, [(record.key, None) for record in found])
+    draft.commit()
+    return count

@@ -17,7 +17,7 @@ from casstore.records.scoped.scope import StateEntry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
 from casstore.records.scoped.tables import ScopedTables
 from casstore.session.arguments import check_callable, check_text
-from casstore.session.attempts import transact
+from casstore.session.attempts import transaction
 from casstore.session.records import Draft, Record
 
 _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
@@ -106,23 +106,20 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
     return Erased(removed, ended)
 
 
+@transaction("the state to delete")
 def _remove(tables: ScopedTables, where: ContextFilter, keys: Sequence[tuple[str, ...]]) -> int:
     """Remove the matching values among ``keys`` in one write; returns how many."""
-
-    def attempt() -> int:
-        draft = Draft(tables.store)
-        # A value that another writer has put under one of these keys since may not match.
-        still = [
-            record
-            for record in tables.values.find_many(keys)
-            if record is not None and _matches(tables, where, record)
-        ]
-        origins = [(one.key, tables.values.decode(one).origin) for one in still]
-        count = remove_values(tables, draft, origins)
-        draft.commit()
-        return count
-
-    return transact("the state to delete", attempt)
+    draft = Draft(tables.store)
+    # A value that another writer has put under one of these keys since may not match.
+    still = [
+        record
+        for record in tables.values.find_many(keys)
+        if record is not None and _matches(tables, where, record)
+    ]
+    origins = [(one.key, tables.values.decode(one).origin) for one in still]
+    count = remove_values(tables, draft, origins)
+    draft.commit()
+    return count
 
 
 def _matches(tables: ScopedTables, where: ContextFilter, record: Record) -> bool:

@@ -18,7 +18,7 @@ from casstore.records.scoped.policy import Quota, Reason, StatePolicy
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.records.scoped.tables import RunGrant, ScopedTables
 from casstore.session.arguments import check_ms, list_of
-from casstore.session.attempts import read_again, transact
+from casstore.session.attempts import read_again, transact, transaction
 from casstore.session.keys import id_bytes
 from casstore.session.records import Draft, Record
 
@@ -56,14 +56,14 @@ class RunGrants:
         check_ms(ttl_ms, "ttl_ms", least=1)
         quotas = {scope: Quota(*quota) for scope, quota in policy.quotas.items()}
         frozen = RunGrant(
-            run_id,
-            caller,
-            tuple(sorted(set(granted))),
-            policy._replace(scopes=tuple(policy.scopes), quotas=quotas),
-            checked(context),
-            scope_keys(context),
-            0,
-            0,
+            id=run_id,
+            caller=caller,
+            capabilities=tuple(sorted(set(granted))),
+            policy=policy._replace(scopes=tuple(policy.scopes), quotas=quotas),
+            context=checked(context),
+            scope_keys=scope_keys(context),
+            started_ms=0,
+            expires_ms=0,
         )
         tables = self._tables
 
@@ -89,39 +89,33 @@ class RunGrants:
         now_ms = self._tables.store.engine.now_ms()
         return run if run is not None and run.expires_ms > now_ms else None
 
+    @transaction("run {run_id!r}")
     def renew(self, run_id: str, ttl_ms: int) -> bool:
         """Extend a run to ``ttl_ms`` from now; False if it has ended."""
         check_ms(ttl_ms, "ttl_ms", least=1)
         tables = self._tables
+        record, run = self._read(run_id)
+        now_ms = tables.store.engine.now_ms()
+        if run is None or run.expires_ms <= now_ms:
+            return False
+        draft = Draft(tables.store)
+        draft.expect(tables.runs, (run_id,), record)
+        tables.runs.put(draft, run._replace(expires_ms=now_ms + ttl_ms), run)
+        draft.commit()
+        return True
 
-        def attempt() -> bool:
-            record, run = self._read(run_id)
-            now_ms = tables.store.engine.now_ms()
-            if run is None or run.expires_ms <= now_ms:
-                return False
-            draft = Draft(tables.store)
-            draft.expect(tables.runs, (run_id,), record)
-            tables.runs.put(draft, run._replace(expires_ms=now_ms + ttl_ms), run)
-            draft.commit()
-            return True
-
-        return transact(f"run {run_id!r}", attempt)
-
+    @transaction("run {run_id!r}")
     def end(self, run_id: str) -> bool:
         """End a run: further calls of it are refused. True if it had not ended."""
         tables = self._tables
-
-        def attempt() -> bool:
-            record, run = self._read(run_id)
-            if run is None:
-                return False
-            draft = Draft(tables.store)
-            draft.expect(tables.runs, (run_id,), record)
-            tables.runs.remove(draft, run)
-            draft.commit()
-            return run.expires_ms > tables.store.engine.now_ms()
-
-        return transact(f"run {run_id!r}", attempt)
+        record, run = self._read(run_id)
+        if run is None:
+            return False
+        draft = Draft(tables.store)
+        draft.expect(tables.runs, (run_id,), record)
+        tables.runs.remove(draft, run)
+        draft.commit()
+        return run.expires_ms > tables.store.engine.now_ms()
 
     def _read(self, run_id: str) -> tuple[Record | None, RunGrant | None]:
         """The row of a run and its grant; both None if the run does not exist."""

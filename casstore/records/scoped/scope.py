@@ -37,7 +37,7 @@ from casstore.records.scoped.tables import (
     value_in_row,
 )
 from casstore.session.arguments import check_count, check_ms, check_text
-from casstore.session.attempts import Attempts, read_again, transact
+from casstore.session.attempts import ChangedMeanwhile, read_again, transaction
 from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
@@ -96,7 +96,7 @@ class ScopeUsage(NamedTuple):
     size_bytes: int
 
 
-class _Version(NamedTuple):
+class _ExpectedVersion(NamedTuple):
     """The version that a key must have; None: the key must not exist."""
 
     text: str | None
@@ -145,7 +145,7 @@ def read_rows(
     return ScopeRows(now_ms, heads, values, reset, run)
 
 
-class _Look(NamedTuple):
+class _ScopeLook(NamedTuple):
     """The rows of one scope, and those of some of its values."""
 
     generation: int
@@ -269,7 +269,7 @@ class Scope:
             keys.append(name)
         return KeyPage(keys, False, None)
 
-    def _names(self, start: str, after: str | None, look: _Look) -> Iterator[str]:
+    def _names(self, start: str, after: str | None, look: _ScopeLook) -> Iterator[str]:
         """The keys that have not expired, in order."""
         place = (self._spot.key, number_text(look.generation))
         values = self._tables.values
@@ -320,7 +320,7 @@ class Scope:
         ...     scope.find("count").value
         2
         """
-        return self._put(key, value, ttl_ms, _Version(expected))
+        return self._put(key, value, ttl_ms, _ExpectedVersion(expected))
 
     def prepare_put(self, key: str, value: Any, *, ttl_ms: int | None = None) -> Write:
         """The write of ``put``, for the transaction of a session's commit.
@@ -338,6 +338,7 @@ class Scope:
         self._draft_put(draft, *_checked(key, value, ttl_ms), ttl_ms, None)
         return draft.as_write()
 
+    @transaction("state {key!r}")
     def delete(self, key: str, *, expected: str | None = None) -> bool:
         """Remove a value; False if it does not exist.
 
@@ -349,41 +350,34 @@ class Scope:
         (True, False)
         """
         name = checked_key(key)
+        look = self._look([name])
+        stored = look.value
+        if stored is not None and not stored.is_live(look.now_ms):
+            stored = None
+        version = None if stored is None else stored.version
+        if expected is not None and version != expected:
+            raise StateConflictError(name, expected, version)
+        if stored is None:
+            return False
+        draft = Draft(self._tables.store)
+        self._expect(draft, look)
+        forget(self._tables, draft, stored)
+        if self._spot.scope == "subject" and self._context.subject is not None:
+            draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
+        head = changed(known(look.head, self._spot.key), gone=[stored])
+        put_scope(self._tables, draft, head, look.head)
+        draft.commit()
+        return True
 
-        def attempt() -> bool:
-            look = self._look([name])
-            stored = look.value
-            if stored is not None and not stored.is_live(look.now_ms):
-                stored = None
-            version = None if stored is None else stored.version
-            if expected is not None and version != expected:
-                raise StateConflictError(name, expected, version)
-            if stored is None:
-                return False
-            draft = Draft(self._tables.store)
-            self._expect(draft, look)
-            forget(self._tables, draft, stored)
-            if self._spot.scope == "subject" and self._context.subject is not None:
-                draft.delete(self._tables.people, (*self._context.subject, *stored.row_key))
-            head = changed(known(look.head, self._spot.key), gone=[stored])
-            put_scope(self._tables, draft, head, look.head)
-            draft.commit()
-            return True
-
-        return transact(f"state {name!r}", attempt)
-
+    @transaction("scope {self._spot.key}")
     def _put(
-        self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None
+        self, key: str, value: Any, ttl_ms: int | None, expected: _ExpectedVersion | None
     ) -> StateEntry:
         name, content = _checked(key, value, ttl_ms)
-
-        def attempt() -> StateEntry:
-            draft = Draft(self._tables.store)
-            entry = self._draft_put(draft, name, content, ttl_ms, expected)
-            draft.commit()
-            return entry
-
-        return transact(f"scope {self._spot.key}", attempt)
+        draft = Draft(self._tables.store)
+        entry = self._draft_put(draft, name, content, ttl_ms, expected)
+        draft.commit()
+        return entry
 
     def _draft_put(
         self,
@@ -391,7 +385,7 @@ class Scope:
         name: str,
         content: Content,
         ttl_ms: int | None,
-        expected: _Version | None,
+        expected: _ExpectedVersion | None,
     ) -> StateEntry:
         look = self._look([name])
         now_ms, there = look.now_ms, look.value
@@ -428,7 +422,7 @@ class Scope:
         return _entry(value, content.value)
 
     def _make_room(
-        self, draft: Draft, look: _Look, old: ScopeRow, head: ScopeRow, name: str
+        self, draft: Draft, look: _ScopeLook, old: ScopeRow, head: ScopeRow, name: str
     ) -> ScopeRow:
         """The scope's new row; StateRefusedError if it exceeds the quota.
 
@@ -466,28 +460,22 @@ class Scope:
 
     # --- rows -----------------------------------------------------------------------------
 
-    def _look(self, names: Sequence[str], generation: int | None = None) -> _Look:
+    @transaction("the generation of scope {self._spot.key}")
+    def _look(self, names: Sequence[str], generation: int | None = None) -> _ScopeLook:
         """Read the rows of the scope and of these keys in one transaction, and check the guard."""
         if generation is not None:
             check_count(generation, "generation")
-        # When a run ends or a conversation is reset, gc may collect the objects of the rows read.
-        return read_again(lambda: self._look_once(names, generation), (CorruptionError,))
-
-    def _look_once(self, names: Sequence[str], generation: int | None) -> _Look:
         tables, spot = self._tables, self._spot
-        attempts = Attempts(f"the generation of scope {spot.key}")
-        while True:
-            attempts.begin()
-            number = self._generation if generation is None else generation
-            place = (spot.key, number_text(number))
-            rows = read_rows(tables, [(place, names)], spot.conversation, self._guard)
-            latest = tables.latest_number(rows.reset)
-            if generation is None and latest != number:
-                self._generation = latest
-                continue
-            return _Look(number, rows, tables.scopes.decode_found(rows.heads[0]))
+        number = self._generation if generation is None else generation
+        place = (spot.key, number_text(number))
+        rows = read_rows(tables, [(place, names)], spot.conversation, self._guard)
+        latest = tables.latest_number(rows.reset)
+        if generation is None and latest != number:
+            self._generation = latest
+            raise ChangedMeanwhile
+        return _ScopeLook(number, rows, tables.scopes.decode_found(rows.heads[0]))
 
-    def _expect(self, draft: Draft, look: _Look) -> None:
+    def _expect(self, draft: Draft, look: _ScopeLook) -> None:
         """Make the rows that were read conditions of the write."""
         tables, spot = self._tables, self._spot
         [head] = look.rows.heads
@@ -531,12 +519,12 @@ def entries(tables: ScopedTables, found: Sequence[ValueRow]) -> list[StateEntry]
 
 def _entry(row: ValueRow, value: Any) -> StateEntry:
     return StateEntry(
-        row.key,
-        value,
-        row.version,
-        row.created_ms,
-        row.updated_ms,
-        row.expires_ms,
-        row.size_bytes,
-        row.writer,
+        key=row.key,
+        value=value,
+        version=row.version,
+        created_ms=row.created_ms,
+        updated_ms=row.updated_ms,
+        expires_ms=row.expires_ms,
+        size_bytes=row.size_bytes,
+        written_by=row.writer,
     )

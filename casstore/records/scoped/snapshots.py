@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from casstore.errors import CorruptionError, LimitError
+from casstore.errors import LimitError
 from casstore.records.schema import number_text
 from casstore.records.scoped.runs import RunGuard
 from casstore.records.scoped.scope import StateEntry, entries, read_rows
 from casstore.records.scoped.tables import ScopedTables, ScopeRow, Spot, ValueRow
-from casstore.session.attempts import Attempts, read_again
+from casstore.session.attempts import ChangedMeanwhile, transaction
 
 #: The default of ``max_bytes``: a snapshot is held in memory.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -37,13 +37,11 @@ def read_moment(
     guard: RunGuard | None,
 ) -> Moment:
     """Read the scopes as of one moment; LimitError if they hold more than ``max_bytes``."""
-    reading = _Reading(tables, spots, max_bytes, guard)
-    # A value may be replaced, a conversation reset or a run ended between two reads. gc may then
-    # collect the objects of the rows read first.
-    return read_again(lambda: reading.read(prefix), (CorruptionError,))
+    reading = _SnapshotReader(tables, spots, max_bytes, guard)
+    return reading.read(prefix)
 
 
-class _Look(NamedTuple):
+class _SnapshotLook(NamedTuple):
     """Rows read in one transaction."""
 
     now_ms: int
@@ -73,7 +71,7 @@ class _Look(NamedTuple):
         ]
 
 
-class _Reading:
+class _SnapshotReader:
     """The reads of one snapshot."""
 
     def __init__(
@@ -86,6 +84,7 @@ class _Reading:
         # The generation that the last look found. The next look tries it first, and checks it.
         self._number = 0
 
+    @transaction("the scopes of a snapshot")
     def read(self, prefix: str) -> Moment:
         """All values whose keys start with ``prefix``."""
         look = self._look_whole()
@@ -94,26 +93,24 @@ class _Reading:
             raise self._too_large()
         return Moment([entries(self._tables, scope) for scope in wanted], look.reset_id)
 
-    def _look_whole(self) -> _Look:
+    def _look_whole(self) -> _SnapshotLook:
         """All values of the scopes."""
-        attempts = Attempts("the scopes of a snapshot")
-        while True:
-            attempts.begin()
-            number = self._number
-            look = self._look([[] for _ in self._spots])
-            if look.number == number and any(look.heads):
-                look = self._look([*map(self._names, self._spots, look.heads)])
-            if look.number == number and look.is_whole:
-                return look
+        number = self._number
+        look = self._look([[] for _ in self._spots])
+        if look.number == number and any(look.heads):
+            look = self._look([*map(self._names, self._spots, look.heads)])
+        if look.number != number or not look.is_whole:
+            raise ChangedMeanwhile
+        return look
 
-    def _look(self, names: Sequence[Sequence[str]]) -> _Look:
+    def _look(self, names: Sequence[Sequence[str]]) -> _SnapshotLook:
         """Read the rows of the scopes and of these keys in one transaction, and check the guard."""
         tables = self._tables
         scopes = [(self._place(spot), keys) for spot, keys in zip(self._spots, names, strict=True)]
         conversation = next((spot.conversation for spot in self._spots if spot.conversation), None)
         rows = read_rows(tables, scopes, conversation, self._guard)
         self._number = tables.latest_number(rows.reset)
-        return _Look(
+        return _SnapshotLook(
             rows.now_ms,
             self._number,
             None if rows.reset is None else tables.resets.decode(rows.reset).id,

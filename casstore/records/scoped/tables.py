@@ -86,7 +86,16 @@ class ScopeRow(NamedTuple):
 def new_scope(spot: Spot, generation: int) -> ScopeRow:
     """The row of a scope that holds no values yet."""
     birth = secrets.token_hex(_BIRTH_BYTES)
-    return ScopeRow(spot.key, generation, birth, 0, 0, 0, None, spot.conversation)
+    return ScopeRow(
+        scope_key=spot.key,
+        generation=generation,
+        birth=birth,
+        changes=0,
+        keys=0,
+        size_bytes=0,
+        soonest_ms=None,
+        conversation=spot.conversation,
+    )
 
 
 class ValueRow(NamedTuple):
@@ -240,7 +249,14 @@ class ScopedTables:
         self, draft: Draft, conversation: str, number: int, reset_id: str, at_ms: int, note: Any
     ) -> ResetRow:
         """Add a reset to a draft, under its number and as the latest."""
-        row = ResetRow(conversation, number_text(number), number, reset_id, at_ms, note)
+        row = ResetRow(
+            conversation=conversation,
+            slot=number_text(number),
+            number=number,
+            id=reset_id,
+            at_ms=at_ms,
+            note=note,
+        )
         self.resets.put(draft, row)
         self.resets.put(draft, row._replace(slot=LATEST))
         return row

@@ -30,6 +30,7 @@ import casstore
 from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore
 from casstore.adapters.langgraph.item_records import items_table
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import (
     ClosedError,
     CorruptionError,
@@ -198,11 +199,18 @@ def test_a_namespace_whose_items_have_all_expired_is_not_listed(
 def test_an_item_that_is_put_again_while_others_are_swept_stays(
     timed: tuple[CasstoreStore, ManualClock, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, clock, _ = timed
+    memory, clock, store = timed
     for n in range(5):
         memory.put(("a",), f"{n}", {"n": n}, ttl=1)
     clock.now_ms += 60_000
-    in_between(monkeypatch, lambda: memory.put(("a",), "3", {"n": "new"}, ttl=1))
+    write = store.engine.write
+
+    def late(change: Write) -> WriteResult:
+        monkeypatch.setattr(store.engine, "write", write)
+        memory.put(("a",), "3", {"n": "new"}, ttl=1)
+        return write(change)
+
+    monkeypatch.setattr(store.engine, "write", late)
     assert memory.sweep_ttl() == 4
     assert [item.value for item in memory.search(("a",))] == [{"n": "new"}]
 
