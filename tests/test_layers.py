@@ -102,13 +102,6 @@ SAME_NAMES = {
     "casstore.compat.agent_state.AgentSession": "is the name that morrow's programs import",
 }
 
-# Private class names that several modules define today. A new name must differ from all others.
-SAME_PRIVATE_NAMES = {
-    "_Batch", "_Budget", "_Builder", "_Checkpoints", "_Found", "_Frame", "_Graph", "_Growth",
-    "_Item", "_Items", "_Known", "_Limited", "_Look", "_Owners", "_Page", "_Part", "_Planner",
-    "_Reached", "_Rows", "_Run", "_Sessions", "_Walk", "_Work",
-}  # fmt: skip
-
 # Uses of private names by tests outside tests/engine, and why they are allowed.
 PRIVATE_USES = {
     "tests/adapters/langgraph/test_items.py: _data": "is LangGraph's own InMemoryStore",
@@ -282,9 +275,7 @@ def shared_class_names() -> dict[str, list[str]]:
 
 
 def test_no_private_class_name_has_two_meanings() -> None:
-    shared = {name for name in shared_class_names() if is_private(name)}
-    assert shared >= SAME_PRIVATE_NAMES, "no longer needed"
-    assert shared - SAME_PRIVATE_NAMES == set()
+    assert [name for name in shared_class_names() if is_private(name)] == []
 
 
 def test_no_public_class_name_has_two_meanings() -> None:

@@ -103,7 +103,7 @@ def entry_documents(store: Store, session: str, entries: list[Entry]) -> list[di
 # --- what a store holds -----------------------------------------------------------------------
 
 
-class _Item(NamedTuple):
+class _ListedEntry(NamedTuple):
     """A session or an entry of a record system."""
 
     name: str
@@ -114,7 +114,7 @@ class _Item(NamedTuple):
     entry: SystemEntry | None
 
 
-def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
+def _items(store: Store, prefix: str, after: str | None) -> Iterator[_ListedEntry]:
     """Sessions by id, then the entries of each record system by name.
 
     Only those whose names begin with ``prefix`` and come after ``after`` in this order.
@@ -134,28 +134,28 @@ def _items(store: Store, prefix: str, after: str | None) -> Iterator[_Item]:
         for entry in systems.all_entries(system, store, after=start):
             found = begin + entry.id
             if found.startswith(prefix):
-                yield _Item(
+                yield _ListedEntry(
                     found, naming.prefix_of(system), entry.changed_at_ms,
                     entry.title, None, entry,
                 )  # fmt: skip
 
 
-def _session_item(info: SessionInfo) -> _Item:
+def _session_item(info: SessionInfo) -> _ListedEntry:
     title = info.first_user_message or ""
     if info.meta.name != info.meta.session:
         title = f"{info.meta.name}: {title}" if title else info.meta.name
     head = info.head
     changed_at_ms = info.meta.created_at_ms if head is None else head.committed_at_ms
-    return _Item(info.meta.session, "session", changed_at_ms, title, info, None)
+    return _ListedEntry(info.meta.session, "session", changed_at_ms, title, info, None)
 
 
-def _own_sizes(store: Store, found: list[_Item]) -> list[int | None]:
+def _own_sizes(store: Store, found: list[_ListedEntry]) -> list[int | None]:
     """The own size of each item; None for sessions if measuring them would take long."""
     sizes = None
     if any(item.info is not None for item in found):
         sizes = measure_own(store, max_objects=_MAX_MEASURED)
 
-    def own_size(item: _Item) -> int | None:
+    def own_size(item: _ListedEntry) -> int | None:
         if item.entry is not None:
             return item.entry.size_bytes
         return None if sizes is None else sizes.get(keys.session_key(item.name), 0)
@@ -231,7 +231,7 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
     Their names begin with the system: langgraph:t0.
     """
     with app.open() as store:
-        items: Iterable[_Item] = _items(store, prefix, after)
+        items: Iterable[_ListedEntry] = _items(store, prefix, after)
         if recent and limit:
             items = heapq.nlargest(limit + 1, items, key=_changed_at)
         elif recent:
@@ -269,7 +269,7 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
     )  # fmt: skip
 
 
-def _changed_at(item: _Item) -> int:
+def _changed_at(item: _ListedEntry) -> int:
     return item.changed_at_ms or 0
 
 

@@ -110,7 +110,7 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
         app.answer(found, lambda to: _Shown(store, target, found, to, full=full).write())
 
 
-class _Found(NamedTuple):
+class _ShownTarget(NamedTuple):
     """What is shown of a target; the fields of the answer say more."""
 
     name: str
@@ -128,8 +128,8 @@ class _Found(NamedTuple):
     entry: Target | None = None
 
 
-def _find(store: Store, target: Target) -> _Found:
-    found = _Found(target.text, target.kind)
+def _find(store: Store, target: Target) -> _ShownTarget:
+    found = _ShownTarget(target.text, target.kind)
     if target.session is not None:
         session = store.session(target.session)
         found = found._replace(session=session.info())
@@ -191,7 +191,7 @@ class _Shown:
     """Writes one target as text."""
 
     def __init__(
-        self, store: Store, target: Target, found: _Found, to: Printer, *, full: bool
+        self, store: Store, target: Target, found: _ShownTarget, to: Printer, *, full: bool
     ) -> None:
         self._store = store
         self._target = target

@@ -65,7 +65,7 @@ _FILE: Final[Fields] = described(
 )
 
 
-class _Growth(NamedTuple):
+class _DayGrowth(NamedTuple):
     """What was added on one day, and the size with all days before."""
 
     added: Day
@@ -83,10 +83,10 @@ class _Measured(NamedTuple):
     systems: list[SystemSize]
 
     @property
-    def growth(self) -> list[_Growth]:
+    def growth(self) -> list[_DayGrowth]:
         """The days in order, each with the sum up to it."""
         totals = accumulate([day.size_bytes for day in self.contents.days])
-        return [_Growth(*one) for one in zip(self.contents.days, totals, strict=True)]
+        return [_DayGrowth(*one) for one in zip(self.contents.days, totals, strict=True)]
 
 
 def _whole(measured: Any) -> Any:

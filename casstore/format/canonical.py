@@ -410,10 +410,10 @@ def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
     >>> encode({"b": 1, "a": [None, 1.5]}).hex()
     '82a16192c0cb3ff8000000000000a16201'
     """
-    return _encode(value, MAX_DEPTH, _Budget(max_bytes))
+    return _encode(value, MAX_DEPTH, _ByteBudget(max_bytes))
 
 
-class _Budget:
+class _ByteBudget:
     """The number of bytes that an encoding may still take."""
 
     __slots__ = ("_left", "_limit")
@@ -428,7 +428,7 @@ class _Budget:
         return data
 
 
-def _encode(value: Any, room: int, budget: _Budget) -> bytes:
+def _encode(value: Any, room: int, budget: _ByteBudget) -> bytes:
     kind = type(value)
     step: str | int = 0
     if kind is dict:
@@ -660,7 +660,7 @@ def nests_within(data: bytes, room: int) -> bool:
     if most_containers(data) <= room:
         return True
     try:
-        _encode(_unpack(data, lambda code, payload: None), room, _Budget(len(data)))
+        _encode(_unpack(data, lambda code, payload: None), room, _ByteBudget(len(data)))
     except LimitError:
         return False
     return True

@@ -119,7 +119,7 @@ class _Decision(NamedTuple):
     overridden: Policy | None = None
 
 
-class _Rows(NamedTuple):
+class _SessionRows(NamedTuple):
     """The decoded rows of a session, other than its history."""
 
     head: HeadRow | None
@@ -165,7 +165,7 @@ class _Planner:
         except (CorruptionError, FormatError) as exc:
             yield blank._replace(refused=str(exc))
 
-    def _read(self, session: str, key: bytes) -> _Rows | None:
+    def _read(self, session: str, key: bytes) -> _SessionRows | None:
         runtime = self._runtime
         start = keys.marks(key)
         found = {
@@ -179,7 +179,7 @@ class _Planner:
         )
         if head is None and meta is None:
             return None
-        return _Rows(
+        return _SessionRows(
             decoded(head_at, head, lambda row: None if row is None else decode_head(row)),
             self._decide(decoded(policy_at, own, decode_policy), default),
             decoded(expiry_at, expires, expiry.decode),
@@ -206,7 +206,7 @@ class _Planner:
 
     # --- the session as a whole -----------------------------------------------------------
 
-    def _ending(self, rows: _Rows) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _ending(self, rows: _SessionRows) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Why the session should be deleted, and why it is kept nevertheless."""
         policy = rows.decision.policy
         reasons: list[str] = []
@@ -231,7 +231,7 @@ class _Planner:
 
     # --- its history ------------------------------------------------------------------------
 
-    def _history(self, blank: SessionPlan, key: bytes, rows: _Rows) -> Iterator[SessionPlan]:
+    def _history(self, blank: SessionPlan, key: bytes, rows: _SessionRows) -> Iterator[SessionPlan]:
         if rows.head is None:
             yield blank
             return

@@ -119,7 +119,7 @@ def survey(
     progress: Progress | None = None,
 ) -> Sharing:
     """What ``group`` reaches, and what of it ``others`` reach; ``listed``: the most list items."""
-    mine = _Reached(engine, set(group), progress)
+    mine = _ReachedObjects(engine, set(group), progress)
     if not mine.objects:
         return NOTHING
     meetings = _Meetings(listed)
@@ -139,7 +139,7 @@ def survey(
     )
 
 
-class _Reached:
+class _ReachedObjects:
     """The objects that roots reach."""
 
     def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:

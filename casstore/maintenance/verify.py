@@ -85,7 +85,7 @@ class VerifyReport(NamedTuple):
     unproven: int = 0
 
 
-class _Known(NamedTuple):
+class _PlacedFact(NamedTuple):
     fact: Fact
     place: ObjectPlace
 
@@ -101,7 +101,7 @@ class FileObjects(PieceReader):
         super().__init__(no_engine if outside is None else outside.engine)
         self._reader = reader
         self._outside = outside
-        self.known: dict[bytes, _Known] = {}
+        self.known: dict[bytes, _PlacedFact] = {}
 
     def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects; those of the file were proven when they were first read."""
@@ -252,7 +252,7 @@ class Proof:
         if kind == Kind.ROPE:
             fact = self._prove_rope(name, data, fact)
             self._ropes[name] = plain_hash(data)
-        self.objects.known[name] = _Known(fact, ObjectPlace(offset, packed.at))
+        self.objects.known[name] = _PlacedFact(fact, ObjectPlace(offset, packed.at))
         self._loose[name] = offset
 
     def _charge_expansion(self, name: bytes, cost: Expansion) -> None:

@@ -38,7 +38,7 @@ def begin(value: Stored | None, characters: int) -> Bounded:
     """A value, shortened to about ``characters`` characters of JSON."""
     if value is None:
         return Bounded(None, False, _AROUND)
-    builder = _Builder(characters)
+    builder = _PlainBuilder(characters)
     built = builder.build(value)
     return Bounded(built, builder.is_cut, characters - builder.left)
 
@@ -94,7 +94,7 @@ def _page_of_text(value: Stored, offset: int, characters: int) -> Bounded:
     return Bounded(found, is_cut, len(found) + _AROUND, offset + len(found) if is_cut else None)
 
 
-class _Builder:
+class _PlainBuilder:
     """Builds a plain value from a stored one, until ``characters`` are used up."""
 
     def __init__(self, characters: int) -> None:

@@ -197,7 +197,7 @@ def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:
     return read_node(reader, item)
 
 
-class _Item(NamedTuple):
+class _ListItem(NamedTuple):
     """A list item: bytes that equal items have in common, and the item as a place."""
 
     data: bytes
@@ -336,16 +336,18 @@ class _Walk:
             for child in decode_child(Kind.LIST, level, item, part).children()
         ]
 
-    def _leaf_items(self, leaves: list[tree.Child]) -> list[_Item]:
-        items: list[_Item] = []
+    def _leaf_items(self, leaves: list[tree.Child]) -> list[_ListItem]:
+        items: list[_ListItem] = []
         found = self.reader.follow([leaf.digest for leaf in leaves])
         for said, item in zip(leaves, found, strict=True):
             places = read_piece(leaf_data(Kind.LIST, item, said))
             require_leaf(Kind.LIST, places, said)
-            items.extend(_Item(*pair) for pair in zip(cut_items(item.data), places, strict=True))
+            items.extend(
+                _ListItem(*pair) for pair in zip(cut_items(item.data), places, strict=True)
+            )
         return items
 
-    def _all_items(self, node: Node) -> list[_Item]:
+    def _all_items(self, node: Node) -> list[_ListItem]:
         """All items of a list, for a comparison in which at least one list is a single piece."""
         if isinstance(node, Tree):
             leaves = iter_leaves(self.reader, node.root, node.kind, 0, sum(node.root.counts))
@@ -359,12 +361,12 @@ class _Walk:
         places = [
             read_node(self.reader, next(found)) if _is_item(place) else place for place in places
         ]
-        return [_Item(_token(place), place) for place in places]
+        return [_ListItem(_token(place), place) for place in places]
 
     def _items(
         self,
-        old: list[_Item],
-        new: list[_Item],
+        old: list[_ListItem],
+        new: list[_ListItem],
         old_at: tuple[Path, int],
         new_at: tuple[Path, int],
     ) -> Iterator[Change]:

@@ -56,14 +56,14 @@ class _Doc(NamedTuple):
     kind: str | None
 
 
-class _Reached(NamedTuple):
+class _ReachedSession(NamedTuple):
     """A session that has a text now."""
 
     head: HeadRow
     name: str
 
 
-class _Found(NamedTuple):
+class _ProvenHit(NamedTuple):
     """A proven hit without its snippet, and its text: for a node, the digest to read it with."""
 
     hit: Hit
@@ -96,7 +96,7 @@ class SearchAnswer:
         self._rows.clear()
         self._seen.clear()
         request = self._request
-        found: list[_Found] = []
+        found: list[_ProvenHit] = []
         matches = self._matches()
         while len(found) < request.limit and (page := list(islice(matches, request.limit))):
             sessions = self._sessions([doc for doc, _ in page])
@@ -114,15 +114,15 @@ class SearchAnswer:
             if snippet is not None
         ]
 
-    def _with_texts(self, found: list[_Found]) -> list[_Found]:
+    def _with_texts(self, found: list[_ProvenHit]) -> list[_ProvenHit]:
         """The hits with the ids and texts of nodes, which are read together."""
         digests = [one.digest for one in found if one.digest is not None]
         nodes = contents.node_texts(self._reader, digests)
-        complete: list[_Found] = []
+        complete: list[_ProvenHit] = []
         for one in found:
             if one.digest is not None:
                 node_id, text = next(nodes)
-                one = _Found(one.hit._replace(node=node_id), text)
+                one = _ProvenHit(one.hit._replace(node=node_id), text)
             complete.append(one)
         return complete
 
@@ -215,7 +215,7 @@ class SearchAnswer:
 
     # --- proofs -------------------------------------------------------------------------
 
-    def _proven(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
+    def _proven(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _ProvenHit | None:
         """The hit of a match; None if the text cannot be read in the store now."""
         if doc.digest in self._seen:
             return None
@@ -225,22 +225,22 @@ class SearchAnswer:
             return self._prove_component(doc, score, sessions)
         return self._prove_entry(doc, score)
 
-    def _prove_entry(self, doc: _Doc, score: float) -> _Found | None:
+    def _prove_entry(self, doc: _Doc, score: float) -> _ProvenHit | None:
         if self._request.sessions is not None:
             return None
         found = self._entries.prove(doc.id, doc.digest, score)
         if found is None or not self._is_recent(found[0].committed_at_ms):
             return None
-        return _Found(*found)
+        return _ProvenHit(*found)
 
     def _is_recent(self, time_ms: int | None) -> bool:
         since_ms = self._request.since_ms
         return since_ms is None or (time_ms is not None and time_ms >= since_ms)
 
-    def _prove_node(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
+    def _prove_node(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _ProvenHit | None:
         _, position = lineage.doc_place(doc.id)
         digest: bytes | None = None
-        reached: list[_Reached] = []
+        reached: list[_ReachedSession] = []
         count = 0
         for key, row, head in self._present(sessions):
             is_listed = len(reached) < self._request.max_sessions
@@ -250,11 +250,11 @@ class SearchAnswer:
             digest = name
             count += 1
             if is_listed:
-                reached.append(_Reached(head, keys.name_of(key, head.long_id)))
+                reached.append(_ReachedSession(head, keys.name_of(key, head.long_id)))
         if digest is None:
             return None
         hit = self._hit(NODE, score, reached, count, doc.at_ms)
-        return _Found(hit, "", digest)
+        return _ProvenHit(hit, "", digest)
 
     def _node_at(self, key: bytes, row: bytes, position: int) -> bytes | None:
         """The digest of the node at a position of a head's graph; None if it is shorter."""
@@ -265,8 +265,10 @@ class SearchAnswer:
             self._indexes[manifest] = index
         return index.place(position).digest if position < index.count else None
 
-    def _prove_component(self, doc: _Doc, score: float, sessions: Sequence[bytes]) -> _Found | None:
-        reached: list[_Reached] = []
+    def _prove_component(
+        self, doc: _Doc, score: float, sessions: Sequence[bytes]
+    ) -> _ProvenHit | None:
+        reached: list[_ReachedSession] = []
         component = text = None
         count = 0
         # Whether a manifest has the component: forks share manifests, so each is read once.
@@ -287,15 +289,15 @@ class SearchAnswer:
             if proven.get(manifest, not is_listed) and self._is_recent(head.committed_at_ms):
                 count += 1
                 if is_listed:
-                    reached.append(_Reached(head, keys.name_of(key, head.long_id)))
+                    reached.append(_ReachedSession(head, keys.name_of(key, head.long_id)))
         if not reached or text is None:
             return None
         at_ms = reached[0].head.committed_at_ms
         hit = self._hit(COMPONENT, score, reached, count, at_ms)
-        return _Found(hit._replace(component=component), text)
+        return _ProvenHit(hit._replace(component=component), text)
 
     def _hit(
-        self, kind: str, score: float, reached: list[_Reached], count: int, at_ms: int | None
+        self, kind: str, score: float, reached: list[_ReachedSession], count: int, at_ms: int | None
     ) -> Hit:
         """A hit in sessions, still without its node or component, and its snippet."""
         oldest = reached[0]

@@ -251,8 +251,8 @@ class KnownSession(NamedTuple):
 
 def scan_sessions(runtime: Runtime, start: bytes, stop: bytes | None) -> Iterator[KnownSession]:
     """The sessions with ``start <= key < stop``, in key order, as undecoded rows, in pages."""
-    heads = _Rows(runtime, "heads", start, stop)
-    metas = _Rows(runtime, "sessions", start, stop)
+    heads = _RowsAhead(runtime, "heads", start, stop)
+    metas = _RowsAhead(runtime, "sessions", start, stop)
     while True:
         candidates = [rows.key for rows in (heads, metas) if rows.key is not None]
         if not candidates:
@@ -272,7 +272,7 @@ def name_of(known: KnownSession) -> str:
     return decode_meta(known.key, known.meta).session
 
 
-class _Rows:
+class _RowsAhead:
     """The rows of one table in order, with a lookahead of one row."""
 
     def __init__(self, runtime: Runtime, table: str, start: bytes, stop: bytes | None) -> None:

@@ -80,7 +80,7 @@ class _Encoded(NamedTuple):
     intent: bytes | None
 
 
-class _Rows(NamedTuple):
+class _CommitRows(NamedTuple):
     """The rows that a commit depends on, read in one snapshot."""
 
     head: bytes | None
@@ -261,7 +261,7 @@ def _encode(session: str, change: Commit) -> _Encoded:
 
 def _read(
     runtime: Runtime, session: str, key: bytes, change: Commit, receipt_at: RowKey | None = None
-) -> _Rows:
+) -> _CommitRows:
     wanted = [leases.lease_key(key)]
     if receipt_at is not None:
         wanted.append(receipt_at)
@@ -269,7 +269,7 @@ def _read(
     named = [attachments.attachment_key(key, name) for name in change.attachments]
     head, lease, *rest = runtime.rows(session, wanted + batches + named)
     receipt = rest.pop(0) if receipt_at is not None else None
-    return _Rows(head, lease, receipt, rest[: len(batches)], rest[len(batches) :])
+    return _CommitRows(head, lease, receipt, rest[: len(batches)], rest[len(batches) :])
 
 
 class _Attempt:
@@ -361,7 +361,7 @@ class _Attempt:
 
     # --- checking, in the documented order --------------------------------------------------
 
-    def checked(self, rows: _Rows) -> State | None:
+    def checked(self, rows: _CommitRows) -> State | None:
         """Check the rows, and add what they require to the write; the state to build on."""
         runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()

@@ -118,7 +118,7 @@ class Grown(NamedTuple):
     leaf: Leaf | None
 
 
-class _Known(NamedTuple):
+class _KnownNode(NamedTuple):
     """A node that a commit builds on, or has created."""
 
     header: NodeHeader
@@ -223,15 +223,15 @@ class _Growth:
             self._hidden = runtime.hidden(state.head)
         self._index: NodeIndex = runtime.index(manifest)
         # By id: nodes of the graph that this commit has looked up; and nodes it created, in order.
-        self._known: dict[str, _Known] = {}
-        self._created: list[_Known] = []
+        self._known: dict[str, _KnownNode] = {}
+        self._created: list[_KnownNode] = []
         #: The digests of the nodes that this commit created.
         self.digests: list[bytes] = []
         self._hashes: list[bytes] = []
 
     # --- looking up nodes -----------------------------------------------------------------
 
-    def _find(self, node_id: str) -> _Known | None:
+    def _find(self, node_id: str) -> _KnownNode | None:
         """A visible node that is in the graph or was created by this commit."""
         known = self._known.get(node_id)
         if known is not None:
@@ -240,17 +240,17 @@ class _Growth:
         if node_id == manifest.leaf_id and manifest.leaf is not None:
             state = self._state
             if state is not None and state.leaf is not None:
-                known = _Known(state.leaf.header, manifest.leaf, state.leaf.position)
+                known = _KnownNode(state.leaf.header, manifest.leaf, state.leaf.position)
             else:
                 [header] = objects.read_headers(self._runtime.reader(), [manifest.leaf])
                 position = self._index.position_of(node_id, manifest.leaf)
-                known = _Known(header, manifest.leaf, position)
+                known = _KnownNode(header, manifest.leaf, position)
         else:
             place = self._index.find([node_id])[0]
             if place is None:
                 return None
             [header] = objects.read_headers(self._runtime.reader(), [place.digest])
-            known = _Known(header, place.digest, place.position)
+            known = _KnownNode(header, place.digest, place.position)
         if known.digest in self._hidden:
             return None
         self._known[node_id] = known
@@ -318,7 +318,7 @@ class _Growth:
         digest = self._writer.emit(Kind.NODE, *encode_node(header, node.cause, node.payload))
         if digest in self._hidden:
             raise DuplicateNodeError(node.id, "is hidden in this session, with the same content")
-        made = _Known(header, digest, self._manifest.nodes + added)
+        made = _KnownNode(header, digest, self._manifest.nodes + added)
         self._known[node.id] = made
         self._created.append(made)
         self.digests.append(digest)

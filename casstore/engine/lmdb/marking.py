@@ -367,7 +367,7 @@ class Marks:
         rows name. A transaction removes nothing before it has caught up (the second rule in
         docs/internals/gc.md). At most ``limit`` items are examined; False if some are left.
         """
-        budget = _Budget(limit)
+        budget = _VisitBudget(limit)
         done = (
             self._scan_new(txn, budget)
             and self._read_changes(txn, budget)
@@ -375,7 +375,7 @@ class Marks:
         )
         return self._descend(txn, budget) and done
 
-    def _scan_new(self, txn: Txn, budget: _Budget) -> bool:
+    def _scan_new(self, txn: Txn, budget: _VisitBudget) -> bool:
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(self._scanned_id + 1))
         while more:
@@ -398,7 +398,7 @@ class Marks:
         own = directory.first_id + position
         return is_named(txn, self._env, None, directory.digest(position), own)
 
-    def _read_changes(self, txn: Txn, budget: _Budget) -> bool:
+    def _read_changes(self, txn: Txn, budget: _VisitBudget) -> bool:
         for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
             if not budget.spend(1):
                 return False
@@ -411,7 +411,7 @@ class Marks:
                     self._reach_root(txn, table, key, digest)
         return True
 
-    def _read_touches(self, txn: Txn, budget: _Budget) -> bool:
+    def _read_touches(self, txn: Txn, budget: _VisitBudget) -> bool:
         for number, touch in notes.touches_after(self._env, txn, self._touches_seen):
             if not budget.spend(1):
                 return False
@@ -419,7 +419,7 @@ class Marks:
             self._reach_touched(txn, touch)
         return True
 
-    def _descend(self, txn: Txn, budget: _Budget) -> bool:
+    def _descend(self, txn: Txn, budget: _VisitBudget) -> bool:
         """Mark everything that the objects in ``_open`` link to, from the highest id down."""
         cursor = txn.cursor(db=self._env.slabs)
         directory: SlabDirectory | None = None
@@ -540,7 +540,7 @@ class Marks:
                 self._reach(object_id)
 
 
-class _Budget:
+class _VisitBudget:
     """How many objects and notes may be visited while writers wait; None: no limit."""
 
     def __init__(self, limit: int | None) -> None:

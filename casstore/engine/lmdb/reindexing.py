@@ -54,7 +54,7 @@ def _rebuild(
         for row in _rows(env, txn, table):
             wanted.update(roots.named(table, row))
     before = txn.stat(env.index)["entries"]
-    found = _Found()
+    found = _FoundObjects()
     # Descending: parents come before children, and of equal digests the live one first.
     for directory in _directories(env, txn, reverse=True):
         child_at = len(directory.distances)
@@ -88,7 +88,7 @@ def _rebuild(
     return IndexReport(len(named), new, before - (len(named) - new), missing)
 
 
-class _Found:
+class _FoundObjects:
     """The objects found in all slabs."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def _directories(
         yield slabs.read_directory(key, value)
 
 
-def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSet:
+def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _FoundObjects) -> IdSet:
     """Write the index, each digest once; returns the ids that have a name now.
 
     Ids that objects link to come first, then those that rows refer to, then young ones.

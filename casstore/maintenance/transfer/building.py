@@ -106,7 +106,7 @@ def build(runtime: Runtime, arrival: Arrival) -> Built:
 
     GraphError, InvalidInputError or InvalidValueError if the description is invalid.
     """
-    return _Builder(runtime, arrival).run()
+    return _ArrivalBuilder(runtime, arrival).run()
 
 
 def with_extra(built: Built, meta: SessionMeta) -> Built:
@@ -148,7 +148,7 @@ def _appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None) -
     write(engine, rows, conditions, built.named)
 
 
-class _Builder:
+class _ArrivalBuilder:
     """Encodes one ``Arrival``."""
 
     def __init__(self, runtime: Runtime, arrival: Arrival) -> None:

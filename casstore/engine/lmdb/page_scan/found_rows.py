@@ -28,7 +28,7 @@ _ORDERED: Final = frozenset(
 )
 
 
-class _Found(NamedTuple):
+class _RowVersion(NamedTuple):
     """A version of a row. ``logged``: from the log, so it replaces the row of the table."""
 
     table: str
@@ -48,7 +48,7 @@ class FoundRows:
         except OSError as exc:
             raise storage_error("cannot create a temporary directory for the rows", exc) from exc
         self._scratch: lmdb.Environment | None = None
-        self._waiting: list[_Found] = []
+        self._waiting: list[_RowVersion] = []
         try:
             self._scratch = lmdb.open(
                 self._path,
@@ -73,13 +73,13 @@ class FoundRows:
 
     def add(self, table: str, key: bytes, rank: int, value: bytes) -> None:
         """Add a version of a row that was found in a table."""
-        self._waiting.append(_Found(table, key, rank, value))
+        self._waiting.append(_RowVersion(table, key, rank, value))
         if len(self._waiting) >= _ROWS_A_TRANSACTION:
             self.flush()
 
     def overwrite(self, table: str, key: bytes, rank: int, value: bytes | None) -> None:
         """Replace or delete a row, as a record of the log does."""
-        self._waiting.append(_Found(table, key, rank, value, logged=True))
+        self._waiting.append(_RowVersion(table, key, rank, value, logged=True))
 
     def flush(self) -> None:
         """Write the added versions to the scratch file, if they are newer than those in it."""
