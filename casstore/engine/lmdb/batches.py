@@ -46,6 +46,7 @@ from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import ReadTransaction
 from casstore.engine.lmdb.lookup import DigestIndex, Proven, find_row
 from casstore.engine.lmdb.memtable import (
+    UNCHANGED,
     BatchEntry,
     Links,
     Memtable,
@@ -257,7 +258,8 @@ class Transaction:
                 conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
             new, links, ids, hits = self._sort_objects(write.objects)
             # All that can fail comes first: looking up what to delete, and what to touch.
-            self._look_up(write.deletes)
+            if write.deletes:
+                self._look_up(write.deletes)
             touched = self._to_touch(write, hits) if hits and not write.rows else ()
         except CasstoreError as exc:
             # Nothing was added yet, so the other writes of the batch are unaffected.
@@ -316,7 +318,9 @@ class Transaction:
         for digest in digests:
             if digest in ids:
                 continue
-            found = memtable.newest_id(digest)
+            found: int | Unchanged | None = memtable.ids.get(digest, UNCHANGED)
+            if digest in memtable.deleted:
+                found = memtable.newest_id(digest)
             if isinstance(found, Unchanged):
                 found = memtable.applied_ids.get(digest)
                 if found is None:

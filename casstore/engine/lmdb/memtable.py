@@ -175,7 +175,7 @@ class Memtable:
 
     __slots__ = (
         "_keys", "applied_ids", "changes", "deleted", "entries", "ids", "is_due", "last", "next_id",
-        "rows", "size_bytes", "state", "transaction",
+        "oldest_offset", "rows", "size_bytes", "state", "transaction",
     )  # fmt: skip
 
     def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
@@ -188,6 +188,8 @@ class Memtable:
         self.transaction = transaction
         #: The entries, oldest first. Those after ``last`` are what an interrupted ``add`` left.
         self.entries: list[LoggedEntry] = []
+        #: The offset in the log of the first entry's record; None without entries.
+        self.oldest_offset: int | None = None
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
         #: How many rows, objects and names the entries change, and the bytes of their objects.
@@ -229,6 +231,7 @@ class Memtable:
                 deleted[digest] = [(-1, ids.get(digest, UNCHANGED))]
             deleted[digest].append((lsn, None))
         self.entries.append(LoggedEntry(position, entry, offset))
+        self.oldest_offset = self.entries[0].offset
         # After ``entries``: a reader that finds an id here reads the object from its entry.
         own = entry.first_id
         for item, links in zip(entry.objects, entry.links, strict=True):
@@ -259,11 +262,6 @@ class Memtable:
                 rest.applied_ids.pop(digest, None)
             rest.applied_ids.update(entry.named())
         return rest
-
-    @property
-    def oldest_offset(self) -> int | None:
-        """The offset in the log of the first entry's record; None without entries."""
-        return self.entries[0].offset if self.entries else None
 
     def view(self) -> MemtableView:
         """A view of all present entries."""
