@@ -23,6 +23,7 @@ _PIN_FIELDS: Final[Fields] = {
     "created_at": Field("when it was set", "set"),
     "expires_at": Field("when it expires, null: never", "expires"),
     "note": Field("the note given with it", "note", gives=True),
+    "session": "the session whose erasure removes it, null: none",
 }
 _NAMES: Final = nested("the names listed, or the one that was set or removed", _PIN_FIELDS)
 _CHANGED: Final = "set, removed or null: only listed"
