@@ -73,13 +73,13 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "a table that is a number": lambda store, file: openai_agents.import_sessions(
         store, file, sessions_table=HUGE
     ),
-    "a table that cannot be spelled": lambda store, file: openai_agents.import_sessions(
+    "a table that cannot be encoded": lambda store, file: openai_agents.import_sessions(
         store, file, messages_table=SURROGATE
     ),
     "a dry run perhaps": lambda store, file: openai_agents.import_sessions(
         store, file, dry_run=NONE
     ),
-    "types that are none": lambda store, _: langgraph.CasstoreSaver(store, allowed=NONE),
+    "invalid types": lambda store, _: langgraph.CasstoreSaver(store, allowed=NONE),
     "types that are lists": lambda store, _: langgraph.CasstoreSaver(store, allowed=[UNHASHABLE]),
     "one name of a type": lambda store, _: langgraph.CasstoreStore(store, allowed=TEXT),
     "types that are numbers": lambda store, _: langgraph.StrictSerializer([ODD]),

@@ -159,11 +159,11 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "a provider to carry it out": lambda store: execute_erasure(store, [LifecycleErasure(), ODD]),
     "a key store that is its path": lambda store: LifecycleErasure(keys=odd("keys")),
     "nothing that rewrites": lambda store: LifecycleErasure(rewrite=ODD),
-    "what was found is none": lambda store: LifecycleErasure().erase(store, "anna", NONE),
+    "an invalid result of find": lambda store: LifecycleErasure().erase(store, "anna", NONE),
     "what stays of none": lambda store: LifecycleErasure().stays(store, NONE),
     "whom to tell of none": lambda store: LifecycleErasure().recipients(store, NONE),
     "sweeping a store": lambda store: sweep(store, {}),
-    "ages that are none": lambda store: sweep(Lifecycles(store), NONE),
+    "invalid ages": lambda store: sweep(Lifecycles(store), NONE),
     "a text that says to sweep": lambda store: sweep(
         Lifecycles(store), {"identity": 0}, dry_run=odd("no")
     ),

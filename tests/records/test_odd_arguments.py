@@ -86,7 +86,7 @@ ROWS: Calls = {
     "keys to find": lambda store: table_of(store).find_many(ODD),
     "a key to find": lambda store: table_of(store).find_many([ODD]),
     "a part of a key to find": lambda store: table_of(store).find("a"),
-    "a page that is none": lambda store: table_of(store).scan_starting("", page=NONE),
+    "an invalid page": lambda store: table_of(store).scan_starting("", page=NONE),
     "an order that is a text": lambda store: table_of(store).scan(reverse=odd("no")),
     "more groups than texts": lambda store: table_of(store).groups(1 << 70),
     "a table that is its name": lambda store: changed(
@@ -157,7 +157,7 @@ LIFECYCLES: Calls = {
     "a name of a value that is a list": lambda life: life.users.put("anna", UNHASHABLE, 1),
     "the name of a ref": lambda life: life.users.ref("anna", ODD),
     "values that are a number": lambda life: life.users.put_many(ODD),
-    "values that are none": lambda life: life.users.put_many(NONE),
+    "invalid values": lambda life: life.users.put_many(NONE),
     "values that are tuples": lambda life: life.users.put_many([("anna", "name", 1)]),
     "a value whose name is a list": lambda life: life.users.put_many(
         [NewValue("anna", UNHASHABLE, 1)]
@@ -175,7 +175,7 @@ LIFECYCLES: Calls = {
     "no hold": lambda life: life.hold(life.users.ref("anna", "language"), NONE),
     "no seal": lambda life: life.seal(life.users.ref("anna", "language"), NONE),
     "a row that is a text": lambda life: life.remove(Ref("record", "facts", "one"), only="row"),
-    "the text of a ref that is none": lambda life: Ref.from_text(NONE),
+    "an invalid text of a ref": lambda life: Ref.from_text(NONE),
     "a ref of bytes as text": lambda life: Ref("user", odd(b"anna")).to_text(),
     "keys at no path": lambda life: FileKeys(NONE),
     "keys at a number": lambda life: FileKeys(ODD),
@@ -262,8 +262,8 @@ LOG: Calls = {
     "metadata that are a text": lambda log: log.create("new", metadata="meta"),
     "an adopted config": lambda log: log.adopt("fork", config=ODD),
     "adopted metadata": lambda log: log.adopt("fork", metadata=ODD),
-    "a status that is none": lambda log: log.finish("below", ODD),
-    "a status that cannot be spelled": lambda log: log.finish("below", SURROGATE),
+    "an invalid status": lambda log: log.finish("below", ODD),
+    "a status that cannot be encoded": lambda log: log.finish("below", SURROGATE),
     "a text that says not to cascade": lambda log: log.close("s", cascade="no"),
     "messages that are a number": lambda log: log.extend("s", ODD),
     "tool calls that are a number": lambda log: log.append(
@@ -287,9 +287,9 @@ LOG: Calls = {
     "renewing no lease": lambda log: log.renew_lease(NONE, 1000),
     "renewing the fields of a lease": lambda log: log.renew_lease(("s", "owner"), 1000),
     "releasing no lease": lambda log: log.release_lease(NONE),
-    "an export that is none": lambda log: log.import_session(NONE, "new"),
+    "an invalid export": lambda log: log.import_session(NONE, "new"),
     "an export that is a number": lambda log: log.import_session(ODD, "new"),
-    "a message of a number that nobody counts to": lambda log: log.import_session(
+    "a message with a number above the limit": lambda log: log.import_session(
         numbered(log, 1 << 70), "new"
     ),
     "totals that are bytes": lambda log: log.import_session(
@@ -358,7 +358,7 @@ RUNS: Calls = {
     "a status of approvals": lambda runs: runs.approvals(status=ODD),
 }
 BESIDE: dict[str, Write] = {
-    "rows that are none": Write(rows=NONE),
+    "invalid rows": Write(rows=NONE),
     "a row that is a number": Write(rows=[ODD]),
     "conditions that are a text": Write(conditions="now"),  # type: ignore[arg-type]
     "a condition that is its fields": Write(conditions=[("records", b"key", None)]),  # type: ignore[list-item]
@@ -421,19 +421,19 @@ SCOPED: Calls = {
     "the key of an actor that is a number": lambda states: scope_key(
         HERE._replace(actor_id=ODD), "actor"
     ),
-    "the key of an actor that cannot be spelled": lambda states: scope_key(
+    "the key of an actor that cannot be encoded": lambda states: scope_key(
         HERE._replace(actor_id=SURROGATE), "actor"
     ),
 }
 POLICIES: dict[str, StatePolicy] = {
     "enabled by a text": StatePolicy(odd("no")),
     "enabled by a number": StatePolicy(odd(1)),
-    "scopes that are none": StatePolicy(scopes=NONE),
+    "invalid scopes": StatePolicy(scopes=NONE),
     "one scope": StatePolicy(scopes=odd("actor")),
     "scopes that are lists": StatePolicy(scopes=("actor", UNHASHABLE)),
     "a scope that there is not": StatePolicy(scopes=("actor", "actors")),
     "scopes that can be read once": StatePolicy(scopes=odd(iter(["actor"]))),
-    "quotas that are none": StatePolicy(quotas=NONE),
+    "invalid quotas": StatePolicy(quotas=NONE),
     "quotas that are a list": StatePolicy(quotas=odd([Quota()])),
     "a quota of a scope that there is not": StatePolicy(quotas={"actors": Quota(1)}),
     "a quota that is a number": StatePolicy(quotas={"actor": ODD}),
@@ -465,16 +465,14 @@ def find_actors(store: Store, actor: Any) -> object:
 
 
 ERASURES: Calls = {
-    "nothing that tells actors": lambda store: ActorErasure(ODD),
+    "an invalid function that names actors": lambda store: ActorErasure(ODD),
     "a workspace": lambda store: ActorErasure(workspace_id=ODD),
     "a bot": lambda store: ActorErasure(bot_id=ODD),
-    "what was found is none": lambda store: ActorErasure().erase(store, "anna", NONE),
+    "an invalid result of find": lambda store: ActorErasure().erase(store, "anna", NONE),
     "what was found is a number": lambda store: ActorErasure().erase(store, "anna", [ODD]),
     "the roots of nothing": lambda store: ActorErasure().roots(store, NONE),
     "the rows of a number": lambda store: ActorErasure().rows(store, [ODD]),
-    "an actor who is nobody": lambda store: ActorErasure(lambda subject: odd(None)).find(
-        store, "anna"
-    ),
+    "an invalid actor": lambda store: ActorErasure(lambda subject: odd(None)).find(store, "anna"),
     "an actor who is nothing, which everybody begins with": lambda store: ActorErasure(
         lambda subject: odd("")
     ).find(store, "anna"),

@@ -33,9 +33,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "a delivery": lambda store: store.session("s").queue.enqueue([1], delivery="soon"),
     "a slot": lambda store: store.session("s").queue.enqueue([1], slot="first"),
     "a merge key": lambda store: store.session("s").queue.enqueue([1], merge_key=ODD),
-    "a time that is none": lambda store: store.session("s").queue.enqueue(
-        [1], available_at_ms=True
-    ),
+    "an invalid time": lambda store: store.session("s").queue.enqueue([1], available_at_ms=True),
     "a time before all times": lambda store: store.session("s").queue.enqueue(
         [1], available_at_ms=-1
     ),
@@ -118,10 +116,10 @@ def test_commit_and_rewind_refuse_an_invalid_lease_though_the_head_is_cached(
 
 
 BATCHES: dict[str, dict[str, Any]] = {
-    "a place that is none": {"seq": None},
+    "an invalid place": {"seq": None},
     "a place below zero": {"seq": -1},
     "a place longer than its key": {"seq": 1 << 64},
-    "an id that cannot be spelled": {"id": SURROGATE},
+    "an id that cannot be encoded": {"id": SURROGATE},
     "an id that is no text": {"id": []},
 }
 

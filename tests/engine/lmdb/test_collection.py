@@ -190,7 +190,7 @@ def test_an_object_put_again_after_old_touches_were_deleted_stays(
 def test_retrying_a_failed_put_of_a_stored_object_restarts_its_grace_period(
     store: Store, clock: ManualClock
 ) -> None:
-    """Whoever was told of a full disk makes room and tries again, within a minute."""
+    """After the error of a full disk, the caller makes room and retries within a minute."""
     again, long = new_blob(b"again"), new_blob(random.Random(5).randbytes(1 << 20))
     store.engine.write(Write(objects=[again]))
     clock.now_ms += 3_600_000

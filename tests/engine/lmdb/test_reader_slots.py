@@ -21,7 +21,7 @@ with casstore.open(sys.argv[1], "relaxed") as store:
 """
 
 
-@pytest.mark.parametrize("again", ["under another name", "beside what shares it"])
+@pytest.mark.parametrize("again", ["under another name", "next to what shares it"])
 def test_opening_a_store_twice_keeps_the_reader_slots_of_the_first_open(
     tmp_path: Path, again: str
 ) -> None:
