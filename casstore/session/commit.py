@@ -34,7 +34,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import NOTHING, Manifest, encode_manifest
+from casstore.format.graph import NIL, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
@@ -249,7 +249,7 @@ def bind(session: str, change: Commit) -> None:
 def _encode(session: str, change: Commit) -> _Encoded:
     writer = PieceWriter()
     nodes = graph.encode_nodes(change.append if change.replace is None else change.replace, writer)
-    components = NOTHING
+    components = NIL
     if change.checkpoint is not None:
         components = checkpoint.encode_checkpoint(change.checkpoint, writer)
     changes = checkpoint.encode_changes(change.components, writer) if change.components else {}
@@ -322,7 +322,7 @@ class _Attempt:
             components=components,
         )
         digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))
-        if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
+        if change.edits or (tips is not NIL and tips.links and tips.outlined):
             # Edits, and changes of a long map, are applied one by one: drop the pieces that only
             # an intermediate result has.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))

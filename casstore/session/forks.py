@@ -24,7 +24,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.digest import Kind
-from casstore.format.graph import NOTHING, encode_manifest
+from casstore.format.graph import NIL, encode_manifest
 from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
@@ -175,7 +175,7 @@ def _at_node(
         leaf=place.digest,
         nodes=header.depth,
         next_seq=header.seq + 1,
-        tips=NOTHING,
+        tips=NIL,
         node_index=_index_of_path(index, path, writer),
     )
     return State(state.row, state.head, manifest, Leaf(header, header.depth - 1))

@@ -31,9 +31,8 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import (
-    FIELD_ROOM,
-    NOTHING,
-    NULL,
+    FIELD_DEPTH,
+    NIL,
     Manifest,
     NodeHeader,
     check_time,
@@ -160,7 +159,7 @@ def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> lis
             keys.id_bytes(draft.frame, "a frame id")
         if draft.time is not None:
             check_time(draft.time)
-        cause = NULL if draft.cause is None else encode_payload(draft.cause, "cause", emit)
+        cause = NIL if draft.cause is None else encode_payload(draft.cause, "cause", emit)
         encoded.append(
             EncodedNode(
                 id=draft.id,
@@ -195,7 +194,7 @@ def change_graph(
         nodes=0,
         next_seq=0,
         leaf=None,
-        tips=NOTHING,
+        tips=NIL,
         node_index=NO_NODES,
     )
     growth = _Growth(runtime, None, empty, writer)
@@ -379,7 +378,7 @@ class _Growth:
         """The ends of all branches, as a map; nil if the leaf is the only one."""
         manifest, created = self._manifest, self._created
         tips = manifest.tips
-        if tips is NOTHING:
+        if tips is NIL:
             end = manifest.leaf_id
             for made in created:
                 if made.header.parent_id != end:
@@ -388,7 +387,7 @@ class _Growth:
             else:
                 if end == leaf_id:
                     # The commit only extends the single branch.
-                    return NOTHING
+                    return NIL
         parents = {made.header.parent_id for made in created}
         ends = {
             made.header.id: Link(Digest(made.digest))
@@ -396,19 +395,19 @@ class _Growth:
             if made.header.id not in parents
         }
         was_leaf = manifest.leaf_id
-        if tips is NOTHING or tips.data == NOTHING.data:
+        if tips is NIL or tips.data == NIL.data:
             # The leaf was the only end, if there was one.
             if was_leaf is not None and was_leaf not in parents and manifest.leaf is not None:
                 ends[was_leaf] = Link(Digest(manifest.leaf))
             if set(ends) <= {leaf_id}:
-                return NOTHING
-            tips = NOTHING
+                return NIL
+            tips = NIL
         reader = PendingReader(self._runtime.engine, self._writer)
         if ends:
             gone = [parent for parent in parents if parent is not None and parent not in ends]
-            tips = keyed.change_map(reader, tips, ends, gone, FIELD_ROOM, self._writer.emit)
+            tips = keyed.change_map(reader, tips, ends, gone, FIELD_DEPTH, self._writer.emit)
         only = leaf_id is not None and keyed.is_only_key(reader, tips, leaf_id)
-        return NOTHING if only else tips
+        return NIL if only else tips
 
 
 def _parents_first(parents: dict[str, str | None]) -> list[str]:

@@ -32,7 +32,7 @@ from casstore.errors import (
 from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest, encode_manifest
+from casstore.format.graph import FIELD_DEPTH, NIL, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
@@ -220,10 +220,10 @@ class _Work:
         )
 
     def _tips(self, old: Manifest, leaf_id: str | None) -> Encoded:
-        """The ends of all branches of the new graph; NOTHING if the leaf is the only one."""
+        """The ends of all branches of the new graph; NIL if the leaf is the only one."""
         graph = self._graph
         ends: dict[str, bytes]
-        if old.tips.data != NOTHING.data:
+        if old.tips.data != NIL.data:
             [tips] = objects.load_encoded(graph.reader, (old.tips,))
             ends = {node_id: bytes(link.digest) for node_id, link in tips.items()}
         elif old.leaf_id is not None and old.leaf is not None:
@@ -240,8 +240,8 @@ class _Work:
                 node_id = objects.read_headers(graph.reader, [became.digest])[0].id
             found[node_id] = Link(Digest(became.digest))
         if set(found) <= {leaf_id}:
-            return NOTHING
-        return splitting.encode_split(found, FIELD_ROOM, graph.writer.emit)
+            return NIL
+        return splitting.encode_split(found, FIELD_DEPTH, graph.writer.emit)
 
     # --- receipts -----------------------------------------------------------------------
 

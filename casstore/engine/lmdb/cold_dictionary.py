@@ -75,15 +75,15 @@ def _raw_bytes(env: Environment, packed_to: int, newest: int) -> int:
 def _objects_at(env: Environment, compressor: Compressor, object_id: int) -> list[bytes]:
     """The objects of the slabs from this id on, as many as fit into one packed slab."""
     objects: list[bytes] = []
-    room = slabs.PACKED_RAW_BYTES
+    bytes_left = slabs.PACKED_RAW_BYTES
     with env.reading() as txn:
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(object_id))
-        while more and room > 0:
+        while more and bytes_left > 0:
             slab = reader.decode_at(int.from_bytes(cursor.key(), "big"))
             for position in range(slab.directory.objects):
                 objects.append(slab.stripped(position))
-                room -= len(objects[-1])
+                bytes_left -= len(objects[-1])
             more = cursor.next()
     return objects

@@ -224,11 +224,11 @@ def read_run(
             full = young or stored.live_bytes > SMALL_RAW_BYTES
             # Dropped slabs leave gaps in the ids, and a slab is a run of ids without a gap.
             missing = stored.directory.first_id - next_id if candidates else 0
-            room = (
+            fits = (
                 raw_bytes + stored.live_bytes <= scope.target_bytes
                 and objects + missing + stored.directory.objects <= slabs.MAX_OBJECTS
             )
-            if candidates and (full or not room or missing >= _LONG_GAP):
+            if candidates and (full or not fits or missing >= _LONG_GAP):
                 young = False
                 break
             objects += missing

@@ -18,7 +18,7 @@ from casstore.errors import InvalidInputError, SessionExistsError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Kind, plain_hash
-from casstore.format.graph import NOTHING, Manifest, encode_manifest
+from casstore.format.graph import NIL, Manifest, encode_manifest
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import settle, write
 from casstore.objects.node_index import NodeIndex
@@ -200,7 +200,7 @@ class _ArrivalBuilder:
             leaf=grown.leaf_digest,
             components=checkpoint.with_ledger(
                 self._runtime.reader(),
-                NOTHING,
+                NIL,
                 checkpoint.encode_checkpoint(given.checkpoint, writer),
                 given.usage,
                 writer,

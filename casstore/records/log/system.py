@@ -17,7 +17,7 @@ from typing import Final
 
 from casstore.engine.protocol import RowKey
 from casstore.errors import CorruptionError, NotALogError
-from casstore.format.graph import NOTHING
+from casstore.format.graph import NIL
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
@@ -246,7 +246,7 @@ class LogCheck:
                 return f"has fold {fold.number}, of messages that it does not have"
         if len(nodes.nodes) > at.last:
             return f"has {len(nodes.nodes)} messages, and the last is number {at.last}"
-        if at.revision.manifest.tips.data != NOTHING.data:
+        if at.revision.manifest.tips.data != NIL.data:
             return f"has messages after its last, {at.last}: its leaf was moved back"
         before = 0
         for node in nodes.nodes if self._whole else ():
