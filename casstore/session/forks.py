@@ -165,14 +165,14 @@ def _at_node(
     """The state, without a head, of a fork that has only the path to a node."""
     index = runtime.index(state.manifest)
     hidden = runtime.hidden(current.head)
-    place = index.find([node])[0]
-    if place is None or place.digest in hidden:
+    listed = index.find([node])[0]
+    if listed is None or listed.digest in hidden:
         raise NodeNotFoundError(source, node)
-    header = objects.read_headers(runtime.reader(), [place.digest])[0]
-    path = index.path(place.position, header.depth)
+    header = objects.read_headers(runtime.reader(), [listed.digest])[0]
+    path = index.path(listed.position, header.depth)
     manifest = state.manifest._replace(
         leaf_id=node,
-        leaf=place.digest,
+        leaf=listed.digest,
         nodes=header.depth,
         next_seq=header.seq + 1,
         tips=NIL,

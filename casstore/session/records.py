@@ -141,15 +141,15 @@ class Table:
             start = max(start, self.keys.starting(prefix, after))
         if start >= stop:
             return
-        place = len(prefix)
+        at = len(prefix)
         # Texts too long for a key are sorted by hash after their truncated part. Without sorting
         # them here, a caller that continues with ``after`` would miss some.
         for _, alike in groupby(
             self._scan(start, stop, False, page),
-            lambda record: self.keys.starting(prefix, record.key[place]),
+            lambda record: self.keys.starting(prefix, record.key[at]),
         ):
-            for record in sorted(alike, key=lambda record: record.key[place]):
-                found = record.key[place]
+            for record in sorted(alike, key=lambda record: record.key[at]):
+                found = record.key[at]
                 if found.startswith(text) and (after is None or found > after):
                     yield record
 

@@ -73,7 +73,7 @@ _NOTHING: Final = Rewritten({}, 0, 0, frozenset())
 class _Exchange(NamedTuple):
     """A row and its replacement."""
 
-    place: RowKey
+    row_key: RowKey
     old: bytes
     new: bytes
 
@@ -142,17 +142,17 @@ class _Work:
         """Rewrite the revisions that are not rewritten yet, then replace the rows."""
         fresh: list[tuple[RowKey, bytes, HeadRow]] = []
         current: list[int] = []
-        for place, row in self._rows(state):
+        for row_key, row in self._rows(state):
             head = state.head if row == state.row else decode_head(row)
             current.append(head.revision)
             known = self._revisions.get(head.revision)
             if known is not None and known.row.old == row:
                 # Rewritten by an earlier attempt. A commit may have moved its row to the history
                 # since.
-                moved = known.row._replace(place=place)
+                moved = known.row._replace(row_key=row_key)
                 self._revisions[head.revision] = known._replace(row=moved)
             else:
-                fresh.append((place, row, head))
+                fresh.append((row_key, row, head))
         for start in range(0, len(fresh), _READ_BATCH):
             self._revise(fresh[start : start + _READ_BATCH])
             if pulse is not None:
@@ -177,7 +177,7 @@ class _Work:
 
     def _revise(self, rows: Sequence[tuple[RowKey, bytes, HeadRow]]) -> None:
         receipts = self._receipts([head for _, _, head in rows])
-        for place, row, head in rows:
+        for row_key, row, head in rows:
             after = head._replace(hidden=None)
             old = objects.read_manifest(self._graph.reader, head.manifest)
             manifest: bytes | None = None
@@ -192,7 +192,7 @@ class _Work:
                     if isinstance(previous, Receipt) and previous.manifest == head.manifest:
                         whole = self._receipt(previous, old, new, manifest)
                         receipt = _Exchange(*found, encode_receipt(whole))
-            exchange = _Exchange(place, row, encode_head(after))
+            exchange = _Exchange(row_key, row, encode_head(after))
             self._revisions[head.revision] = _Revision(exchange, manifest, receipt)
 
     # --- manifests ----------------------------------------------------------------------
@@ -204,9 +204,9 @@ class _Work:
             # Readers saw another node as the leaf (``heal_leaf``): it becomes the leaf.
             leaf_id = heal_leaf(self._runtime, state, self._hidden)
             if leaf_id is not None:
-                place = graph.old.find([leaf_id])[0]
-                assert place is not None
-                position = place.position
+                listed = graph.old.find([leaf_id])[0]
+                assert listed is not None
+                position = listed.position
         elif old.leaf is not None and leaf_id is not None:
             position = graph.old.position_of(leaf_id, old.leaf)
         leaf = None if position == NONE else graph.node(position)
@@ -247,15 +247,15 @@ class _Work:
 
     def _receipts(self, heads: Sequence[HeadRow]) -> dict[int, tuple[RowKey, bytes]]:
         """The receipts of the turns of these revisions, by revision: row key and row."""
-        places = {
+        row_keys = {
             head.revision: receipt_key(self._key, head.turn)
             for head in heads
             if head.turn is not None
         }
-        found = self._runtime.engine.get_rows(list(places.values())) if places else []
+        found = self._runtime.engine.get_rows(list(row_keys.values())) if row_keys else []
         return {
-            revision: (place, row)
-            for (revision, place), row in zip(places.items(), found, strict=True)
+            revision: (row_key, row)
+            for (revision, row_key), row in zip(row_keys.items(), found, strict=True)
             if row is not None
         }
 
@@ -264,9 +264,9 @@ class _Work:
         graph = self._graph
         gone = graph.hidden_between(receipt.first, receipt.first + receipt.node_count)
         removed = dict(receipt.removed)
-        places = [at for at in range(len(removed) + receipt.node_count) if at not in removed]
+        positions = [at for at in range(len(removed) + receipt.node_count) if at not in removed]
         for position, node_id in gone.items():
-            removed[places[position - receipt.first]] = node_id
+            removed[positions[position - receipt.first]] = node_id
         leaf = receipt.leaf
         if leaf is None and old.leaf_id != new.leaf_id:
             leaf = old.leaf_id
@@ -284,11 +284,11 @@ class _Work:
         exchanges = [revision.row for revision in revisions]
         exchanges += [one.receipt for one in revisions if one.receipt is not None]
         changed = [each for each in exchanges if each.new != each.old]
-        conditions: list[Condition] = [RowIs(*each.place, each.old) for each in changed]
+        conditions: list[Condition] = [RowIs(*each.row_key, each.old) for each in changed]
         # If a manifest exists, so do all objects that it links to.
         made = [revision.manifest for revision in revisions if revision.manifest is not None]
         conditions.append(ObjectsExist(made))
-        rows: list[RowChange] = [PutRow(*each.place, each.new) for each in changed]
+        rows: list[RowChange] = [PutRow(*each.row_key, each.new) for each in changed]
         self._runtime.engine.write(Write(conditions=conditions, rows=rows))
 
 
