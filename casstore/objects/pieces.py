@@ -118,7 +118,7 @@ class BoundedReader(PieceReader):
                             self._seen.add(name)
             if self._left < 0:
                 raise LimitError(
-                    f"this value takes more than {self._limit:,} bytes: raise max_bytes, or read "
+                    f"reading this takes more than {self._limit:,} bytes: raise max_bytes, or read "
                     "parts with view()"
                 )
             if self._again_left < 0:
@@ -214,7 +214,7 @@ class PieceWriter:
 
     def find(self, digest: bytes) -> StoredObject | None:
         """An object that was added and not flushed yet; None for any other."""
-        # A caller's digest of another type may be unhashable. The engine refuses it by name.
+        # A digest of another type may be unhashable; the engine then raises InvalidInputError.
         item = self._seen.get(digest) if isinstance(digest, bytes) else None
         return None if item is None else StoredObject(item.kind, item.data)
 

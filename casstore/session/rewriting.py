@@ -88,11 +88,11 @@ class _Revision(NamedTuple):
 
 
 def rewrite_hidden(
-    runtime: Runtime, session: str, *, pulse: Callable[[int], None] | None = None
+    runtime: Runtime, session: str, *, progress: Callable[[int], None] | None = None
 ) -> Rewritten:
     """Remove a session's hidden nodes from all of its revisions.
 
-    Other sessions do not change, even if they share these nodes. ``pulse`` is called with the
+    Other sessions do not change, even if they share these nodes. ``progress`` is called with the
     number of revisions processed; if it raises, the session is left unchanged. ContendedError if
     other writers keep changing the session, SessionDeletedError if it was deleted.
     """
@@ -109,7 +109,7 @@ def rewrite_hidden(
         if work is None or work.named != state.head.hidden:
             work = _Work(runtime, key, state.head.hidden, runtime.hidden(state.head))
         try:
-            return work.run(state, pulse)
+            return work.run(state, progress)
         except ConditionFailedError as exc:
             condition = exc.condition
             if isinstance(condition, ObjectsExist) or _is_receipts(condition):
@@ -138,7 +138,7 @@ class _Work:
         self._linked = _outside(runtime.reader(), hidden)
         self._revisions: dict[int, _Revision] = {}
 
-    def run(self, state: State, pulse: Callable[[int], None] | None) -> Rewritten:
+    def run(self, state: State, progress: Callable[[int], None] | None) -> Rewritten:
         """Rewrite the revisions that are not rewritten yet, then replace the rows."""
         fresh: list[tuple[RowKey, bytes, HeadRow]] = []
         current: list[int] = []
@@ -155,8 +155,8 @@ class _Work:
                 fresh.append((row_key, row, head))
         for start in range(0, len(fresh), _READ_BATCH):
             self._revise(fresh[start : start + _READ_BATCH])
-            if pulse is not None:
-                pulse(start)
+            if progress is not None:
+                progress(start)
         self._graph.writer.flush(self._runtime.engine)
         revisions = [self._revisions[revision] for revision in current]
         self._switch(revisions)

@@ -687,14 +687,14 @@ class LmdbEngine:
         *,
         compact: bool = False,
         replace: bool = False,
-        pulse: Callable[[int, int | None], None] | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
         """Copy one snapshot of the store to ``target``, concurrently with writers."""
         with importing():
             from casstore.engine.lmdb.hot_copy import copy_store
 
         self._env.gate.check()
-        return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)
+        return copy_store(self._env, target, compact=compact, replace=replace, progress=progress)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ _NAMES: Final = bytes([_NAMED * (kind & ~slabs.KEEPS_LINKS != slabs.DEAD) for ki
 _HAS_NAME: Final = bytes([_NAMED])
 
 # Called with the number of ids visited so far.
-Pulse = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 class Candidates(NamedTuple):
@@ -114,7 +114,7 @@ class Marks:
 
     # --- the pass -------------------------------------------------------------------------
 
-    def mark(self, pulse: Pulse | None) -> MarkReport:
+    def mark(self, progress: Progress | None) -> MarkReport:
         """Mark all objects that rows, young objects or touched objects (``notes``) reach.
 
         CorruptionError with the name of a missing object. If slabs hold no collected objects, the
@@ -123,17 +123,17 @@ class Marks:
         number of objects with the number of names.
         """
         if not notes.has_leftovers(self._env):
-            report = self._pass(pulse, trusting=True)
+            report = self._pass(progress, trusting=True)
             if report is not None:
                 return report
             self.close()
             self._begin()
         self._read_index_rows()
-        report = self._pass(pulse, trusting=False)
+        report = self._pass(progress, trusting=False)
         assert report is not None
         return report
 
-    def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
+    def _pass(self, progress: Progress | None, *, trusting: bool) -> MarkReport | None:
         """Mark in one pass over the slabs.
 
         ``trusting``: assume that every object in the slabs is named; None if that was wrong.
@@ -160,8 +160,8 @@ class Marks:
                 if below > 1 and not self._more(txn, below):
                     self._require_nothing_between(1, below)
                     below = 1
-            if pulse is not None:
-                pulse(self.last_id + 1 - below)
+            if progress is not None:
+                progress(self.last_id + 1 - below)
         if trusting and names != self._names:
             # Some objects have no name, and what they link to was marked without need.
             return None
