@@ -39,11 +39,11 @@ def try_cold_dictionary(
         return None
     samples: list[bytes] = []
     held_out: list[bytes] = []
-    for place in range(PLACES):
+    for number in range(PLACES):
         objects = _objects_at(
-            env, compressor, packed_to + 1 + (newest - packed_to) * place // PLACES
+            env, compressor, packed_to + 1 + (newest - packed_to) * number // PLACES
         )
-        if place % _HELD_OUT:
+        if number % _HELD_OUT:
             samples += [data for data in objects if 0 < len(data) <= _MAX_SAMPLE_BYTES]
         else:
             held_out.append(b"".join(objects))

@@ -60,9 +60,9 @@ def copy_store(
     env: Environment, target: str, *, compact: bool, replace: bool, progress: Progress | None
 ) -> HotCopyReport:
     """Copy the store of an open environment to ``target``."""
-    place = os.path.realpath(target)
-    own = os.path.realpath(env.path)
-    if os.path.commonpath((place, own)) == own:
+    target_path = os.path.realpath(target)
+    store_path = os.path.realpath(env.path)
+    if os.path.commonpath((target_path, store_path)) == store_path:
         raise InvalidInputError(f"{target} is inside the store itself; choose another directory")
     if os.path.lexists(target):
         if not replace:
@@ -72,7 +72,7 @@ def copy_store(
     # Commits that the copy of the tables may lack.
     with env.snapshot() as (_, view):
         entries = view.entries()
-    with part_directory(place) as part:
+    with part_directory(target_path) as part:
         data = os.path.join(part.path, DATA_FILE)
         for _ in range(_MAX_ATTEMPTS):
             if _Copy(env, data, compact=compact).run(progress):
@@ -86,9 +86,9 @@ def copy_store(
         objects = _make_sound(part.path, env, entries)
         try:
             size_bytes = os.stat(data).st_size
-            if replace and os.path.lexists(place):
-                _replace(data, place)
-                sync_directory(os.path.dirname(place))
+            if replace and os.path.lexists(target_path):
+                _replace(data, target_path)
+                sync_directory(os.path.dirname(target_path))
             else:
                 part.publish()
         except OSError as exc:

@@ -276,9 +276,9 @@ def look_at(
     live: list[int] = []
     live_bytes = 0
     for position in range(directory.objects):
-        own = directory.first_id + position
-        if is_named(txn, env, None, directory.digest(position), own):
-            live.append(own)
+        object_id = directory.first_id + position
+        if is_named(txn, env, None, directory.digest(position), object_id):
+            live.append(object_id)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes
     return StoredSlab(key, value, directory, frozenset(live), live_bytes, dead_bytes)
