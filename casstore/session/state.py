@@ -319,8 +319,8 @@ class Runtime:
     def find(self, session: str) -> State | None:
         """The head of a session; None if nothing was committed yet.
 
-        This and ``at`` read objects that gc may remove meanwhile: public methods call them in
-        ``read_again``.
+        This, ``at`` and ``earlier`` read objects that gc may remove meanwhile: public methods call
+        them in ``read_again``.
         """
         row = self.rows(session)[0]
         return None if row is None else self.state_of(keys.session_key(session), row)
