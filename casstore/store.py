@@ -83,13 +83,14 @@ def open(
     commits. Both survive a crash of the process. Each process and each commit can choose.
     With ``readonly`` the store is neither changed nor created. ``verify`` checks the whole file
     before LMDB maps it, and then every digest; the store must not be open elsewhere.
-    ``map_bytes`` bounds the file (address space, not disk); by default the file may grow as long
-    as the disk has space. ``log_bytes`` bounds the redo log, 16 MiB by default: a longer one is
-    applied less often, and takes longer to read after a crash. ``cache_bytes`` bounds the
-    inflated content kept in memory; ``lmdb_version`` (0 or 1) picks LMDB's file format for a new
-    store. ``auto_train`` tries compression dictionaries now and then, in a thread of its own, as
-    content grows; ``auto_pack`` calls ``pack`` in the same way, for long-running programs without
-    scheduled maintenance.
+    ``map_bytes`` is the longest that the data file may become: it reserves address space, not
+    disk space. By default the file may grow as long as the disk has space. ``log_bytes`` bounds
+    the redo log, 16 MiB by default: a longer one is applied less often, and takes longer to read
+    after a crash. ``cache_bytes`` bounds the inflated content kept in memory; ``lmdb_version`` (0
+    or 1) picks LMDB's file format for a new store. ``auto_train`` trains a compression dictionary
+    in a background thread when commits are so far apart that each becomes a short slab;
+    ``auto_pack`` calls ``pack`` in such a thread, for long-running programs without scheduled
+    maintenance.
 
     >>> with casstore.open(place / "new") as store:
     ...     name = store.put_value({"role": "user", "text": "hello"})
@@ -186,13 +187,13 @@ def shown_place(place: str) -> str:
     with importing():
         from casstore.engine.postgres.address import split
 
-    kind, who, where, parameters = split(place)
+    scheme, userinfo, location, parameters = split(place)
     query = "&".join(
         [word for word in parameters if not word.partition("=")[0].endswith("password")]
     )
-    user = re.split("[:@]", who)[0] + "@" if who else ""
-    said = f"{kind}{user}{where}"
-    return f"{said}?{query}" if query else said
+    user = re.split("[:@]", userinfo)[0] + "@" if userinfo else ""
+    shown = f"{scheme}{user}{location}"
+    return f"{shown}?{query}" if query else shown
 
 
 def _on_server(url: str, **options: Any) -> Engine:

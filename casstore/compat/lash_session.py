@@ -400,7 +400,7 @@ class _Conversion:
             given = self._database.number(place, "head_revision", result.get("head_revision", 0))
             receipts[turn] = SettledReceipt(
                 version=turns.VERSION,
-                intent=_meaning(commit_hash),
+                content_hash=_content_hash(commit_hash),
                 # In a restored file, turns may have later revisions than the head.
                 revision=min(given, revision),
                 manifest=_hash(result.get("checkpoint_ref")),
@@ -499,7 +499,7 @@ def _payload(payload: dict[str, Any]) -> dict[str, Any]:
     return payload
 
 
-def _meaning(commit_hash: str) -> bytes:
+def _content_hash(commit_hash: str) -> bytes:
     """A hash in place of the hash of a commit's content in its receipt: no commit has this one."""
     return plain_hash(b"a turn committed by lash\0" + commit_hash.encode("utf-8", "surrogatepass"))
 

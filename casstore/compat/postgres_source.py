@@ -31,7 +31,7 @@ def shown(url: str) -> str:
         raise InvalidInputError(
             f"{url!r:.80} is not the URL of a PostgreSQL database, such as {PREFIXES[0]}…"
         )
-    return f"{PREFIXES[0]}{split(url).where}"
+    return f"{PREFIXES[0]}{split(url).location}"
 
 
 class PostgresSource:

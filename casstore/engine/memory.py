@@ -363,7 +363,7 @@ class _MemoryCollection:
             self._engine._collecting = False
 
     def mark(
-        self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
+        self, *, only: bytes | None = None, progress: Callable[[int], None] | None = None
     ) -> MarkReport:
         """Find the unreachable objects."""
         if only is not None:
@@ -373,8 +373,8 @@ class _MemoryCollection:
             roots, kept, unreached = self._split()
             if not unreached and not self._dry_run:
                 self._engine._commits_since_collection = 0
-        if pulse is not None:
-            pulse(len(kept) + len(unreached))
+        if progress is not None:
+            progress(len(kept) + len(unreached))
         return MarkReport(roots, len(kept), len(unreached), _sum(kept), _sum(unreached))
 
     def unreached(self) -> bytes:

@@ -319,6 +319,9 @@ class Engine(Protocol):
         ...
 
 
+# --- optional capabilities ------------------------------------------------------------------
+
+
 @runtime_checkable
 class Listing(Protocol):
     """An engine that can list its digests."""
@@ -326,9 +329,6 @@ class Listing(Protocol):
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
         ...
-
-
-# --- optional capabilities ------------------------------------------------------------------
 
 
 class Roots(NamedTuple):
@@ -391,11 +391,11 @@ class Collection(Protocol):
         ...
 
     def mark(
-        self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
+        self, *, only: bytes | None = None, progress: Callable[[int], None] | None = None
     ) -> MarkReport:
         """Find the unreachable objects without blocking writers.
 
-        ``pulse`` is called with the number of objects visited so far. ``only`` is what
+        ``progress`` is called with the number of objects visited so far. ``only`` is what
         ``unreached`` of an earlier collection returned: ``sweep`` then removes no other objects.
         CorruptionError if a reachable object is missing or cannot be read.
         """
@@ -734,12 +734,12 @@ class HotCopying(Protocol):
         *,
         compact: bool = False,
         replace: bool = False,
-        pulse: Callable[[int, int | None], None] | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
         """Copy the store to the path ``target``: verified and flushed, or not at all.
 
         The copy holds every write acknowledged before the call. ``compact`` omits free space.
-        ``pulse`` receives the bytes copied and, if known, their total; an exception from it stops
-        the copy. TargetExistsError if the target exists, unless ``replace``.
+        ``progress`` receives the bytes copied and, if known, their total; an exception from it
+        stops the copy. TargetExistsError if the target exists, unless ``replace``.
         """
         ...

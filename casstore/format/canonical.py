@@ -14,7 +14,7 @@ floats. The profile:
   subclass would come back as its base, and the value would not round-trip.
 
 A part of a value is *outlined* if it is stored in another object and a link replaces it; the role
-of the link says what kind of part. ``room`` is how many levels lists and maps may still nest.
+of the link says what kind of part. ``depth_left`` is how many more levels lists and maps may nest.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, RO
 _idle_packers: Final[list[msgpack.Packer]] = []
 # A packer keeps a buffer as long as the longest value that it has packed, so a packer that has
 # packed a longer value than this is not reused.
-_PACKER_ROOM: Final = 65_536
+_PACKER_BUFFER_BYTES: Final = 65_536
 
 
 def pack_checked(value: Any) -> bytes:
@@ -139,9 +139,9 @@ def pack_checked(value: Any) -> bytes:
     try:
         packer = _idle_packers.pop()
     except IndexError:
-        packer = _Packer(buf_size=_PACKER_ROOM)
+        packer = _Packer(buf_size=_PACKER_BUFFER_BYTES)
     data: bytes = packer.pack(value)
-    if len(data) <= _PACKER_ROOM:
+    if len(data) <= _PACKER_BUFFER_BYTES:
         _idle_packers.append(packer)
     return data
 
@@ -226,7 +226,7 @@ class _NotPlainError(Exception):
 
 
 def pack_plain(
-    value: Any, room: int, max_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
+    value: Any, depth_left: int, max_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
 ) -> tuple[bytes, list[bytes]] | None:
     """Encode a list or map of at most ``max_bytes`` in one call, at the speed of C.
 
@@ -237,7 +237,7 @@ def pack_plain(
     """
     walk = _PlainWalk(max_bytes, long_bytes)
     try:
-        plain = walk.value(value, room)
+        plain = walk.value(value, depth_left)
         links: list[bytes] = []
         for holder, key, role, content in walk.away:
             digest = content if role == ROLE_LINK else name(content)
@@ -312,61 +312,61 @@ class _PlainWalk:
         #: content, or for a ``Link`` its digest.
         self.away: list[tuple[Any, Any, int, bytes]] = []
 
-    def value(self, value: Any, room: int) -> Any:
+    def value(self, value: Any, depth_left: int) -> Any:
         """A list or map in the form that msgpack packs."""
-        if not room or len(value) > self._left:
+        if not depth_left or len(value) > self._left:
             raise _NotPlainError
         plain: Any
-        places: Any
+        steps: Any
         # Copied first: another thread may change the value meanwhile.
         if type(value) is dict:
             value = value.copy()
             plain = {}
-            places = sorted(value)
+            steps = sorted(value)
         else:
             value = plain = list(value)
-            places = range(len(value))
+            steps = range(len(value))
         self._left -= len(value)
-        for place in places:
-            item = value[place]
+        for step in steps:
+            item = value[step]
             kind = type(item)
             if kind is str:
                 length = len(item)
                 self._left -= length
                 # UTF-8 takes at most four bytes a character: most texts need no measuring.
                 if length * 4 >= self._long_bytes:
-                    item = self._text(item, length, plain, place)
+                    item = self._text(item, length, plain, step)
             elif kind is int or item is None or kind is bool:
                 pass
             elif kind is dict or kind is list or kind is tuple:
-                item = self.value(item, room - 1)
+                item = self.value(item, depth_left - 1)
             elif kind is bytes:
                 self._left -= len(item)
                 if len(item) >= self._long_bytes:
-                    self._leave(item, len(item), ROLE_BYTES, plain, place)
+                    self._leave(item, len(item), ROLE_BYTES, plain, step)
             elif kind is Link:
-                self._leave(_link_target(item), 0, ROLE_LINK, plain, place)
+                self._leave(_link_target(item), 0, ROLE_LINK, plain, step)
             elif kind is not float or not isfinite(item):
                 raise _NotPlainError
             if type(plain) is dict:
-                if type(place) is not str:
+                if type(step) is not str:
                     raise _NotPlainError
-                self._left -= len(place)
+                self._left -= len(step)
             if self._left < 0:
                 raise _NotPlainError
-            plain[place] = item
+            plain[step] = item
         return plain
 
-    def _text(self, text: str, counted: int, holder: Any, place: Any) -> Any:
+    def _text(self, text: str, counted: int, holder: Any, step: Any) -> Any:
         data = text.encode()
         if len(data) < self._long_bytes:
             return text
-        self._leave(data, counted, ROLE_TEXT, holder, place)
+        self._leave(data, counted, ROLE_TEXT, holder, step)
         return None
 
-    def _leave(self, data: bytes, counted: int, role: int, holder: Any, place: Any) -> None:
+    def _leave(self, data: bytes, counted: int, role: int, holder: Any, step: Any) -> None:
         self._left += counted - DIGEST_BYTES
-        self.away.append((holder, place, role, data))
+        self.away.append((holder, step, role, data))
 
 
 def _link_target(link: Link) -> bytes:
@@ -428,11 +428,11 @@ class _ByteBudget:
         return data
 
 
-def _encode(value: Any, room: int, budget: _ByteBudget) -> bytes:
+def _encode(value: Any, depth_left: int, budget: _ByteBudget) -> bytes:
     kind = type(value)
     step: str | int = 0
     if kind is dict:
-        if not room:
+        if not depth_left:
             raise refuse_depth()
         # Copied first: another thread may change the value, and the header states the number of
         # entries.
@@ -443,18 +443,18 @@ def _encode(value: Any, room: int, budget: _ByteBudget) -> bytes:
         try:
             for step, encoded in zip(keys, parts_of_keys, strict=True):
                 parts.append(budget.spend(encoded))
-                parts.append(_encode(value[step], room - 1, budget))
+                parts.append(_encode(value[step], depth_left - 1, budget))
         except InvalidValueError as exc:
             raise exc.within(step) from exc.__cause__
         return b"".join(parts)
     if kind is list or kind is tuple:
-        if not room:
+        if not depth_left:
             raise refuse_depth()
         value = list(value)
         parts = [budget.spend(list_header(len(value)))]
         try:
             for step, item in enumerate(value):  # noqa: B007 - the handler below needs it
-                parts.append(_encode(item, room - 1, budget))
+                parts.append(_encode(item, depth_left - 1, budget))
         except InvalidValueError as exc:
             raise exc.within(step) from exc.__cause__
         return b"".join(parts)
@@ -544,8 +544,8 @@ def unpack_trusted(data: bytes) -> Any:
         raise _not_msgpack(exc) from exc
 
 
-def is_plain(value: Any, room: int) -> bool:
-    """True if a value of ``unpack_trusted`` nests at most ``room`` levels and has no link."""
+def is_plain(value: Any, depth_left: int) -> bool:
+    """True if a value of ``unpack_trusted`` nests at most ``depth_left`` levels and has no link."""
     kind = type(value)
     if kind is dict:
         items = value.values()
@@ -553,13 +553,14 @@ def is_plain(value: Any, room: int) -> bool:
         items = value
     else:
         return kind is not slice
-    if not room:
+    if not depth_left:
         return False
     if _NO_PLAIN.isdisjoint(map(type, items)):
         # Most values end here, at the speed of C.
         return True
-    for item in items:  # noqa: SIM110 - half the time of all() over a generator
-        if type(item) in _NO_PLAIN and not is_plain(item, room - 1):
+    # A loop takes half the time of all() over a generator.
+    for item in items:
+        if type(item) in _NO_PLAIN and not is_plain(item, depth_left - 1):
             return False
     return True
 
@@ -654,13 +655,13 @@ def _note_depths(value: Any, depth: int, depths: list[int]) -> None:
         depths.append(depth)
 
 
-def nests_within(data: bytes, room: int) -> bool:
-    """True if canonical bytes nest at most ``room`` levels."""
+def nests_within(data: bytes, depth_left: int) -> bool:
+    """True if canonical bytes nest at most ``depth_left`` levels."""
     # Each level needs a header, so bytes with few headers need no walk.
-    if most_containers(data) <= room:
+    if most_containers(data) <= depth_left:
         return True
     try:
-        _encode(_unpack(data, lambda code, payload: None), room, _ByteBudget(len(data)))
+        _encode(_unpack(data, lambda code, payload: None), depth_left, _ByteBudget(len(data)))
     except LimitError:
         return False
     return True
@@ -671,12 +672,12 @@ def most_containers(data: bytes) -> int:
     return len(data.translate(None, _OTHER_BYTES))
 
 
-def _nests(value: Any, room: int) -> bool:
-    """True if a list or map nests at most ``room`` levels."""
+def _nests(value: Any, depth_left: int) -> bool:
+    """True if a list or map nests at most ``depth_left`` levels."""
     kind = type(value)
     if kind is not list and kind is not dict:
         return True
-    if not room:
+    if not depth_left:
         return False
     items = value.values() if kind is dict else value
     if _CONTAINERS.isdisjoint(map(type, items)):
@@ -684,7 +685,7 @@ def _nests(value: Any, room: int) -> bool:
         return True
     for item in items:
         kind = type(item)
-        if (kind is list or kind is dict) and not _nests(item, room - 1):
+        if (kind is list or kind is dict) and not _nests(item, depth_left - 1):
             return False
     return True
 

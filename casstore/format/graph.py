@@ -4,9 +4,9 @@
 
 A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the node's
 number in insertion order, always above its parent's; ``depth`` the number of nodes on the path
-that ends in it. So two paths are compared from their ends. The caller sets the other fields, and
-the format does not interpret them; ``users`` is a count to which each node adds 0 or 1. Sessions
-count the messages of the user, so a session list need not walk the path.
+that ends in it. Depths let a comparison walk two paths back from their leaves. The caller sets the
+other fields, and the format does not interpret them; ``users`` is a count to which each node adds
+0 or 1. Sessions count the messages of the user, so a session list need not walk the path.
 
     manifest = [leaf_id, nodes, next_seq, leaf, tips, index, components]
 
@@ -57,12 +57,13 @@ from casstore.format.splitting import Emit, Encoded, encode_split
 _NODE_FIELDS: Final = 10
 _PARENT: Final = 7
 _NODE_HEADER: Final = b"\x9a"
-_NIL: Final = b"\xc0"
+_NIL_BYTES: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
-NULL: Final = Encoded(_NIL, [])
+#: An encoded None: an absent field, and the ``tips`` of a graph with one branch.
+NIL: Final = Encoded(_NIL_BYTES, [])
 _TIMES: Final = frozenset((str, int, float))
 # The levels that a payload may nest: it is inside the list of the node's fields.
-PAYLOAD_ROOM: Final = MAX_DEPTH - 1
+PAYLOAD_DEPTH: Final = MAX_DEPTH - 1
 
 
 class NodeHeader(NamedTuple):
@@ -96,24 +97,26 @@ def encode_payload(value: Any, name: str, emit: Emit) -> Encoded:
     for each text would cost more bytes and time than sharing short texts could save.
     """
     if value is None:
-        return NULL
+        return NIL
     if type(value) is dict:
         flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES, nested=True)
         if flat is not None:
             return Encoded(flat, [])
     try:
-        whole = _encode_whole(value)
-        return whole or encode_split(value, PAYLOAD_ROOM, emit)
+        return _encode_whole(value) or encode_split(value, PAYLOAD_DEPTH, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
 
 def _encode_whole(value: Any) -> Encoded | None:
-    """Encode a value without outlining anything; None if it is too long, or cannot be encoded."""
+    """Encode a value without outlining anything; None: encode it with ``encode_split``.
+
+    None if the value is too long, or cannot be encoded: ``encode_split`` then raises the error.
+    """
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
-            value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
+            value, PAYLOAD_DEPTH, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _refuse_blob
         )
         return None if whole is None else Encoded(*whole)
     if (kind is str or kind is bytes) and len(value) <= NODE_PAYLOAD_MAX_BYTES:
@@ -122,8 +125,9 @@ def _encode_whole(value: Any) -> Encoded | None:
     return None
 
 
-def _name_nothing(content: bytes) -> bytes:
-    raise ValueError("too long to stay whole")
+def _refuse_blob(content: bytes) -> bytes:
+    # ``pack_plain`` turns this error into None: the value is too long.
+    raise ValueError("a payload that is not split has no blobs")
 
 
 def check_time(time: object) -> None:
@@ -144,7 +148,7 @@ def encode_node(header: NodeHeader, cause: Encoded, payload: Encoded) -> tuple[b
     """The bytes of a node and the digests it links to, in order."""
     parent = header.parent
     links = cause.links + payload.links
-    above = _NIL
+    above = _NIL_BYTES
     if parent is not None:
         links = [parent, *links]
         above = _LINK + parent
@@ -205,6 +209,8 @@ def open_whole(data: bytes) -> list[Any] | None:
     fields: Any = unpack_trusted(data)
     if type(fields) is not list or len(fields) != _NODE_FIELDS:
         return None
+    # The same rules as in ``open_node``, and repeated here: a call for each node of a path would
+    # make reading it slower.
     node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
     if above is None:
         fits = depth == 1 and parent_id is None
@@ -219,8 +225,8 @@ def open_whole(data: bytes) -> list[Any] | None:
         and 0 <= users <= depth
         and (frame is None or type(frame) is str)
         and (time is None or type(time) in _TIMES)
-        and (cause is None or is_plain(cause, PAYLOAD_ROOM))
-        and is_plain(payload, PAYLOAD_ROOM)
+        and (cause is None or is_plain(cause, PAYLOAD_DEPTH))
+        and is_plain(payload, PAYLOAD_DEPTH)
     ):
         return fields
     return None
@@ -240,10 +246,9 @@ _MANIFEST_FIELDS: Final = 7
 _MANIFEST_HEADER: Final = list_header(_MANIFEST_FIELDS)
 _INDEX_FIELDS: Final = 4
 _LINK_BYTES: Final = len(_LINK) + DIGEST_BYTES
-NOTHING: Final = NULL
 # The levels that a field may nest: it is inside the manifest's list, a component one map deeper.
-FIELD_ROOM: Final = MAX_DEPTH - 1
-COMPONENT_ROOM: Final = MAX_DEPTH - 2
+FIELD_DEPTH: Final = MAX_DEPTH - 1
+COMPONENT_DEPTH: Final = MAX_DEPTH - 2
 
 
 class Manifest(NamedTuple):
@@ -254,16 +259,16 @@ class Manifest(NamedTuple):
     nodes: int = 0
     next_seq: int = 0
     leaf: bytes | None = None
-    tips: Encoded = NOTHING
+    tips: Encoded = NIL
     node_index: Tail = NO_NODES
     #: See ``encode_components``.
-    components: Encoded = NOTHING
+    components: Encoded = NIL
 
 
 def encode_components(components: Mapping[str, Encoded]) -> Encoded:
     """Components as the field of a manifest; each is a link (``linked``) or a value."""
     if not components:
-        return NOTHING
+        return NIL
     parts = [map_header(len(components))]
     links: list[bytes] = []
     for name in sorted_keys(dict(components)):
@@ -274,7 +279,7 @@ def encode_components(components: Mapping[str, Encoded]) -> Encoded:
 
 def cut_components(field: Encoded) -> dict[str, Encoded]:
     """The components of a manifest by name."""
-    if field.data == _NIL:
+    if field.data == _NIL_BYTES:
         return {}
     found: dict[str, Encoded] = {}
     for name, entry in cut_map(field.data):
@@ -294,20 +299,20 @@ def link_target(component: Encoded) -> bytes | None:
     return data[len(_LINK) :] if len(data) == _LINK_BYTES and data.startswith(_LINK) else None
 
 
-def encode_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Encoded:
+def encode_field(value: Any, name: str, emit: Emit, depth_left: int = FIELD_DEPTH) -> Encoded:
     """Encode a value of a manifest; an error names the path from ``name`` on.
 
     Long parts are outlined, so that the next manifest links to those that did not change.
     """
     if value is None:
-        return NOTHING
+        return NIL
     if type(value) is dict:
         # The common case, inlined: a short map.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
             return Encoded(flat, [])
     try:
-        return encode_split(value, room, emit)
+        return encode_split(value, depth_left, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
@@ -316,7 +321,7 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
     leaf, tips, components = manifest.leaf, manifest.tips, manifest.components
     index, listed = encode_tail(manifest.node_index)
-    link = _NIL if leaf is None else _LINK + leaf
+    link = _NIL_BYTES if leaf is None else _LINK + leaf
     scalars = pack_checked((manifest.leaf_id, manifest.nodes, manifest.next_seq))[1:]
     parts = (_MANIFEST_HEADER, scalars, link, tips.data, index, components.data)
     links = [] if leaf is None else [leaf]
@@ -347,11 +352,11 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         raise _not_a_manifest(digest) from exc
     items = cut_items(data)
     tips, named = (
-        NOTHING if items[at] == _NIL else Encoded(items[at], links_in(items[at])) for at in (4, 6)
+        NIL if items[at] == _NIL_BYTES else Encoded(items[at], links_in(items[at])) for at in (4, 6)
     )
-    if named is not NOTHING and not is_map_piece(named.data):
+    if named is not NIL and not is_map_piece(named.data):
         raise _not_a_manifest(digest)
-    if any(component.data == _NIL for component in cut_components(named).values()):
+    if any(component.data == _NIL_BYTES for component in cut_components(named).values()):
         raise _not_a_manifest(digest)
     return Manifest(
         leaf_id=leaf_id,
@@ -365,7 +370,11 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
 
 
 def _without_links(field: Any) -> Any:
-    """The field of the index with digests in place of its links; False for anything invalid."""
+    """The field of the index with digests in place of its links.
+
+    False replaces a value that should be a link, and a field that is not a list of four is returned
+    as it is: ``tail_from`` refuses both.
+    """
     if type(field) is not list or len(field) != _INDEX_FIELDS:
         return field
     spine, hashes, distances, links = field

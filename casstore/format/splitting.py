@@ -1,7 +1,7 @@
 """Splits a value into shared pieces: long strings become blobs, long lists and maps trees.
 
 A piece is one object. A part of a value that becomes an object of its own is *outlined*: a link
-replaces it. ``room`` is how many levels the lists and maps of a part may nest.
+replaces it. ``depth_left`` is how many more levels the lists and maps of a part may nest.
 
 Equal values give equal pieces on every platform, so each piece is stored once, whichever client
 stores it; a changed value shares all pieces the change did not touch. ``split`` passes every
@@ -86,19 +86,22 @@ def split(value: Any, emit: Emit) -> bytes:
 
 
 def root_object(encoded: Encoded, emit: Emit) -> bytes:
-    """The digest of the object of a whole value; stores the object if the value is not outlined."""
+    """Store an inline value as one object; an outlined value has its object already.
+
+    Returns the digest of that object.
+    """
     if encoded.outlined is not None:
         return encoded.outlined
     return emit(Kind.VALUE, encoded.data, encoded.links)
 
 
-#: The long lists and maps of a value that are encoded already: by identity and room, each with its
-#: encoding.
+#: The long lists and maps of a value that are encoded already, with their encodings, by id() and
+#: ``depth_left``.
 _Known = dict[tuple[int, int], tuple[Any, Encoded]]
 
 
-class SharedParts:
-    """Passes the pieces of one value to ``emit``, and measures their expanded size."""
+class ExpansionGuard:
+    """Passes the pieces of one value to ``emit``, and limits their expanded size."""
 
     __slots__ = ("_below", "_data", "_emit")
 
@@ -123,7 +126,8 @@ class SharedParts:
         """
         if not self._data:
             return
-        # Texts and the targets of users' links are among the children, and cost nothing.
+        # Children that are not in ``_data`` are blobs or link targets: a reader does not expand
+        # them.
         data = self._data
         below = {
             name: [child for child in children if child in data]
@@ -142,7 +146,7 @@ class SharedParts:
             )
 
 
-def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Encoded:
+def encode_split(value: Any, depth_left: int, emit: Emit, known: _Known | None = None) -> Encoded:
     """Encode one value as its container holds it, outlining long parts.
 
     ``known`` has the encodings of parts of the same value. ExpansionError if the shared parts of
@@ -157,24 +161,14 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
                 return Encoded(link_bytes(ROLE_TEXT, digest), [digest])
         return Encoded(scalar_bytes(value), [])
     if kind is dict or kind is list or kind is tuple:
-        short = _encode_short(value, room, emit)
+        short = _encode_short(value, depth_left, emit)
         if short is not None:
             return short
-        if known is None:
-            parts = SharedParts(emit)
-            encoded = encode_split(value, room, parts.emit, {})
-            parts.require_bounded(encoded.links)
-            return encoded
-        if (id(value), room) in known:
-            return known[id(value), room][1]
-        if kind is dict:
-            encoded = _encode_map(value, room, emit, known)
-        else:
-            encoded = _encode_list(value, room, emit, known)
-        # Without this, a list that holds one list twice, which holds another one twice, and so on,
-        # would take exponential time. ``known`` holds the value, too: while it exists, no other
-        # value has its id().
-        known[id(value), room] = value, encoded
+        if known is not None:
+            return _encode_long(value, depth_left, emit, known)
+        guard = ExpansionGuard(emit)
+        encoded = _encode_long(value, depth_left, guard.emit, {})
+        guard.require_bounded(encoded.links)
         return encoded
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
         digest = emit(Kind.BLOB, value, [])
@@ -183,19 +177,19 @@ def encode_split(value: Any, room: int, emit: Emit, known: _Known | None = None)
     return Encoded(data, [bytes(value.digest)] if kind is Link else [])
 
 
-def _encode_short(value: Any, room: int, emit: Emit) -> Encoded | None:
+def _encode_short(value: Any, depth_left: int, emit: Emit) -> Encoded | None:
     """Encode a list or map that is short enough to stay in its container; None if it is not.
 
     The lists and maps in it are short, too, so it is encoded in one call.
     """
-    if room and type(value) is dict:
+    if depth_left and type(value) is dict:
         # A map this short cannot hold a text long enough to become a blob of its own.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
             return Encoded(flat, [])
     short = pack_plain(
         value,
-        room,
+        depth_left,
         CONTAINER_OUTLINE_MIN_BYTES - 1,
         OUTLINE_MIN_BYTES,
         lambda content: emit(Kind.BLOB, content, []),
@@ -203,30 +197,46 @@ def _encode_short(value: Any, room: int, emit: Emit) -> Encoded | None:
     return None if short is None else Encoded(*short)
 
 
+def _encode_long(value: Any, depth_left: int, emit: Emit, known: _Known) -> Encoded:
+    """Encode a list or map that is not short, or look it up in ``known``."""
+    key = id(value), depth_left
+    if key in known:
+        return known[key][1]
+    if type(value) is dict:
+        encoded = _encode_map(value, depth_left, emit, known)
+    else:
+        encoded = _encode_list(value, depth_left, emit, known)
+    # Without this, a list that holds one list twice, which holds another one twice, and so on,
+    # would take exponential time. ``known`` holds the value, too: while it exists, no other value
+    # has its id().
+    known[key] = value, encoded
+    return encoded
+
+
 def _encode_list(
-    items: list[Any] | tuple[Any, ...], room: int, emit: Emit, known: _Known
+    items: list[Any] | tuple[Any, ...], depth_left: int, emit: Emit, known: _Known
 ) -> Encoded:
-    if not room:
+    if not depth_left:
         raise refuse_depth()
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     try:
         # Copied first: another thread may change the list meanwhile.
         for item in list(items):
-            encoded = encode_split(item, room - 1, emit, known)
+            encoded = encode_split(item, depth_left - 1, emit, known)
             parts.append(encoded.data)
             links.append(encoded.links)
     except InvalidValueError as exc:
         raise exc.within(len(parts)) from exc.__cause__
     data = list_header(len(parts)) + b"".join(parts)
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
-        return _one_piece(data, [digest for own in links for digest in own], emit)
+        return _one_piece(data, [digest for each in links for digest in each], emit)
     sizes = map(len, parts)
     return pack_list([EncodedEntry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
 
 
-def _encode_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -> Encoded:
-    if not room:
+def _encode_map(mapping: dict[str, Any], depth_left: int, emit: Emit, known: _Known) -> Encoded:
+    if not depth_left:
         raise refuse_depth()
     mapping = mapping.copy()
     keys = sorted_keys(mapping)
@@ -235,14 +245,14 @@ def _encode_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -
     for key in keys:
         encoded_key = key_bytes(key)
         try:
-            encoded = encode_split(mapping[key], room - 1, emit, known)
+            encoded = encode_split(mapping[key], depth_left - 1, emit, known)
         except InvalidValueError as exc:
             raise exc.within(key) from exc.__cause__
         parts.append(encoded_key + encoded.data)
         links.append(encoded.links)
     data = map_header(len(parts)) + b"".join(parts)
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
-        return _one_piece(data, [digest for own in links for digest in own], emit)
+        return _one_piece(data, [digest for each in links for digest in each], emit)
     sizes = map(len, parts)
     return pack_map(
         [EncodedEntry(*each) for each in zip(parts, links, sizes, keys, strict=True)], emit
@@ -302,7 +312,7 @@ class ListTail(NamedTuple):
 
     #: The entries of the last leaf; of a list in one piece, all entries.
     entries: Sequence[EncodedEntry] = ()
-    #: At each level of the tree, lowest first, the children before the path to the last leaf.
+    #: Per level, lowest first: the complete children to the left of the path to the last leaf.
     above: Sequence[Sequence[tree.Child]] = ()
     length: int = 0
     size: int = 0
@@ -328,6 +338,7 @@ class ListTail(NamedTuple):
                 builder.add(leaf(Kind.LIST, piece, emit))
                 piece = []
             piece.append(outline_item(entry, emit))
+        # [[]], one open, empty level: () would mean a list in one piece.
         tail = ListTail(piece, builder.opened() or [[]], length, size)
         builder.add(leaf(Kind.LIST, piece, emit))
         return link_part(branch(Kind.LIST, *builder.finish(), emit).digest), tail

@@ -73,7 +73,7 @@ def backup(
     engine = store.engine
     if isinstance(engine, HotCopying):
         report = Phase(progress, "copy", "bytes")
-        done = engine.copy_to(target, compact=compact, replace=replace, pulse=report)
+        done = engine.copy_to(target, compact=compact, replace=replace, progress=report)
         return BackupReport(False, done.objects, done.size_bytes)
     if replace:
         raise InvalidInputError(

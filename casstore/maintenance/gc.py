@@ -139,7 +139,7 @@ def plan(
     try:
         with _collection(store, grace_ms, dry_run=True) as collection:
             expired = count_pins(store.engine)
-            found = collection.mark(pulse=Phase(progress, "mark", "objects"))
+            found = collection.mark(progress=Phase(progress, "mark", "objects"))
             unreached = collection.unreached()
             missing = unregistered(store.engine)
     except CorruptionError as exc:
@@ -235,7 +235,7 @@ def _sweep_objects(
         with _collection(store, grace_ms, dry_run=False) as collection:
             # Before marking, which starts from the remaining rows.
             expired = _remove_pins(store, progress)
-            found = collection.mark(only=only, pulse=Phase(progress, "mark", "objects"))
+            found = collection.mark(only=only, progress=Phase(progress, "mark", "objects"))
             report = _report(Outcome.INCOMPLETE, found)._replace(
                 pins_expired=expired, missing_systems=unregistered(store.engine)
             )

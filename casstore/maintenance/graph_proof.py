@@ -26,7 +26,7 @@ from typing import Final
 from casstore.errors import BundleLimitError, CorruptionError
 from casstore.format.canonical import Link
 from casstore.format.digest import DIGEST_BYTES, name_piece
-from casstore.format.graph import NOTHING, Manifest, NodeHeader
+from casstore.format.graph import NIL, Manifest, NodeHeader
 from casstore.format.node_index import HASH_BYTES, PAGE_NODES, RUN_NODES, SPLIT_LEVEL, Tail, id_hash
 from casstore.format.splitting import Emit
 from casstore.objects import graph as objects
@@ -85,7 +85,7 @@ class GraphProof:
         cannot be read or make no graph.
         """
         index = NodeIndex(self._reader, self._cache, manifest.node_index, manifest.nodes)
-        if manifest.tips.data == NOTHING.data:
+        if manifest.tips.data == NIL.data:
             self._prove_path(digest, manifest, index)
             return
         try:
@@ -342,7 +342,7 @@ class GraphProof:
 def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[bytes, str]:
     """The nodes that a manifest names, the leaf and the ends of branches, with their ids."""
     ends: dict[bytes, str] = {}
-    if manifest.tips.data != NOTHING.data:
+    if manifest.tips.data != NIL.data:
         tips = objects.load_encoded(reader, [manifest.tips])[0]
         if type(tips) is not dict:
             raise CorruptionError(f"manifest {digest.hex()} has tips that are not a map")

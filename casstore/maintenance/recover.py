@@ -114,5 +114,5 @@ def _read_log_state(directory: StoreDirectory) -> RecoveryPoint:
 def _count_readable(directory: StoreDirectory, state: RecoveryPoint) -> int:
     """How many records of the log that the tables need, and do not hold yet, can be read."""
     records = surviving_records(os.path.join(directory.path, LOG_FILE)) or []
-    numbers = {each.position.lsn for each in records if each.log_id == state.log_id}
+    numbers = {each.lsn for each in records if each.log_id == state.log_id}
     return sum(number > state.applied.lsn for number in numbers)

@@ -127,10 +127,11 @@ class RecordSystem(Protocol):
         """The parts of an entry that a search can find; by default those of its ``content``."""
         return content_texts(self.content(store, entry))
 
-    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+    def expire(self, store: Store, progress: Callable[[int], None]) -> int:
         """Remove rows that expired, or that an interrupted deletion left; returns how many.
 
-        Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
+        Calls ``progress`` with the number of records read so far; an exception from it ends the
+        work.
         """
         return 0
 

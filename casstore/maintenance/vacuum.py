@@ -239,7 +239,7 @@ def _rewrite(
     report = Phase(progress, "revise", "revisions")
     try:
         with reclaiming(runtime.engine):
-            done = rewriting.rewrite_hidden(runtime, session, pulse=report)
+            done = rewriting.rewrite_hidden(runtime, session, progress=report)
     except SessionDeletedError:
         return SessionReport(session, VacuumOutcome.GONE), set()
     except BusyError as exc:

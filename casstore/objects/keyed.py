@@ -27,24 +27,24 @@ def change_map(
     encoded: Encoded,
     put: dict[str, Any],
     drop: Iterable[str],
-    room: int,
+    depth_left: int,
     emit: Emit,
 ) -> Encoded:
     """The map without the keys ``drop`` and with the entries ``put``; nil counts as an empty map.
 
-    ``room``: how many levels the map may nest. ``reader`` must also read the objects that ``emit``
-    received.
+    ``depth_left``: how many levels the map may nest. ``reader`` must also read the objects that
+    ``emit`` received.
     """
     steps: list[edit.Edit] = [edit.Delete((key,)) for key in drop if key not in put]
     steps += [edit.Set((key,), value) for key, value in put.items()]
     while steps:
         if encoded.data[0] in canonical.CONTAINER_BYTES or not encoded.links:
-            return _change_short(encoded, steps, room, emit)
+            return _change_short(encoded, steps, depth_left, emit)
         if len(steps) >= _MANY_STEPS and len(steps) * _WORTH_KEYS >= _length(reader, encoded):
             [mapping] = Assembly(reader, DEFAULT_MAX_BYTES).load(
                 [canonical.decode(encoded.data, Outline)]
             )
-            return _encode_changed(mapping, steps, room, emit)
+            return _encode_changed(mapping, steps, depth_left, emit)
         step = steps.pop(0)
         if isinstance(step, edit.Delete) and not has_key(reader, encoded, str(step.path[0])):
             continue
@@ -52,12 +52,12 @@ def change_map(
     return encoded
 
 
-def _change_short(encoded: Encoded, steps: list[edit.Edit], room: int, emit: Emit) -> Encoded:
-    return _encode_changed(canonical.decode(encoded.data, Outline) or {}, steps, room, emit)
+def _change_short(encoded: Encoded, steps: list[edit.Edit], depth_left: int, emit: Emit) -> Encoded:
+    return _encode_changed(canonical.decode(encoded.data, Outline) or {}, steps, depth_left, emit)
 
 
 def _encode_changed(
-    mapping: dict[str, Any], steps: list[edit.Edit], room: int, emit: Emit
+    mapping: dict[str, Any], steps: list[edit.Edit], depth_left: int, emit: Emit
 ) -> Encoded:
     for step in steps:
         key = str(step.path[0])
@@ -65,7 +65,7 @@ def _encode_changed(
             mapping[key] = step.value
         else:
             mapping.pop(key, None)
-    return splitting.encode_split(mapping, room, emit)
+    return splitting.encode_split(mapping, depth_left, emit)
 
 
 def _length(reader: PieceReader, encoded: Encoded) -> int:

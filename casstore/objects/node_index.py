@@ -291,16 +291,16 @@ class NodeIndex:
         """
         tail, tail_at = self.tail.hashes, self._tail_at
         found: list[list[int]] = [[] for _ in hashed]
-        for own, one in zip(found, hashed, strict=True):
+        for matches, one in zip(found, hashed, strict=True):
             if one in tail:
-                own += [tail_at + at for at in _hits(tail, one, HASH_BYTES)]
+                matches += [tail_at + at for at in _hits(tail, one, HASH_BYTES)]
         if self.tail.spine is not None:
             first, recent = self._cache.recent.get(self.tail.spine) or self._join_recent(
                 self.tail.spine
             )
-            for own, one in zip(found, hashed, strict=True):
+            for matches, one in zip(found, hashed, strict=True):
                 if one in recent:
-                    own += [first + at for at in _hits(recent, one, HASH_BYTES)]
+                    matches += [first + at for at in _hits(recent, one, HASH_BYTES)]
             if first:
                 self._search_large(hashed, found)
         return found
@@ -329,7 +329,7 @@ class NodeIndex:
         wanted = {(at, bucket_of(one)) for at in range(len(runs)) for one in hashed}
         names = {each: runs[each[0]][1].buckets[each[1]] for each in wanted}
         loaded = dict(zip(names, self.load(list(names.values())), strict=True))
-        for own, one in zip(found, hashed, strict=True):
+        for matches, one in zip(found, hashed, strict=True):
             for at, (start, run) in enumerate(runs):
                 bucket = loaded[at, bucket_of(one)]
                 if not isinstance(bucket, Bucket) or len(bucket.parts) != _PARTS[run.level]:
@@ -338,12 +338,12 @@ class NodeIndex:
                     for hit in _hits(part, one, ENTRY_BYTES):
                         entry = part[hit * ENTRY_BYTES : (hit + 1) * ENTRY_BYTES]
                         offset = int.from_bytes(entry[HASH_BYTES:], "big")
-                        own.append(start + number * RUN_NODES[SPLIT_LEVEL] + offset)
+                        matches.append(start + number * RUN_NODES[SPLIT_LEVEL] + offset)
 
     def find(self, node_ids: Sequence[str]) -> list[NodePosition | None]:
         """The positions of nodes by id; None for an id that the graph does not have."""
         possible = self.candidates([id_hash(node_id) for node_id in node_ids])
-        positions = sorted({position for own in possible for position in own})
+        positions = sorted({position for matches in possible for position in matches})
         if not positions:
             return [None] * len(node_ids)
         digests = self.digests(positions)
@@ -353,8 +353,8 @@ class NodeIndex:
             for position, header, digest in zip(positions, headers, digests, strict=True)
         }
         found: list[NodePosition | None] = []
-        for node_id, own in zip(node_ids, possible, strict=True):
-            right = [position for position in own if ids[position][0] == node_id]
+        for node_id, matches in zip(node_ids, possible, strict=True):
+            right = [position for position in matches if ids[position][0] == node_id]
             found.append(NodePosition(right[0], ids[right[0]][1]) if right else None)
         return found
 

@@ -1,7 +1,7 @@
 """Reads and verifies objects by digest, and batches writes.
 
-P1 is enforced here and nowhere else: no bytes pass to the layers above unless they match the digest
-they were requested by.
+Object bytes from the engine reach higher layers only through ``PieceReader``, which compares them
+with the digest that they were requested by (P1).
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class BoundedReader(PieceReader):
                             self._seen.add(name)
             if self._left < 0:
                 raise LimitError(
-                    f"reading on would take more than {self._limit:,} bytes: raise max_bytes, or "
-                    "look at parts with view()"
+                    f"reading this takes more than {self._limit:,} bytes: raise max_bytes, or read "
+                    "parts with view()"
                 )
             if self._again_left < 0:
                 self._require_bounded()
@@ -214,11 +214,15 @@ class PieceWriter:
 
     def find(self, digest: bytes) -> StoredObject | None:
         """An object that was added and not flushed yet; None for any other."""
+        # A digest of another type may be unhashable; the engine then raises InvalidInputError.
         item = self._seen.get(digest) if isinstance(digest, bytes) else None
         return None if item is None else StoredObject(item.kind, item.data)
 
     def keep_reachable(self, *roots: bytes) -> None:
-        """Drop objects that ``roots`` do not reach: intermediate results."""
+        """Drop objects that ``roots`` do not reach: intermediate results.
+
+        Call this only right before the write: ``emit`` would not add a dropped object again.
+        """
         needed: set[bytes] = set()
         ahead = list(roots)
         while ahead:

@@ -300,8 +300,8 @@ class _Beginning:
         self._reader = reader
         self._text_size = text_size
 
-    def build(self, place: Any, size: int, room: int) -> tuple[Any, int]:
-        """About ``size`` characters of a value that nests up to ``room`` levels; and how many."""
+    def build(self, place: Any, size: int, depth_left: int) -> tuple[Any, int]:
+        """About ``size`` characters of a value of at most ``depth_left`` levels; and how many."""
         if type(place) is Outline:
             item = self._reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)
@@ -313,7 +313,7 @@ class _Beginning:
             return cut, _AROUND + len(cut)
         if type(place) not in (list, dict, Tree):
             return place, _AROUND
-        if not room:
+        if not depth_left:
             raise canonical.refuse_depth()
         built: Any = {} if is_map(place) else []
         used = _AROUND
@@ -321,7 +321,7 @@ class _Beginning:
             if used >= size:
                 break
             used += 0 if key is None else len(key)
-            value, taken = self.build(inner, max(_LEAST, (size - used) // 2), room - 1)
+            value, taken = self.build(inner, max(_LEAST, (size - used) // 2), depth_left - 1)
             used += taken
             if key is None:
                 built.append(value)

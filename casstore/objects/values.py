@@ -5,9 +5,9 @@ depth of the tree. Shared pieces let a small store describe a value of any size,
 result is computed and compared with the budget before anything is built (P7).
 
 A *place* is a value as it occurs in a decoded piece: a plain value, an ``Outline`` (it is in
-another object), a ``Tree`` (a list or map in many pieces), or a list or dict of places. ``room`` is
-how many levels of lists and maps a value may nest. ``said`` is what a branch states about one of
-its children.
+another object), a ``Tree`` (a list or map in many pieces), or a list or dict of places.
+``depth_left`` is how many more levels of lists and maps a value may nest. ``said`` is what a branch
+states about one of its children.
 """
 
 from __future__ import annotations
@@ -113,18 +113,18 @@ class Assembly:
         self._refuse_repetition([name for name in names if name in self._costs])
         return [self._place(place, MAX_DEPTH) for place in places]
 
-    def _place(self, place: Any, room: int) -> Any:
+    def _place(self, place: Any, depth_left: int) -> Any:
         kind = type(place)
         if kind is Outline:
-            return self._part(place, room)
+            return self._part(place, depth_left)
         if kind is Tree:
-            return self._tree(place.kind, place.root, room)
-        if kind in (list, dict) and not room:
+            return self._tree(place.kind, place.root, depth_left)
+        if kind in (list, dict) and not depth_left:
             raise canonical.refuse_depth()
         if kind is list:
-            return [self._place(item, room - 1) for item in place]
+            return [self._place(item, depth_left - 1) for item in place]
         if kind is dict:
-            return {key: self._place(item, room - 1) for key, item in place.items()}
+            return {key: self._place(item, depth_left - 1) for key, item in place.items()}
         return place
 
     def _fetch(self, level: list[tuple[bytes, StoredObject]]) -> None:
@@ -210,40 +210,40 @@ class Assembly:
 
     # --- building ------------------------------------------------------------------------
 
-    def value(self, digest: bytes, room: int) -> Any:
-        """The value of a piece, nested at most ``room`` levels deep."""
+    def value(self, digest: bytes, depth_left: int) -> Any:
+        """The value of a piece, nested at most ``depth_left`` levels deep."""
         item = self._found[digest]
         if item.kind in TREE_KINDS:
-            return self._tree(item.kind, tree.decode_branch(item.kind, item.data), room)
+            return self._tree(item.kind, tree.decode_branch(item.kind, item.data), depth_left)
         if item.kind != Kind.VALUE:
             raise CorruptionError(
                 f"{digest.hex()} is linked to as a part of a value, but is something else"
             )
         self.spend(len(item.data))
-        if not canonical.nests_within(item.data, room):
+        if not canonical.nests_within(item.data, depth_left):
             raise canonical.refuse_depth()
         value = canonical.rebuild(item.data, Outline)
-        return self._fill(value, room) if digest in self._linking else value
+        return self._fill(value, depth_left) if digest in self._linking else value
 
-    def _fill(self, value: Any, room: int) -> Any:
+    def _fill(self, value: Any, depth_left: int) -> Any:
         """Replace the Outlines in a freshly decoded value by their content, in place."""
         kind = type(value)
         if kind is Outline:
-            return self._part(value, room)
+            return self._part(value, depth_left)
         if kind is dict or kind is list:
             for place, item in value.items() if kind is dict else enumerate(value):
                 kind = type(item)
                 if kind is Outline:
-                    value[place] = self._part(item, room - 1)
+                    value[place] = self._part(item, depth_left - 1)
                 elif kind is dict or kind is list:
-                    self._fill(item, room - 1)
+                    self._fill(item, depth_left - 1)
         return value
 
-    def _part(self, outline: Outline, room: int) -> Any:
+    def _part(self, outline: Outline, depth_left: int) -> Any:
         role, digest = outline
         require_part(role, digest, self._found[digest])
         if role not in (ROLE_TEXT, ROLE_BYTES):
-            return self.value(digest, room)
+            return self.value(digest, depth_left)
         left = self._max_bytes - self._built
         known = self._texts.get(outline)
         if known is not None:
@@ -255,7 +255,7 @@ class Assembly:
         self._texts[outline] = found
         return found
 
-    def _tree(self, kind: int, root: tree.TreeBranch, room: int) -> Any:
+    def _tree(self, kind: int, root: tree.TreeBranch, depth_left: int) -> Any:
         built: Any = {} if kind == Kind.MAP else []
         # A loop, not recursion: the depth of a tree is untrusted.
         ahead = [(root.level, child) for child in reversed(root.children())]
@@ -268,7 +268,7 @@ class Assembly:
                 ahead += [(level - 1, child) for child in reversed(below.children())]
                 continue
             leaf_data(kind, item, said)
-            leaf = self.value(said.digest, room)
+            leaf = self.value(said.digest, depth_left)
             require_leaf(kind, leaf, said, last_key)
             if kind == Kind.MAP:
                 built.update(leaf)

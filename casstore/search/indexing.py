@@ -35,7 +35,7 @@ _READ: Final = 256
 _LEAST_GARBAGE: Final = 10_000
 
 #: Called with the number of texts indexed so far.
-Pulse = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 class _State(NamedTuple):
@@ -49,11 +49,11 @@ class _State(NamedTuple):
 class Updater:
     """One update of an index."""
 
-    def __init__(self, store: Store, db: Database, pulse: Pulse | None = None) -> None:
+    def __init__(self, store: Store, db: Database, progress: Progress | None = None) -> None:
         self._engine = store.engine
         self._runtime: Runtime = store._runtime
         self._db = db
-        self._pulse = pulse
+        self._progress = progress
         self._docs = Docs(db)
         self._entries = EntryUpdater(store, db, self._docs)
         # The head row of the session that is being indexed, and when its nodes were committed.
@@ -75,8 +75,8 @@ class Updater:
                 self._left = _BUDGET
                 finished = self._step()
                 self._docs.flush()
-            if self._pulse is not None:
-                self._pulse(self._docs.added)
+            if self._progress is not None:
+                self._progress(self._docs.added)
         return self._docs.added
 
     def _is_mostly_garbage(self) -> bool:

@@ -100,12 +100,12 @@ def update(store: Store, *, progress: Progress | None = None) -> SearchIndexRepo
     """
     check_store(store)
 
-    def pulse(added: int) -> None:
+    def report(added: int) -> None:
         if progress is not None:
             progress(Step("index", added, None, "texts"))
 
     def work(db: Database) -> SearchIndexReport:
-        added = 0 if db.readonly else Updater(store, db, pulse).run()
+        added = 0 if db.readonly else Updater(store, db, report).run()
         [[texts]] = db.rows("SELECT count(*) FROM {s}docs")
         [[sessions]] = db.rows("SELECT count(*) FROM {s}sessions")
         return SearchIndexReport(added, texts, sessions, db.size_bytes())

@@ -104,7 +104,7 @@ def _receipts(
         meant = receipt.session if isinstance(receipt, SettledReceipt) else None
         settled = SettledReceipt(
             receipt.version,
-            receipt.intent,
+            receipt.content_hash,
             revision,
             theirs.head.manifest,
             leaf,
@@ -112,8 +112,8 @@ def _receipts(
             now_ms,
             meant or other,
         )
-        place = RowKey("receipts", key + keys.after_session(row.key))
-        coming.append(turns.put_receipt_at(place, settled))
+        row_key = RowKey("receipts", key + keys.after_session(row.key))
+        coming.append(turns.put_receipt_at(row_key, settled))
     return coming
 
 
@@ -128,6 +128,6 @@ def _attachments(runtime: Runtime, session: str, other: str) -> list[PutRow]:
 
 def _lacking(runtime: Runtime, coming: list[PutRow]) -> list[PutRow]:
     """Those of the rows whose keys this session does not have: its own rows take precedence."""
-    places = [RowKey(one.table, one.key) for one in coming]
-    known = runtime.engine.get_rows(places) if places else []
+    row_keys = [RowKey(one.table, one.key) for one in coming]
+    known = runtime.engine.get_rows(row_keys) if row_keys else []
     return [one for one, row in zip(coming, known, strict=True) if row is None]

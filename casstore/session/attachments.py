@@ -107,17 +107,17 @@ class Attachments:
         objects: Sequence[NewObject] = (),
     ) -> Attachment:
         """Record an intent, under these conditions, and store these objects in the same write."""
-        place = attachment_key(self._key, attachment_id)
-        row = self._runtime.rows(self._session, [place])[1]
+        row_key = attachment_key(self._key, attachment_id)
+        row = self._runtime.rows(self._session, [row_key])[1]
         if row is not None:
             known = decode(self._session, row)
             if known.state == CONDEMNED:
                 raise AttachmentStateError(self._session, attachment_id, CONDEMNED)
             if known.state == COMMITTED:
                 return known
-        put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
+        put = PutRow(*row_key, _encode(INTENT, details), (Stamp(_INTENT_AT),))
         changes = [put, marks.put_mark(self._key, 0)]
-        done = self._write([RowIs(*place, row), *conditions], changes, objects)
+        done = self._write([RowIs(*row_key, row), *conditions], changes, objects)
         # Made from what was written: by now another process may have changed the row.
         return decode(self._session, stamped(put, done.now_ms))
 
@@ -155,18 +155,18 @@ class Attachments:
 
     @transaction("attachments of session {self._session!r}")
     def _commit(self, wanted: Sequence[str]) -> tuple[Attachment, ...]:
-        places = [attachment_key(self._key, name) for name in wanted]
-        rows = self._runtime.rows(self._session, places)[1:]
-        conditions, changes = commit_rows(self._session, wanted, places, rows)
+        row_keys = [attachment_key(self._key, name) for name in wanted]
+        rows = self._runtime.rows(self._session, row_keys)[1:]
+        conditions, changes = commit_rows(self._session, wanted, row_keys, rows)
         done = self._write(conditions, changes)
         committed = {RowKey(put.table, put.key): put for put in changes}
         return tuple(
             [
                 decode(
                     self._session,
-                    stamped(committed[place], done.now_ms) if place in committed else row,
+                    stamped(committed[row_key], done.now_ms) if row_key in committed else row,
                 )
-                for place, row in zip(places, rows, strict=True)
+                for row_key, row in zip(row_keys, rows, strict=True)
                 if row is not None
             ]
         )
@@ -221,15 +221,15 @@ class Attachments:
         >>> session.attachments.condemn("video-1").state  # now its bytes can be deleted
         'condemned'
         """
-        place = attachment_key(self._key, attachment_id)
-        row = self._runtime.rows(self._session, [place])[1]
+        row_key = attachment_key(self._key, attachment_id)
+        row = self._runtime.rows(self._session, [row_key])[1]
         if row is None:
             raise AttachmentNotFoundError(self._session, attachment_id)
         known = decode(self._session, row)
         if known.state == COMMITTED:
             raise AttachmentStateError(self._session, attachment_id, COMMITTED)
         condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
-        self._write([RowIs(*place, row)], [PutRow(*place, condemned)])
+        self._write([RowIs(*row_key, row)], [PutRow(*row_key, condemned)])
         return known._replace(state=CONDEMNED)
 
     @transaction("attachments of session {self._session!r}")
@@ -242,14 +242,14 @@ class Attachments:
         >>> session.attachments.forget("video-1"), session.attachments.find("video-1")
         (True, None)
         """
-        place = attachment_key(self._key, attachment_id)
-        row = self._runtime.rows(self._session, [place])[1]
+        row_key = attachment_key(self._key, attachment_id)
+        row = self._runtime.rows(self._session, [row_key])[1]
         if row is None:
             return False
         if decode(self._session, row).state == COMMITTED:
             raise AttachmentStateError(self._session, attachment_id, COMMITTED)
-        changes: list[RowChange] = [DeleteRow(*place), marks.put_mark(self._key, 0)]
-        self._write([RowIs(*place, row)], changes)
+        changes: list[RowChange] = [DeleteRow(*row_key), marks.put_mark(self._key, 0)]
+        self._write([RowIs(*row_key, row)], changes)
         return True
 
     def _write(
@@ -272,22 +272,22 @@ class Attachments:
 def commit_rows(
     session: str,
     attachment_ids: Sequence[str],
-    places: Sequence[RowKey],
+    row_keys: Sequence[RowKey],
     rows: Sequence[bytes | None],
 ) -> tuple[list[Condition], list[PutRow]]:
     """The conditions and changes that commit attachments; committed ones do not change."""
     conditions: list[Condition] = []
     changes: list[PutRow] = []
-    for name, place, row in zip(attachment_ids, places, rows, strict=True):
+    for name, row_key, row in zip(attachment_ids, row_keys, rows, strict=True):
         if row is None:
             raise AttachmentNotFoundError(session, name)
         state = decode(session, row).state
         if state == CONDEMNED:
             raise AttachmentStateError(session, name, CONDEMNED)
-        conditions.append(RowIs(*place, row))
+        conditions.append(RowIs(*row_key, row))
         if state == INTENT:
             committed = bytes((_STATES.index(COMMITTED),)) + row[1:]
-            changes.append(PutRow(*place, committed, (Stamp(_COMMITTED_AT),)))
+            changes.append(PutRow(*row_key, committed, (Stamp(_COMMITTED_AT),)))
     return conditions, changes
 
 
@@ -326,8 +326,8 @@ def put_as_is(attachment: Attachment) -> PutRow:
             pack_checked(details),
         )
     )
-    place = attachment_key(keys.session_key(attachment.session), attachment.id)
-    return PutRow(*place, value)
+    row_key = attachment_key(keys.session_key(attachment.session), attachment.id)
+    return PutRow(*row_key, value)
 
 
 def decode(session: str, row: bytes) -> Attachment:

@@ -27,8 +27,8 @@ from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.graph import (
-    COMPONENT_ROOM,
-    NOTHING,
+    COMPONENT_DEPTH,
+    NIL,
     Manifest,
     cut_components,
     encode_components,
@@ -120,7 +120,7 @@ def _encode(name: str, body: Any, writer: PieceWriter) -> Encoded | None:
         check_count(body, name, most=_LARGEST)
     elif name == "current_frame":
         keys.id_bytes(body, name)
-    return encode_field(body, name, writer.emit, COMPONENT_ROOM)
+    return encode_field(body, name, writer.emit, COMPONENT_DEPTH)
 
 
 def _not_the_ledger() -> InvalidInputError:
@@ -245,13 +245,13 @@ def components_of(manifest: Manifest) -> dict[str, Encoded]:
 
 
 def ledger_of(manifest: Manifest) -> Encoded:
-    """The encoded ledger; NOTHING if the manifest has none."""
+    """The encoded ledger; NIL if the manifest has none."""
     return component(manifest, LEDGER)
 
 
 def component(manifest: Manifest, name: str) -> Encoded:
-    """The encoded component; NOTHING if the manifest does not have it."""
-    return cut_components(manifest.components).get(name, NOTHING)
+    """The encoded component; NIL if the manifest does not have it."""
+    return cut_components(manifest.components).get(name, NIL)
 
 
 def _load(reader: PieceReader, name: str, digest: bytes) -> Any:
@@ -279,10 +279,10 @@ def with_ledger(
     Usage is merged by source and model, in order of first use.
     """
     found = cut_components(components)
-    ledger = (found if components is before else cut_components(before)).get(LEDGER, NOTHING)
+    ledger = (found if components is before else cut_components(before)).get(LEDGER, NIL)
     if added:
         ledger = _add_usage(reader, ledger, added, writer)
-    if ledger is NOTHING:
+    if ledger is NIL:
         return components
     found[LEDGER] = ledger
     return encode_components(found)
@@ -300,7 +300,7 @@ def _add_usage(
             check_usage(entry)
         merged[entry.source, entry.model] = entry
     rows = [list(entry) for entry in merged.values()]
-    return encode_field(rows, LEDGER, writer.emit, COMPONENT_ROOM)
+    return encode_field(rows, LEDGER, writer.emit, COMPONENT_DEPTH)
 
 
 def check_usage(entry: Usage) -> None:

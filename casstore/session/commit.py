@@ -34,7 +34,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import NOTHING, Manifest, encode_manifest
+from casstore.format.graph import NIL, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, checkpoint, graph, keys, leases, queue, turns
@@ -68,7 +68,7 @@ _ALSO_TYPES: Final = (
 )
 
 
-class _Encoded(NamedTuple):
+class _EncodedCommit(NamedTuple):
     """A commit's encoded values: the part that does not depend on the session's head."""
 
     writer: PieceWriter
@@ -76,8 +76,8 @@ class _Encoded(NamedTuple):
     components: Encoded
     #: Single components that are set; None: deleted.
     changes: dict[str, Encoded | None]
-    #: The hash of the content (``turns.intent_hash``); None: the commit has no turn.
-    intent: bytes | None
+    #: The hash of the content (``turns.hash_content``); None: the commit has no turn.
+    content_hash: bytes | None
 
 
 class _CommitRows(NamedTuple):
@@ -94,11 +94,13 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     """Commit a change; see ``Session.commit``."""
     key = keys.session_key(session)
     change = checked_commit(change)
-    receipt = None if change.turn is None else turns.receipt_key(key, change.turn)
-    first = _encode(session, change)
+    receipt_key = None if change.turn is None else turns.receipt_key(key, change.turn)
+    encoded = _encode(session, change)
+    # Only the first attempt uses these values. Each later one encodes them again, without the
+    # objects of the failed attempt: those may depend on the previous head.
+    first: _EncodedCommit | None = encoded
     if change.session is not None or change.lease is not None or change.completes:
         bind(session, change)
-    encoded: _Encoded | None = first
     # The cached head; it may be stale.
     known = runtime.states.get(key)
     if known is not None and not (
@@ -106,37 +108,35 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         or change.attachments
         or (change.expected is not None and change.expected != known.head.revision)
     ):
-        result = _try_at_once(runtime, session, key, change, first, receipt, known)
+        result = _try_at_once(runtime, session, key, change, encoded, receipt_key, known)
         if result is not None:
             return result
-        encoded = None
+        first = None
     attempts = Attempts(f"session {session!r}")
     while True:
         attempts.begin()
-        if encoded is None:
-            # Drop the objects of the failed attempt: they may depend on the previous head.
-            encoded = _encode(session, change)
-        rows = _read(runtime, session, key, change, receipt)
+        encoded = first or _encode(session, change)
+        first = None
+        rows = _read(runtime, session, key, change, receipt_key)
         if change.turn is not None and rows.receipt is not None:
             return turns.replay(
                 runtime,
                 session,
                 change,
-                encoded.intent,
+                encoded.content_hash,
                 (encoded.nodes, encoded.components, encoded.changes),
                 rows.receipt,
             )
-        attempt = _Attempt(runtime, session, key, change, receipt)
+        attempt = _Attempt(runtime, session, key, change, receipt_key)
         try:
             return attempt.run(encoded, attempt.checked(rows))
         except ConditionFailedError as exc:
-            if attempt.is_of_others(exc):
+            if attempt.is_from_also(exc):
                 raise
         except (CorruptionError, InvalidInputError, NotFoundError):
             # The head may be stale, and gc may have removed the objects it refers to.
             if runtime.rows(session)[0] == rows.head:
                 raise
-        encoded = None
 
 
 def _try_at_once(
@@ -144,8 +144,8 @@ def _try_at_once(
     session: str,
     key: bytes,
     change: Commit,
-    encoded: _Encoded,
-    receipt: RowKey | None,
+    encoded: _EncodedCommit,
+    receipt_key: RowKey | None,
     known: State,
 ) -> CommitResult | None:
     """Commit on top of the cached head, without reading any row first.
@@ -156,20 +156,21 @@ def _try_at_once(
     """
     lease, seen_lease = change.lease, known.lease
     conditions: list[Condition] = []
-    if receipt is not None:
-        conditions.append(RowIs("receipts", receipt.key, None))
+    if receipt_key is not None:
+        conditions.append(RowIs("receipts", receipt_key.key, None))
     if isinstance(lease, Lease):
         conditions.append(leases.live(key, lease))
     else:
         conditions.append(leases.free(key, seen_lease))
     conditions.append(RowIs("heads", key, known.row))
-    attempt = _Attempt(runtime, session, key, change, receipt, conditions)
+    attempt = _Attempt(runtime, session, key, change, receipt_key, conditions)
     attempt.lease = seen_lease
     try:
         return attempt.run(encoded, known)
     except (ConflictError, InvalidInputError, NotFoundError, CorruptionError):
-        # CorruptionError too: the cached head may be stale, and gc may have removed the objects it
-        # refers to. A ledger that would overflow is checked last, against the current head.
+        # CorruptionError: the cached head may be stale, and gc may have removed the objects it
+        # refers to. InvalidInputError: for example, the usage ledger would overflow; the retry
+        # raises it in the documented order.
         return None
 
 
@@ -246,29 +247,29 @@ def bind(session: str, change: Commit) -> None:
         queue.bind(session, claim)
 
 
-def _encode(session: str, change: Commit) -> _Encoded:
+def _encode(session: str, change: Commit) -> _EncodedCommit:
     writer = PieceWriter()
     nodes = graph.encode_nodes(change.append if change.replace is None else change.replace, writer)
-    components = NOTHING
+    components = NIL
     if change.checkpoint is not None:
         components = checkpoint.encode_checkpoint(change.checkpoint, writer)
     changes = checkpoint.encode_changes(change.components, writer) if change.components else {}
-    meaning = None
+    content_hash = None
     if change.turn is not None:
-        meaning = turns.intent_hash(session, change, nodes, components, changes)
-    return _Encoded(writer, nodes, components, changes, meaning)
+        content_hash = turns.hash_content(session, change, nodes, components, changes)
+    return _EncodedCommit(writer, nodes, components, changes, content_hash)
 
 
 def _read(
-    runtime: Runtime, session: str, key: bytes, change: Commit, receipt_at: RowKey | None = None
+    runtime: Runtime, session: str, key: bytes, change: Commit, receipt_key: RowKey | None = None
 ) -> _CommitRows:
     wanted = [leases.lease_key(key)]
-    if receipt_at is not None:
-        wanted.append(receipt_at)
+    if receipt_key is not None:
+        wanted.append(receipt_key)
     batches = queue.claimed_rows(key, change.completes) if change.completes else []
     named = [attachments.attachment_key(key, name) for name in change.attachments]
     head, lease, *rest = runtime.rows(session, wanted + batches + named)
-    receipt = rest.pop(0) if receipt_at is not None else None
+    receipt = rest.pop(0) if receipt_key is not None else None
     return _CommitRows(head, lease, receipt, rest[: len(batches)], rest[len(batches) :])
 
 
@@ -281,21 +282,21 @@ class _Attempt:
         session: str,
         key: bytes,
         change: Commit,
-        receipt: RowKey | None,
+        receipt_key: RowKey | None,
         conditions: Sequence[Condition] = (),
     ) -> None:
         self._runtime = runtime
         self._session = session
         self._key = key
         self._change = change
-        self._receipt = receipt
+        self._receipt_key = receipt_key
         # The conditions of the write.
         self._conditions = list(conditions)
         self._changes: list[RowChange] = []
         # The lease row that this attempt saw, cached for the condition of the next commit.
         self.lease: bytes | None = None
 
-    def run(self, encoded: _Encoded, state: State | None) -> CommitResult:
+    def run(self, encoded: _EncodedCommit, state: State | None) -> CommitResult:
         """Build the objects and rows on top of ``state``, and write them."""
         change = self._change
         writer, components, changes = encoded.writer, encoded.components, encoded.changes
@@ -322,9 +323,9 @@ class _Attempt:
             components=components,
         )
         digest = writer.emit(Kind.MANIFEST, *encode_manifest(manifest))
-        if change.edits or (tips is not NOTHING and tips.links and tips.outlined):
-            # Edits, and changes of a long map, are applied one by one: drop the pieces that only
-            # an intermediate result has.
+        if change.edits or tips.outlined:
+            # Edits, and changes of a long map of tips, are applied one by one: drop the pieces that
+            # only an intermediate result has.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         if state is None:
             revision, created_at_ms, origin = 1, 0, None
@@ -346,17 +347,17 @@ class _Attempt:
             adopted=None,
             long_id=long_id,
         )
-        if encoded.intent is not None and self._receipt is not None:
+        if encoded.content_hash is not None and self._receipt_key is not None:
             count = len(grown.nodes)
             receipt = Receipt(
                 version=turns.VERSION,
-                intent=encoded.intent,
+                content_hash=encoded.content_hash,
                 revision=revision,
                 manifest=digest,
                 first=grown.node_count - count,
                 node_count=count,
             )
-            self._changes.append(PutRow(*self._receipt, encode_receipt(receipt)))
+            self._changes.append(PutRow(*self._receipt_key, encode_receipt(receipt)))
         return self._write(state, head, manifest, grown, writer)
 
     # --- checking, in the documented order --------------------------------------------------
@@ -384,9 +385,9 @@ class _Attempt:
             self._conditions += conditions
             self._changes += changes
         if change.attachments:
-            places = [attachments.attachment_key(self._key, name) for name in change.attachments]
+            row_keys = [attachments.attachment_key(self._key, name) for name in change.attachments]
             conditions, committed = attachments.commit_rows(
-                self._session, change.attachments, places, rows.attachments
+                self._session, change.attachments, row_keys, rows.attachments
             )
             self._conditions += conditions
             self._changes += committed
@@ -394,7 +395,7 @@ class _Attempt:
 
     # --- writing --------------------------------------------------------------------------
 
-    def is_of_others(self, failed: ConditionFailedError) -> bool:
+    def is_from_also(self, failed: ConditionFailedError) -> bool:
         """True if the failed condition is from ``also``: a retry would not read its rows again."""
         return failed.index >= len(self._conditions)
 
@@ -469,8 +470,8 @@ def rewind(
     conditions = [condition, RowIs(*head_key(key), state.row)]
     if target.row != state.row:
         # The revision's objects must still be reachable when the head is written.
-        place = RowKey("history", keys.history(key, target.head.revision))
-        conditions.append(RowIs(*place, target.row))
+        row_key = RowKey("history", keys.history(key, target.head.revision))
+        conditions.append(RowIs(*row_key, target.row))
     head = state.head._replace(
         revision=state.head.revision + 1,
         manifest=target.head.manifest,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from casstore.engine.protocol import Engine
 from casstore.errors import CasstoreError, InvalidInputError
 from casstore.format.digest import Digest
-from casstore.format.graph import NOTHING, Manifest, NodeHeader, link_target
+from casstore.format.graph import NIL, Manifest, NodeHeader, link_target
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.printing import count, shortened
 from casstore.format.splitting import Encoded
@@ -228,7 +228,7 @@ def _field(component: Encoded | None) -> Field:
 
 
 def _present(encoded: Encoded) -> Field:
-    return None if encoded.data == NOTHING.data else encoded
+    return None if encoded.data == NIL.data else encoded
 
 
 # --- graphs -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.digest import Kind
-from casstore.format.graph import NOTHING, encode_manifest
+from casstore.format.graph import NIL, encode_manifest
 from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
@@ -165,17 +165,17 @@ def _at_node(
     """The state, without a head, of a fork that has only the path to a node."""
     index = runtime.index(state.manifest)
     hidden = runtime.hidden(current.head)
-    place = index.find([node])[0]
-    if place is None or place.digest in hidden:
+    listed = index.find([node])[0]
+    if listed is None or listed.digest in hidden:
         raise NodeNotFoundError(source, node)
-    header = objects.read_headers(runtime.reader(), [place.digest])[0]
-    path = index.path(place.position, header.depth)
+    header = objects.read_headers(runtime.reader(), [listed.digest])[0]
+    path = index.path(listed.position, header.depth)
     manifest = state.manifest._replace(
         leaf_id=node,
-        leaf=place.digest,
+        leaf=listed.digest,
         nodes=header.depth,
         next_seq=header.seq + 1,
-        tips=NOTHING,
+        tips=NIL,
         node_index=_index_of_path(index, path, writer),
     )
     return State(state.row, state.head, manifest, Leaf(header, header.depth - 1))

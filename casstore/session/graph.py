@@ -31,16 +31,15 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
 from casstore.format.graph import (
-    FIELD_ROOM,
-    NOTHING,
-    NULL,
+    FIELD_DEPTH,
+    NIL,
     Manifest,
     NodeHeader,
     check_time,
     encode_node,
     encode_payload,
 )
-from casstore.format.node_index import NO_NODES, Tail, hash_of
+from casstore.format.node_index import Tail, hash_of
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects import keyed
@@ -106,6 +105,7 @@ class EncodedNode(NamedTuple):
 class Grown(NamedTuple):
     """The graph after a commit."""
 
+    #: The leaf; None: no leaf.
     leaf_id: str | None
     leaf_digest: bytes | None
     node_count: int
@@ -115,6 +115,8 @@ class Grown(NamedTuple):
     hidden: bytes | None
     #: The ids of the nodes that were created.
     nodes: tuple[str, ...]
+    #: The header and position of the leaf. None without a leaf, and if the commit neither appends
+    #: nor moves the leaf and the state on which it is based has not read them.
     leaf: Leaf | None
 
 
@@ -160,7 +162,7 @@ def encode_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> lis
             keys.id_bytes(draft.frame, "a frame id")
         if draft.time is not None:
             check_time(draft.time)
-        cause = NULL if draft.cause is None else encode_payload(draft.cause, "cause", emit)
+        cause = NIL if draft.cause is None else encode_payload(draft.cause, "cause", emit)
         encoded.append(
             EncodedNode(
                 id=draft.id,
@@ -189,23 +191,15 @@ def change_graph(
         growth = _Growth(runtime, state, state.manifest, writer)
         growth.append(nodes)
         return growth.finish(change)
-    manifest = Manifest() if state is None else state.manifest
-    empty = manifest._replace(
-        leaf_id=None,
-        nodes=0,
-        next_seq=0,
-        leaf=None,
-        tips=NOTHING,
-        node_index=NO_NODES,
-    )
-    growth = _Growth(runtime, None, empty, writer)
+    growth = _Growth(runtime, None, Manifest(), writer)
     growth.append(nodes)
     grown = growth.finish(change)
     if state is None or state.head.hidden is None:
         return grown
     # Hidden nodes stay hidden in earlier revisions. A hidden node that the new graph contains
     # becomes visible: the caller has passed it explicitly.
-    return grown._replace(hidden=reveal(runtime, state.head, growth.digests, writer))
+    digests = [made.digest for made in growth.created]
+    return grown._replace(hidden=reveal(runtime, state.head, digests, writer))
 
 
 class _Growth:
@@ -222,20 +216,16 @@ class _Growth:
         if state is not None and state.head.hidden is not None:
             self._hidden = runtime.hidden(state.head)
         self._index: NodeIndex = runtime.index(manifest)
-        # By id: nodes of the graph that this commit has looked up; and nodes it created, in order.
+        # By id: the nodes that this commit has created, and those of the graph that it has found.
         self._known: dict[str, _KnownNode] = {}
-        self._created: list[_KnownNode] = []
-        #: The digests of the nodes that this commit created.
-        self.digests: list[bytes] = []
+        #: The nodes that this commit has created, in order.
+        self.created: list[_KnownNode] = []
         self._hashes: list[bytes] = []
 
     # --- looking up nodes -----------------------------------------------------------------
 
     def _find(self, node_id: str) -> _KnownNode | None:
-        """A visible node that is in the graph or was created by this commit."""
-        known = self._known.get(node_id)
-        if known is not None:
-            return known
+        """Find a visible node of the graph that is not in ``_known``, and add it there."""
         manifest = self._manifest
         if node_id == manifest.leaf_id and manifest.leaf is not None:
             state = self._state
@@ -246,11 +236,11 @@ class _Growth:
                 position = self._index.position_of(node_id, manifest.leaf)
                 known = _KnownNode(header, manifest.leaf, position)
         else:
-            place = self._index.find([node_id])[0]
-            if place is None:
+            listed = self._index.find([node_id])[0]
+            if listed is None:
                 return None
-            [header] = objects.read_headers(self._runtime.reader(), [place.digest])
-            known = _KnownNode(header, place.digest, place.position)
+            [header] = objects.read_headers(self._runtime.reader(), [listed.digest])
+            known = _KnownNode(header, listed.digest, listed.position)
         if known.digest in self._hidden:
             return None
         self._known[node_id] = known
@@ -278,7 +268,7 @@ class _Growth:
             if parent is LEAF:
                 parent = before
             elif parent != before and parent is not None:
-                in_order = in_order and parent in parents and parent != node_id
+                in_order = in_order and parent in parents
             by_id[node_id] = node
             parents[node_id] = parent
             before = node_id
@@ -292,12 +282,12 @@ class _Growth:
         if not given or not any(self._index.candidates([node.hash for node in given])):
             return
         ids = [node.id for node in given]
-        for node_id, place in zip(ids, self._index.find(ids), strict=True):
-            if place is not None:
+        for node_id, listed in zip(ids, self._index.find(ids), strict=True):
+            if listed is not None:
                 raise DuplicateNodeError(node_id, "is in the session already")
 
     def _create(self, node: EncodedNode, parent_id: str | None) -> None:
-        added = len(self._created)
+        added = len(self.created)
         depth, users, parent = 1, 0, None
         if parent_id is not None:
             known = self._known.get(parent_id) or self._find(parent_id)
@@ -320,15 +310,14 @@ class _Growth:
             raise DuplicateNodeError(node.id, "is hidden in this session, with the same content")
         made = _KnownNode(header, digest, self._manifest.nodes + added)
         self._known[node.id] = made
-        self._created.append(made)
-        self.digests.append(digest)
+        self.created.append(made)
         self._hashes.append(node.hash)
 
     # --- the result -----------------------------------------------------------------------
 
     def finish(self, change: Commit) -> Grown:
         """Move the leaf as ``change`` asks; returns the graph after the commit."""
-        created, manifest, state = self._created, self._manifest, self._state
+        created, manifest, state = self.created, self._manifest, self._state
         if change.leaf is not LAST:
             leaf_id = change.leaf
         elif created:
@@ -348,7 +337,7 @@ class _Growth:
             )
         else:
             leaf_id = None
-        leaf = None if leaf_id is None else self._find(leaf_id)
+        leaf = None if leaf_id is None else self._known.get(leaf_id) or self._find(leaf_id)
         if leaf is None and leaf_id is not None:
             raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
         node_index = manifest.node_index
@@ -361,7 +350,10 @@ class _Growth:
                 for made in created
             ]
             node_index = self._index.extended(
-                b"".join(self._hashes), distances, self.digests, self._writer.emit
+                b"".join(self._hashes),
+                distances,
+                [made.digest for made in created],
+                self._writer.emit,
             )
         return Grown(
             leaf_id=leaf_id,
@@ -376,10 +368,16 @@ class _Growth:
         )
 
     def _tips(self, leaf_id: str | None) -> Encoded:
-        """The ends of all branches, as a map; nil if the leaf is the only one."""
-        manifest, created = self._manifest, self._created
+        """The last node of each branch, by id; nil while the leaf ends the only branch.
+
+        A created node ends a branch unless it has a created child, and its parent no longer ends
+        one. A commit that only moves the leaf changes no branch: if the graph has a single one, its
+        last node is listed from then on, because it is no longer the leaf.
+        """
+        manifest, created = self._manifest, self.created
         tips = manifest.tips
-        if tips is NOTHING:
+        is_single = tips.data == NIL.data
+        if is_single:
             end = manifest.leaf_id
             for made in created:
                 if made.header.parent_id != end:
@@ -388,7 +386,7 @@ class _Growth:
             else:
                 if end == leaf_id:
                     # The commit only extends the single branch.
-                    return NOTHING
+                    return NIL
         parents = {made.header.parent_id for made in created}
         ends = {
             made.header.id: Link(Digest(made.digest))
@@ -396,19 +394,18 @@ class _Growth:
             if made.header.id not in parents
         }
         was_leaf = manifest.leaf_id
-        if tips is NOTHING or tips.data == NOTHING.data:
-            # The leaf was the only end, if there was one.
+        if is_single:
+            # The leaf was the last node of the only branch, if there was one.
             if was_leaf is not None and was_leaf not in parents and manifest.leaf is not None:
                 ends[was_leaf] = Link(Digest(manifest.leaf))
             if set(ends) <= {leaf_id}:
-                return NOTHING
-            tips = NOTHING
+                return NIL
         reader = PendingReader(self._runtime.engine, self._writer)
         if ends:
             gone = [parent for parent in parents if parent is not None and parent not in ends]
-            tips = keyed.change_map(reader, tips, ends, gone, FIELD_ROOM, self._writer.emit)
+            tips = keyed.change_map(reader, tips, ends, gone, FIELD_DEPTH, self._writer.emit)
         only = leaf_id is not None and keyed.is_only_key(reader, tips, leaf_id)
-        return NOTHING if only else tips
+        return NIL if only else tips
 
 
 def _parents_first(parents: dict[str, str | None]) -> list[str]:

@@ -112,7 +112,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     current = runtime.rows(session)[0] == state.row
     if at is None and not current:
         raise ChangedMeanwhile  # the label is for the head at the time of the write
-    place = head_key(key) if current else RowKey("history", row)
+    row_key = head_key(key) if current else RowKey("history", row)
     # The session's mark changes, too: retention must not delete a labelled session as idle.
     changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
     if not current:
@@ -120,7 +120,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     # Fails if the head has moved meanwhile: then the revision is in history.
     runtime.engine.write(
         Write(
-            conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
+            conditions=[RowIs(*row_key, state.row), RowIs(*tombstone_key(key), None)],
             rows=changes,
         )
     )
@@ -131,10 +131,10 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
 def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Remove a label; False if there was none."""
     key = keys.session_key(session)
-    place = RowKey("history", keys.label(key, name))
-    row = runtime.rows(session, [place])[1]
+    row_key = RowKey("history", keys.label(key, name))
+    row = runtime.rows(session, [row_key])[1]
     if row is None:
         return False
-    conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
-    runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+    conditions = [RowIs(*tombstone_key(key), None), RowIs(*row_key, row)]
+    runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*row_key)]))
     return True

@@ -36,6 +36,9 @@ _BATCH: Final = 256
 _new_tuple: Final = tuple.__new__
 _new_bytes: Final = bytes.__new__
 
+#: The head (None), or an earlier revision by number, label or entry.
+At = int | str | Entry | None
+
 
 class Nodes(Sequence[Node]):
     """Nodes in order, root first. Slices are ``Nodes`` too and read nothing.
@@ -90,20 +93,7 @@ class Nodes(Sequence[Node]):
         return self._read([self._positions[at]])[0]
 
     def __iter__(self) -> Iterator[Node]:
-        before: bytes | None = None
-        for start in range(0, len(self._positions), _BATCH):
-            positions = self._positions[start : start + _BATCH]
-            rest = start + _BATCH < len(self._positions)
-            try:
-                page = self._read(positions, before, ahead=rest)
-            except LimitError:
-                # The page exceeds the size limit of one read: read its nodes one by one.
-                for position in positions:
-                    [node] = self._read([position], before)
-                    before = node.digest
-                    yield node
-                continue
-            before = page[-1].digest
+        for page in self._pages(_BATCH, divide=True):
             yield from page
 
     def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:
@@ -122,17 +112,28 @@ class Nodes(Sequence[Node]):
         True
         """
         try:
-            for place in self._index.places(self._positions):
-                yield Digest.known(place.digest)
+            for listed in self._index.places(self._positions):
+                yield Digest.known(listed.digest)
         except CorruptionError:
             self._require_kept()
             raise
 
-    def _pages(self, size: int) -> Iterator[list[Node]]:
+    def _pages(self, size: int, *, divide: bool = False) -> Iterator[list[Node]]:
+        """``divide``: read the nodes of a page one by one if it exceeds the limit of one read."""
         before: bytes | None = None
         for start in range(0, len(self._positions), size):
+            positions = self._positions[start : start + size]
             rest = start + size < len(self._positions)
-            page = self._read(self._positions[start : start + size], before, ahead=rest)
+            try:
+                page = self._read(positions, before, ahead=rest)
+            except LimitError:
+                if not divide:
+                    raise
+                for position in positions:
+                    page = self._read([position], before)
+                    before = page[-1].digest
+                    yield page
+                continue
             before = page[-1].digest
             yield page
 
@@ -140,16 +141,17 @@ class Nodes(Sequence[Node]):
         self, positions: Sequence[int], before: bytes | None = None, *, ahead: bool = False
     ) -> list[Node]:
         try:
-            return self._read_proven(positions, before, ahead=ahead)
+            return self._read_checked(positions, before, ahead=ahead)
         except CorruptionError:
             # If the revision was removed during the iteration, gc may have collected its objects:
             # report the removal instead of damage.
             self._require_kept()
             raise
 
-    def _read_proven(
+    def _read_checked(
         self, positions: Sequence[int], before: bytes | None, *, ahead: bool
     ) -> list[Node]:
+        """Read nodes; CorruptionError if their order or parents differ from the node index."""
         digests = self._index.digests(positions, ahead=ahead)
         reader = self._runtime.reader()
         found: Iterable[list[Any]]
@@ -235,15 +237,15 @@ def _path_to(
     digest = state.manifest.leaf
     position: int | None = None
     if leaf != state.manifest.leaf_id or digest is None:
-        place = index.find([leaf])[0]
-        if place is None:
+        listed = index.find([leaf])[0]
+        if listed is None:
             raise NodeNotFoundError(session, leaf)
-        position, digest = place
+        position, digest = listed
     if digest in hidden:
         raise NodeNotFoundError(session, leaf)
-    known = state.leaf
-    if known is not None and known.header.id == leaf:
-        return index.path(known.position, known.header.depth)
+    if state.leaf is not None and state.leaf.header.id == leaf:
+        # The stored leaf, whose header is cached.
+        return index.path(state.leaf.position, state.leaf.header.depth)
     header = objects.read_headers(runtime.reader(), [digest])[0]
     if header.depth == index.count:
         # The graph has one branch, and this is its end.
@@ -263,13 +265,10 @@ def no_nodes(runtime: Runtime) -> Nodes:
 
 def hidden_positions(index: NodeIndex, hidden: HiddenNodes) -> frozenset[int]:
     """The positions of hidden nodes."""
-    places = index.find(list(dict.fromkeys(hidden.values())))
+    found = index.find(list(dict.fromkeys(hidden.values())))
     return frozenset(
-        [place.position for place in places if place is not None and place.digest in hidden]
+        [listed.position for listed in found if listed is not None and listed.digest in hidden]
     )
-
-
-At = int | str | Entry | None
 
 
 class SessionState(NamedTuple):
@@ -312,10 +311,10 @@ def load(
 ) -> SessionState | None:
     """A session, now or earlier; None if nothing was committed yet."""
     _check_scope(scope, leaf)
-    head = _find(runtime, session, at)
-    if head is None:
+    found = _head_and_state(runtime, session, at)
+    if found is None:
         return None
-    state = head if at is None else runtime.at(session, at)
+    head, state = found
     # Nodes that the head hides are hidden in earlier revisions, too.
     hidden = runtime.hidden(head.head)
     seen, healed = (leaf, False) if leaf is not None else visible_leaf(runtime, state, hidden)
@@ -338,15 +337,17 @@ def _check_scope(scope: str, leaf: str | None) -> None:
         raise InvalidInputError(f"leaf={leaf!r:.60} needs scope {PATH!r}: {FULL!r} has every node")
 
 
-def _find(runtime: Runtime, session: str, at: At) -> State | None:
-    """The head of a session; None if nothing was committed yet.
+def _head_and_state(runtime: Runtime, session: str, at: At) -> tuple[State, State] | None:
+    """The head of a session, and its state at a revision; None if nothing was committed yet.
 
-    SessionNotFoundError if there is none and ``at`` asks for a revision.
+    SessionNotFoundError if there is no head and ``at`` asks for a revision.
     """
     head = runtime.find(session)
-    if head is None and at is not None:
-        raise SessionNotFoundError(session)
-    return head
+    if head is None:
+        if at is not None:
+            raise SessionNotFoundError(session)
+        return None
+    return head, head if at is None else runtime.earlier(session, head, at)
 
 
 def load_nodes(
@@ -360,12 +361,12 @@ def load_nodes(
 ) -> Nodes:
     """The nodes of a session alone."""
     _check_scope(scope, leaf)
-    head = _find(runtime, session, at)
-    if head is None:
+    found = _head_and_state(runtime, session, at)
+    if found is None:
         if leaf is not None:
             raise NodeNotFoundError(session, leaf)
         return no_nodes(runtime)
-    state = head if at is None else runtime.at(session, at)
+    head, state = found
     hidden = runtime.hidden(head.head)
     seen = leaf if leaf is not None else visible_leaf(runtime, state, hidden)[0]
     return open_nodes(runtime, session, state, hidden, scope, seen, payloads=payloads)
@@ -374,24 +375,24 @@ def load_nodes(
 def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
     """One node by its id; None if the revision does not have it, or it is hidden."""
     keys.id_bytes(node_id, "node_id")
-    head = _find(runtime, session, at)
-    if head is None:
+    found = _head_and_state(runtime, session, at)
+    if found is None:
         return None
-    state = head if at is None else runtime.at(session, at)
+    head, state = found
     index = runtime.index(state.manifest)
     hidden = runtime.hidden(head.head)
     [possible] = index.candidates([id_hash(node_id)])
     for position in possible:
-        place = index.place(position)
-        node = None if place.digest in hidden else read_node(runtime, place, node_id)
+        listed = index.place(position)
+        node = None if listed.digest in hidden else read_node(runtime, listed, node_id)
         if node is not None:
             return node
     return None
 
 
-def read_node(runtime: Runtime, place: NodePosition, node_id: str) -> Node | None:
+def read_node(runtime: Runtime, listed: NodePosition, node_id: str) -> Node | None:
     """Read the node at a position of the index; None if it has another id (hashes can collide)."""
-    [fields] = objects.iter_fields(runtime.reader(), (place.digest,))
+    [fields] = objects.iter_fields(runtime.reader(), (listed.digest,))
     found_id, seq, depth, _, frame, time, parent_id, _, cause, payload = fields
     if found_id != node_id:
         return None
@@ -404,14 +405,14 @@ def read_node(runtime: Runtime, place: NodePosition, node_id: str) -> Node | Non
         time=time,
         seq=seq,
         depth=depth,
-        digest=Digest.known(place.digest),
+        digest=Digest.known(listed.digest),
     )
 
 
 def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:
     """The ledger of a session alone."""
-    head = _find(runtime, session, at)
-    return () if head is None else read_usage(runtime, runtime.at(session, at))
+    found = _head_and_state(runtime, session, at)
+    return () if found is None else read_usage(runtime, found[1])
 
 
 def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:

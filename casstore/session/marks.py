@@ -32,9 +32,9 @@ def put_pin_mark(digest: bytes) -> PutRow:
     return _put(keys.pin_mark(digest))
 
 
-def _put(place: RowKey) -> PutRow:
+def _put(row_key: RowKey) -> PutRow:
     value = bytes(_TIME_BYTES) + secrets.token_bytes(_RANDOM_BYTES)
-    return PutRow(*place, value, (Stamp(0),))
+    return PutRow(*row_key, value, (Stamp(0),))
 
 
 def marked_at_ms(row: bytes) -> int:

@@ -61,14 +61,14 @@ def put(
         check_ms(ttl_ms, "ttl_ms", least=1)
     if note is not None:
         keys.id_bytes(note, "note")
-    place = RowKey("pins", keys.part(name, "a name"))
+    row_key = RowKey("pins", keys.part(name, "a name"))
     target = Digest(digest)
     owner = [] if session is None else [session]
     value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag, *owner])
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(EXPIRES_AT, ttl_ms))
-    row = runtime.engine.get_rows([place])[0]
+    row = runtime.engine.get_rows([row_key])[0]
     if row is not None and not move:
         known, known_is_tag = _decode(row)
         is_live = not _expired(known, runtime.engine.now_ms())
@@ -77,11 +77,11 @@ def put(
             raise NameTakenError(name, known.digest, is_tag=True)
         if is_tag and is_live and known.digest != target:
             raise NameTakenError(name, known.digest, is_tag=known_is_tag)
-    conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
+    conditions: list[Condition] = [RowIs(*row_key, row), ObjectsExist((target,))]
     done = runtime.engine.write(
         Write(
             conditions=conditions,
-            rows=[PutRow(*place, value, stamps), marks.put_pin_mark(target)],
+            rows=[PutRow(*row_key, value, stamps), marks.put_pin_mark(target)],
         )
     )
     expires = None if ttl_ms is None else done.now_ms + ttl_ms
@@ -99,23 +99,23 @@ def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
 
     NameTakenError if the name keeps another object.
     """
-    place = RowKey("pins", keys.part(name, "a name"))
-    row = runtime.engine.get_rows([place])[0]
+    row_key = RowKey("pins", keys.part(name, "a name"))
+    row = runtime.engine.get_rows([row_key])[0]
     if row is not None:
         known, is_tag = _decode(row)
         if known.digest != digest and not _expired(known, runtime.engine.now_ms()):
             raise NameTakenError(name, known.digest, is_tag=is_tag)
-    return RowIs(*place, row)
+    return RowIs(*row_key, row)
 
 
 @transaction("the pin {name!r}")
 def remove(runtime: Runtime, name: str) -> bool:
     """Remove a tag or pin; False if there was none."""
-    place = RowKey("pins", keys.part(name, "a name"))
-    row = runtime.engine.get_rows([place])[0]
+    row_key = RowKey("pins", keys.part(name, "a name"))
+    row = runtime.engine.get_rows([row_key])[0]
     if row is None:
         return False
-    runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+    runtime.engine.write(Write(conditions=[RowIs(*row_key, row)], rows=[DeleteRow(*row_key)]))
     return True
 
 

@@ -65,8 +65,8 @@ def plan(
     state = runtime.at(session, at)
     revision = state.head.revision
     current = runtime.rows(session)[0] == state.row
-    place = head_key(key) if current else RowKey("history", keys.history(key, revision))
-    conditions = [RowIs(*place, state.row), RowIs(*tombstone_key(key), None)]
+    row_key = head_key(key) if current else RowKey("history", keys.history(key, revision))
+    conditions = [RowIs(*row_key, state.row), RowIs(*tombstone_key(key), None)]
     rows = changes(session, revision, by=by, ttl_ms=ttl_ms, note=note)
     return revision, Write(conditions=conditions, rows=rows)
 
@@ -104,19 +104,19 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
     key = keys.session_key(session)
     keys.id_bytes(by, "by")
     found = [
-        place
-        for place, protection in scan_protections(runtime, session)
+        row_key
+        for row_key, protection in scan_protections(runtime, session)
         if protection.by == by and revision in (None, protection.revision)
     ]
     _, *rows = runtime.rows(session, found)
     if None in rows:
         raise ChangedMeanwhile  # another process has removed some of them: its call counts those
     if found:
-        still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
+        still = [RowIs(*row_key, row) for row_key, row in zip(found, rows, strict=True)]
         runtime.engine.write(
             Write(
                 conditions=[RowIs(*tombstone_key(key), None), *still],
-                rows=[DeleteRow(*place) for place in found],
+                rows=[DeleteRow(*row_key) for row_key in found],
             )
         )
     return len(found)

@@ -511,9 +511,9 @@ def put_as_is(key: bytes, batch: Batch, items: bytes) -> list[PutRow]:
         keys.id_bytes(batch.merge_key, "a merge key")
     details = [batch.id, batch.source_key, batch.delivery, batch.slot, batch.merge_key]
     fixed = (batch.fence, 0, batch.available_at_ms, batch.enqueued_at_ms, items)
-    place = keys.queue_batch(key, batch.seq)
+    row_key = keys.queue_batch(key, batch.seq)
     row = _FIXED.pack(*fixed) + pack_checked(details)
-    return [PutRow(*place, row), *put_names(key, place.key, row)]
+    return [PutRow(*row_key, row), *put_names(key, row_key.key, row)]
 
 
 # --- for commits --------------------------------------------------------------------------

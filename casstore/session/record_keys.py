@@ -22,7 +22,7 @@ CUT: Final = b"\xff"
 _STR: Final = frozenset((str,))
 _MAX_NAME_BYTES: Final = 31
 # The least space for a part, in bytes: with less, nearly every id would be truncated.
-_MIN_ROOM: Final = 64
+_MIN_PART_BYTES: Final = 64
 # The longest text, in bytes, as for ids: the row stores a text that the key truncates.
 MAX_TEXT_BYTES: Final = 16_384
 
@@ -30,7 +30,7 @@ MAX_TEXT_BYTES: Final = 16_384
 class KeySpace:
     """The keys of one table, each of the same number of texts."""
 
-    __slots__ = ("_room", "parts", "start")
+    __slots__ = ("_max_part_bytes", "parts", "start")
 
     def __init__(self, name: str, parts: int) -> None:
         if type(name) is not str or not name.isascii():
@@ -44,8 +44,8 @@ class KeySpace:
         check_count(parts, "parts", least=1)
         self.start = encoded + _END
         self.parts = parts
-        self._room = (MAX_ROW_KEY_BYTES - len(self.start)) // parts - len(_END)
-        if self._room < _MIN_ROOM:
+        self._max_part_bytes = (MAX_ROW_KEY_BYTES - len(self.start)) // parts - len(_END)
+        if self._max_part_bytes < _MIN_PART_BYTES:
             raise InvalidInputError(f"keys of {parts} texts are too long; use fewer parts")
 
     def key(self, texts: tuple[str, ...]) -> bytes:
@@ -62,7 +62,7 @@ class KeySpace:
             # Fast path: the key is short as a whole, and no text holds a byte to be encoded.
             joined = "\0".join(texts)
             if (
-                len(joined) <= self._room
+                len(joined) <= self._max_part_bytes
                 and joined.isascii()
                 and joined.count("\0") == self.parts - 1
                 and "\1" not in joined
@@ -81,7 +81,7 @@ class KeySpace:
             end = key.find(_END, at)
             cut = key.find(CUT, at)
             # A truncated part has a fixed length; its hash may contain any byte.
-            at = at + self._room + 1 if 0 <= cut < end or end < 0 else end + 1
+            at = at + self._max_part_bytes + 1 if 0 <= cut < end or end < 0 else end + 1
         return key[:at]
 
     def starting(self, texts: tuple[str, ...], text: str) -> bytes:
@@ -89,12 +89,12 @@ class KeySpace:
 
         If ``text`` is too long for a key, other rows have the prefix, too: compare their texts.
         """
-        return self.key(texts) + _escaped(text)[: self._room - len(CUT) - DIGEST_BYTES]
+        return self.key(texts) + _escaped(text)[: self._max_part_bytes - len(CUT) - DIGEST_BYTES]
 
     def _part(self, text: str) -> bytes:
         encoded = _escaped(text)
-        if len(encoded) > self._room:
-            kept = self._room - len(CUT) - DIGEST_BYTES
+        if len(encoded) > self._max_part_bytes:
+            kept = self._max_part_bytes - len(CUT) - DIGEST_BYTES
             encoded = encoded[:kept] + CUT + plain_hash(encoded)
         return encoded + _END
 

@@ -33,7 +33,14 @@ from casstore.format import splitting
 from casstore.format.canonical import Link, links_in, pack_checked, unpack_checked
 from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.splitting import Emit, Encoded, ListTail, SharedParts, encode_split, list_entry
+from casstore.format.splitting import (
+    Emit,
+    Encoded,
+    ExpansionGuard,
+    ListTail,
+    encode_split,
+    list_entry,
+)
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session.arguments import check_count, check_flag, list_of
@@ -134,15 +141,15 @@ class Table:
             start = max(start, self.keys.starting(prefix, after))
         if start >= stop:
             return
-        place = len(prefix)
+        at = len(prefix)
         # Texts too long for a key are sorted by hash after their truncated part. Without sorting
         # them here, a caller that continues with ``after`` would miss some.
         for _, alike in groupby(
             self._scan(start, stop, False, page),
-            lambda record: self.keys.starting(prefix, record.key[place]),
+            lambda record: self.keys.starting(prefix, record.key[at]),
         ):
-            for record in sorted(alike, key=lambda record: record.key[place]):
-                found = record.key[place]
+            for record in sorted(alike, key=lambda record: record.key[at]):
+                found = record.key[at]
                 if found.startswith(text) and (after is None or found > after):
                     yield record
 
@@ -352,14 +359,14 @@ class Draft:
         Returns its encoding, and its end for the next call.
         """
         emit = self.emit
-        shared = None
+        guard = None
         if not tail.length:
-            shared = SharedParts(emit)
-            emit = shared.emit
+            guard = ExpansionGuard(emit)
+            emit = guard.emit
         entries = [list_entry(encode_split(item, MAX_DEPTH - 1, emit)) for item in items]
         encoded, tail = tail.append(entries, emit)
-        if shared is not None:
-            shared.require_bounded(encoded.links)
+        if guard is not None:
+            guard.require_bounded(encoded.links)
         return encoded, tail
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:

@@ -32,7 +32,7 @@ from casstore.errors import (
 from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
-from casstore.format.graph import FIELD_ROOM, NOTHING, Manifest, encode_manifest
+from casstore.format.graph import FIELD_DEPTH, NIL, Manifest, encode_manifest
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
@@ -73,7 +73,7 @@ _NOTHING: Final = Rewritten({}, 0, 0, frozenset())
 class _Exchange(NamedTuple):
     """A row and its replacement."""
 
-    place: RowKey
+    row_key: RowKey
     old: bytes
     new: bytes
 
@@ -88,11 +88,11 @@ class _Revision(NamedTuple):
 
 
 def rewrite_hidden(
-    runtime: Runtime, session: str, *, pulse: Callable[[int], None] | None = None
+    runtime: Runtime, session: str, *, progress: Callable[[int], None] | None = None
 ) -> Rewritten:
     """Remove a session's hidden nodes from all of its revisions.
 
-    Other sessions do not change, even if they share these nodes. ``pulse`` is called with the
+    Other sessions do not change, even if they share these nodes. ``progress`` is called with the
     number of revisions processed; if it raises, the session is left unchanged. ContendedError if
     other writers keep changing the session, SessionDeletedError if it was deleted.
     """
@@ -109,7 +109,7 @@ def rewrite_hidden(
         if work is None or work.named != state.head.hidden:
             work = _Work(runtime, key, state.head.hidden, runtime.hidden(state.head))
         try:
-            return work.run(state, pulse)
+            return work.run(state, progress)
         except ConditionFailedError as exc:
             condition = exc.condition
             if isinstance(condition, ObjectsExist) or _is_receipts(condition):
@@ -138,25 +138,25 @@ class _Work:
         self._linked = _outside(runtime.reader(), hidden)
         self._revisions: dict[int, _Revision] = {}
 
-    def run(self, state: State, pulse: Callable[[int], None] | None) -> Rewritten:
+    def run(self, state: State, progress: Callable[[int], None] | None) -> Rewritten:
         """Rewrite the revisions that are not rewritten yet, then replace the rows."""
         fresh: list[tuple[RowKey, bytes, HeadRow]] = []
         current: list[int] = []
-        for place, row in self._rows(state):
+        for row_key, row in self._rows(state):
             head = state.head if row == state.row else decode_head(row)
             current.append(head.revision)
             known = self._revisions.get(head.revision)
             if known is not None and known.row.old == row:
                 # Rewritten by an earlier attempt. A commit may have moved its row to the history
                 # since.
-                moved = known.row._replace(place=place)
+                moved = known.row._replace(row_key=row_key)
                 self._revisions[head.revision] = known._replace(row=moved)
             else:
-                fresh.append((place, row, head))
+                fresh.append((row_key, row, head))
         for start in range(0, len(fresh), _READ_BATCH):
             self._revise(fresh[start : start + _READ_BATCH])
-            if pulse is not None:
-                pulse(start)
+            if progress is not None:
+                progress(start)
         self._graph.writer.flush(self._runtime.engine)
         revisions = [self._revisions[revision] for revision in current]
         self._switch(revisions)
@@ -177,7 +177,7 @@ class _Work:
 
     def _revise(self, rows: Sequence[tuple[RowKey, bytes, HeadRow]]) -> None:
         receipts = self._receipts([head for _, _, head in rows])
-        for place, row, head in rows:
+        for row_key, row, head in rows:
             after = head._replace(hidden=None)
             old = objects.read_manifest(self._graph.reader, head.manifest)
             manifest: bytes | None = None
@@ -192,7 +192,7 @@ class _Work:
                     if isinstance(previous, Receipt) and previous.manifest == head.manifest:
                         whole = self._receipt(previous, old, new, manifest)
                         receipt = _Exchange(*found, encode_receipt(whole))
-            exchange = _Exchange(place, row, encode_head(after))
+            exchange = _Exchange(row_key, row, encode_head(after))
             self._revisions[head.revision] = _Revision(exchange, manifest, receipt)
 
     # --- manifests ----------------------------------------------------------------------
@@ -204,9 +204,9 @@ class _Work:
             # Readers saw another node as the leaf (``heal_leaf``): it becomes the leaf.
             leaf_id = heal_leaf(self._runtime, state, self._hidden)
             if leaf_id is not None:
-                place = graph.old.find([leaf_id])[0]
-                assert place is not None
-                position = place.position
+                listed = graph.old.find([leaf_id])[0]
+                assert listed is not None
+                position = listed.position
         elif old.leaf is not None and leaf_id is not None:
             position = graph.old.position_of(leaf_id, old.leaf)
         leaf = None if position == NONE else graph.node(position)
@@ -220,10 +220,10 @@ class _Work:
         )
 
     def _tips(self, old: Manifest, leaf_id: str | None) -> Encoded:
-        """The ends of all branches of the new graph; NOTHING if the leaf is the only one."""
+        """The ends of all branches of the new graph; NIL if the leaf is the only one."""
         graph = self._graph
         ends: dict[str, bytes]
-        if old.tips.data != NOTHING.data:
+        if old.tips.data != NIL.data:
             [tips] = objects.load_encoded(graph.reader, (old.tips,))
             ends = {node_id: bytes(link.digest) for node_id, link in tips.items()}
         elif old.leaf_id is not None and old.leaf is not None:
@@ -240,22 +240,22 @@ class _Work:
                 node_id = objects.read_headers(graph.reader, [became.digest])[0].id
             found[node_id] = Link(Digest(became.digest))
         if set(found) <= {leaf_id}:
-            return NOTHING
-        return splitting.encode_split(found, FIELD_ROOM, graph.writer.emit)
+            return NIL
+        return splitting.encode_split(found, FIELD_DEPTH, graph.writer.emit)
 
     # --- receipts -----------------------------------------------------------------------
 
     def _receipts(self, heads: Sequence[HeadRow]) -> dict[int, tuple[RowKey, bytes]]:
         """The receipts of the turns of these revisions, by revision: row key and row."""
-        places = {
+        row_keys = {
             head.revision: receipt_key(self._key, head.turn)
             for head in heads
             if head.turn is not None
         }
-        found = self._runtime.engine.get_rows(list(places.values())) if places else []
+        found = self._runtime.engine.get_rows(list(row_keys.values())) if row_keys else []
         return {
-            revision: (place, row)
-            for (revision, place), row in zip(places.items(), found, strict=True)
+            revision: (row_key, row)
+            for (revision, row_key), row in zip(row_keys.items(), found, strict=True)
             if row is not None
         }
 
@@ -264,9 +264,9 @@ class _Work:
         graph = self._graph
         gone = graph.hidden_between(receipt.first, receipt.first + receipt.node_count)
         removed = dict(receipt.removed)
-        places = [at for at in range(len(removed) + receipt.node_count) if at not in removed]
+        positions = [at for at in range(len(removed) + receipt.node_count) if at not in removed]
         for position, node_id in gone.items():
-            removed[places[position - receipt.first]] = node_id
+            removed[positions[position - receipt.first]] = node_id
         leaf = receipt.leaf
         if leaf is None and old.leaf_id != new.leaf_id:
             leaf = old.leaf_id
@@ -284,11 +284,11 @@ class _Work:
         exchanges = [revision.row for revision in revisions]
         exchanges += [one.receipt for one in revisions if one.receipt is not None]
         changed = [each for each in exchanges if each.new != each.old]
-        conditions: list[Condition] = [RowIs(*each.place, each.old) for each in changed]
+        conditions: list[Condition] = [RowIs(*each.row_key, each.old) for each in changed]
         # If a manifest exists, so do all objects that it links to.
         made = [revision.manifest for revision in revisions if revision.manifest is not None]
         conditions.append(ObjectsExist(made))
-        rows: list[RowChange] = [PutRow(*each.place, each.new) for each in changed]
+        rows: list[RowChange] = [PutRow(*each.row_key, each.new) for each in changed]
         self._runtime.engine.write(Write(conditions=conditions, rows=rows))
 
 

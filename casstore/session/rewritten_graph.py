@@ -143,11 +143,11 @@ class RewrittenGraph:
             if header is None:
                 continue
             under = NONE if header.parent is None or parent is None else parent.position
-            own = self._positions[-1]
+            new_position = self._positions[-1]
             hashes.append(id_hash(header.id))
-            distances.append(0 if under == NONE else own - under)
+            distances.append(0 if under == NONE else new_position - under)
             made.append(new)
-            self._first_child.setdefault(under, own)
+            self._first_child.setdefault(under, new_position)
         builder.append(b"".join(hashes), distances, made)
 
     def _write(
@@ -191,8 +191,8 @@ class RewrittenGraph:
         new = self.writer.emit(Kind.NODE, *encode_node(header, *cut_node(found.data)))
         if new != digest:
             self.rewritten.add(new)
-        own = position - len(self._gone)
-        self._note(Became(own, header.depth, header.users, new, 0), old.users, header.seq)
+        new_position = position - len(self._gone)
+        self._note(Became(new_position, header.depth, header.users, new, 0), old.users, header.seq)
         return header, new
 
     def _last_seq(self) -> int:

@@ -319,8 +319,8 @@ class Runtime:
     def find(self, session: str) -> State | None:
         """The head of a session; None if nothing was committed yet.
 
-        This and ``at`` read objects that gc may remove meanwhile: public methods call them in
-        ``read_again``.
+        This, ``at`` and ``earlier`` read objects that gc may remove meanwhile: public methods call
+        them in ``read_again``.
         """
         row = self.rows(session)[0]
         return None if row is None else self.state_of(keys.session_key(session), row)
@@ -337,24 +337,25 @@ class Runtime:
 
         SessionBindingError if the entry is of another session.
         """
-        if isinstance(at, Entry) and at.session != session:
-            raise SessionBindingError(session, at.session)
+        _bind_entry(session, at)
         state = self.get(session)
         if at is None:
             return state
-        return self._earlier(session, state, at)
+        return self.earlier(session, state, at)
 
-    def _earlier(self, session: str, head: State, at: int | str | Entry) -> State:
+    def earlier(self, session: str, head: State, at: int | str | Entry) -> State:
+        """As ``at``, for a caller that has read the head."""
+        _bind_entry(session, at)
         key = keys.session_key(session)
         revision: object = at
         if isinstance(at, Entry):
             revision = at.revision
         elif isinstance(at, str):
             try:
-                place = RowKey("history", keys.label(key, at))
+                label_key = RowKey("history", keys.label(key, at))
             except InvalidInputError as exc:
                 raise RevisionNotFoundError(session, at) from exc
-            row = self.engine.get_rows([place])[0]
+            row = self.engine.get_rows([label_key])[0]
             if row is None:
                 raise self._nothing_at(session, at)
             revision = int.from_bytes(row[:8], "big")
@@ -385,6 +386,12 @@ class Runtime:
         # If the session was deleted between the two reads, its history is gone: raise that.
         self.rows(session)
         return RevisionNotFoundError(session, at)
+
+
+def _bind_entry(session: str, at: int | str | Entry | None) -> None:
+    """SessionBindingError if ``at`` is an entry of another session."""
+    if isinstance(at, Entry) and at.session != session:
+        raise SessionBindingError(session, at.session)
 
 
 def runtime_of(store: Store) -> Runtime:

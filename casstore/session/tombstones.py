@@ -19,7 +19,7 @@ from typing import Final
 from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
 from casstore.errors import HeadConflictError
 from casstore.format import splitting
-from casstore.format.graph import FIELD_ROOM, NOTHING
+from casstore.format.graph import FIELD_DEPTH, NIL
 from casstore.format.splitting import Encoded
 from casstore.objects import graph as objects
 from casstore.objects import keyed
@@ -117,9 +117,9 @@ def _changed(
     drop: Sequence[str],
     writer: PieceWriter,
 ) -> Encoded:
-    encoded = NOTHING if head.hidden is None else splitting.link_part(head.hidden)
+    encoded = NIL if head.hidden is None else splitting.link_part(head.hidden)
     reader = PendingReader(runtime.engine, writer)
-    return keyed.change_map(reader, encoded, put, drop, FIELD_ROOM, writer.emit)
+    return keyed.change_map(reader, encoded, put, drop, FIELD_DEPTH, writer.emit)
 
 
 def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None:

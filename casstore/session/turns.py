@@ -51,7 +51,7 @@ from casstore.session.state import Runtime
 VERSION: Final = 1
 
 
-def intent_hash(
+def hash_content(
     session: str,
     change: Commit,
     nodes: list[EncodedNode],
@@ -109,8 +109,8 @@ def _batch_ids(change: Commit) -> list[str]:
     return sorted({batch.id for claim in change.completes for batch in claim.batches})
 
 
-_INTENT_AT: Final = 1
-_REVISION_AT: Final = _INTENT_AT + DIGEST_BYTES
+_CONTENT_HASH_AT: Final = 1
+_REVISION_AT: Final = _CONTENT_HASH_AT + DIGEST_BYTES
 _MANIFEST_AT: Final = _REVISION_AT + 8
 _NODES_AT: Final = _MANIFEST_AT + DIGEST_BYTES
 
@@ -119,7 +119,7 @@ class Receipt(NamedTuple):
     """The receipt of a turn whose revision exists."""
 
     version: int
-    intent: bytes
+    content_hash: bytes
     revision: int
     manifest: bytes
     #: The nodes that the commit created: ``node_count`` nodes of its manifest's graph, from this
@@ -135,15 +135,15 @@ class Receipt(NamedTuple):
         """The ids of all nodes that the commit created, given those that remain."""
         found = iter(left)
         gone = dict(self.removed)
-        places = range(len(left) + len(gone))
-        return tuple([gone[at] if at in gone else next(found) for at in places])
+        positions = range(len(left) + len(gone))
+        return tuple([gone[at] if at in gone else next(found) for at in positions])
 
 
 class SettledReceipt(NamedTuple):
     """A receipt that holds the result itself: its revision is removed, or of another session."""
 
     version: int
-    intent: bytes
+    content_hash: bytes
     revision: int
     manifest: bytes
     leaf: str | None
@@ -170,7 +170,7 @@ def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
     return b"".join(
         (
             bytes((receipt.version,)),
-            receipt.intent,
+            receipt.content_hash,
             receipt.revision.to_bytes(8, "big"),
             receipt.manifest,
             pack_checked(fields),
@@ -181,20 +181,20 @@ def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
 def decode_receipt(row: bytes) -> Receipt | SettledReceipt:
     """Decode a receipt; CorruptionError if it is damaged. The caller checks ``version``."""
     try:
-        version, intent = row[0], row[_INTENT_AT:_REVISION_AT]
+        version, content_hash = row[0], row[_CONTENT_HASH_AT:_REVISION_AT]
         revision = int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")
         manifest = row[_MANIFEST_AT:_NODES_AT]
         fields = unpack_checked(row[_NODES_AT:])
         if len(fields) in _SETTLED_FIELDS and type(fields[0]) is not int:
             leaf, nodes, at_ms, *of = fields
             return SettledReceipt(
-                version, intent, revision, manifest, leaf, tuple(nodes), int(at_ms), *of
+                version, content_hash, revision, manifest, leaf, tuple(nodes), int(at_ms), *of
             )
         first, count, *more = fields
         removed, leaf = more or ((), None)
         return Receipt(
             version,
-            intent,
+            content_hash,
             revision,
             manifest,
             first,
@@ -219,9 +219,9 @@ def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> Put
     return put_receipt_at(receipt_key(key, turn), receipt)
 
 
-def put_receipt_at(place: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
+def put_receipt_at(row_key: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
     """The change that writes a receipt, given the key of its row."""
-    return PutRow(*place, encode_receipt(receipt))
+    return PutRow(*row_key, encode_receipt(receipt))
 
 
 def decode_known(turn: str, row: bytes) -> Receipt | SettledReceipt:
@@ -254,22 +254,22 @@ def replay(
     runtime: Runtime,
     session: str,
     change: Commit,
-    intent: bytes | None,
+    content_hash: bytes | None,
     content: tuple[list[EncodedNode], Encoded, Mapping[str, Encoded | None]],
     row: bytes,
 ) -> CommitResult:
     """The result of the first commit of a turn, given its receipt ``row``.
 
-    Writes only a release of the lease, if asked to. TurnConflictError if ``intent``, the hash of
-    ``content``, differs from the first commit's.
+    Writes only a release of the lease, if asked to. TurnConflictError if ``content_hash``, the
+    hash of ``content``, differs from the first commit's.
     """
     turn = str(change.turn)
     receipt = decode_known(turn, row)
     if isinstance(receipt, SettledReceipt) and receipt.session is not None:
         # The turn was committed to a session that this one has adopted since, so the hash has that
         # session's id.
-        intent = intent_hash(receipt.session, change, *content)
-    if receipt.intent != intent:
+        content_hash = hash_content(receipt.session, change, *content)
+    if receipt.content_hash != content_hash:
         raise TurnConflictError(session, turn)
     first = result(runtime, session, turn, row, receipt)
     if change.release and isinstance(change.lease, Lease):
@@ -281,8 +281,8 @@ def replay(
 
 def find_turn(runtime: Runtime, session: str, turn: str) -> CommitResult | None:
     """The result of a turn; see ``Session.find_turn``."""
-    place = receipt_key(keys.session_key(session), turn)
-    row = runtime.rows(session, [place])[1]
+    row_key = receipt_key(keys.session_key(session), turn)
+    row = runtime.rows(session, [row_key])[1]
     if row is None:
         return None
     return result(runtime, session, turn, row, decode_known(turn, row))
@@ -318,7 +318,7 @@ def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
     leaf, nodes = outcome(runtime, receipt)
     settled = SettledReceipt(
         version=receipt.version,
-        intent=receipt.intent,
+        content_hash=receipt.content_hash,
         revision=receipt.revision,
         manifest=receipt.manifest,
         leaf=leaf,

@@ -35,7 +35,7 @@ from casstore.format.closure import (
 )
 from casstore.format.digest import Kind
 from casstore.format.graph import (
-    NULL,
+    NIL,
     Manifest,
     NodeHeader,
     encode_components,
@@ -247,8 +247,8 @@ CHILD = NodeHeader("b", 7, 3, 2, None, None, "a", ONE)
 ABOVE = NodeFact(6, 2, 1, key_number("a"))
 
 
-def node(header: NodeHeader, payload: Encoded = NULL) -> bytes:
-    return encode_node(header, NULL, payload)[0]
+def node(header: NodeHeader, payload: Encoded = NIL) -> bytes:
+    return encode_node(header, NIL, payload)[0]
 
 
 def test_the_sequence_number_and_depth_of_a_node_follow_those_of_its_parent() -> None:

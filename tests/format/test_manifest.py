@@ -11,7 +11,7 @@ from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import ROLE_LINK
 from casstore.format.digest import Kind, digest_of
 from casstore.format.graph import (
-    NOTHING,
+    NIL,
     Manifest,
     cut_components,
     decode_manifest,
@@ -43,7 +43,7 @@ COMPONENTS = {
     "usage": value([["main", "m", 1, 2, 0, 0]]),
 }
 FULL = Manifest(
-    "leaf", 2, 4, LEAF, NOTHING, Tail(None, bytes(8), (0, 1), (FIRST, LEAF)),
+    "leaf", 2, 4, LEAF, NIL, Tail(None, bytes(8), (0, 1), (FIRST, LEAF)),
     encode_components(COMPONENTS),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from casstore.errors import CorruptionError, InvalidInputError, InvalidValueErro
 from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, Resolver, encode, link_bytes
 from casstore.format.digest import Digest, Kind, digest_of
 from casstore.format.graph import (
-    NULL,
+    NIL,
     DecodedNode,
     NodeHeader,
     check_time,
@@ -287,7 +287,7 @@ def test_trusted_bytes_may_be_non_canonical_but_not_too_deep_truncated_or_foreig
 
 
 def test_nil_has_one_encoding() -> None:
-    assert NULL.data == b"\xc0"
+    assert NIL.data == b"\xc0"
     assert link_bytes(ROLE_LINK, PARENT).hex() == f"c7210100{PARENT.hex()}"
 
 

@@ -33,7 +33,7 @@ from casstore.format.bundle import BundleHeader, Totals
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, link_bytes
 from casstore.format.digest import BlobHasher, Digest, Kind, digest_of, plain_hash
 from casstore.format.graph import (
-    NULL,
+    NIL,
     Manifest,
     NodeHeader,
     encode_components,
@@ -70,7 +70,7 @@ class Draft:
         return digest
 
     def node(self, node_id: str, parent: tuple[NodeHeader, bytes] | None, **fields: Any) -> bytes:
-        payload = fields.pop("payload", NULL)
+        payload = fields.pop("payload", NIL)
         plain = {"seq": 0, "depth": 1, "users": 0, "frame": None, "time": None}
         header = NodeHeader(
             node_id,
@@ -78,7 +78,7 @@ class Draft:
             parent_id=None if parent is None else parent[0].id,
             parent=None if parent is None else parent[1],
         )
-        return self.put(Kind.NODE, encode_node(header, NULL, payload)[0])
+        return self.put(Kind.NODE, encode_node(header, NIL, payload)[0])
 
     def revision(self, manifest: Manifest, number: int = 1) -> bytes:
         if manifest.nodes and manifest.node_index == NO_NODES:

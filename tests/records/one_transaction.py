@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb.batches import Job, Transaction
+from casstore.engine.lmdb.batches import BatchBuilder, Job
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import TABLES, RowChange, Write, WriteResult
 from casstore.errors import CasstoreError, StorageError
@@ -41,12 +41,12 @@ class _Breaking(list[RowChange]):
 
 
 def _run(
-    transaction: Transaction, job: Job, run: Any = Transaction.run
+    builder: BatchBuilder, job: Job, run: Any = BatchBuilder.run
 ) -> WriteResult | CasstoreError:
     rows = job.write.rows
     if isinstance(rows, _Breaking):
         rows.are_made = True
-    result: WriteResult | CasstoreError = run(transaction, job)
+    result: WriteResult | CasstoreError = run(builder, job)
     return result
 
 
@@ -73,7 +73,7 @@ def assert_one_transaction(
         pytest.MonkeyPatch.context() as patch,
         Store(LmdbEngine(str(folder), durability="relaxed", clock=clock)) as store,
     ):
-        patch.setattr(Transaction, "run", _run)
+        patch.setattr(BatchBuilder, "run", _run)
         given = prepare(store)
         engine: Any = store.engine
         whole: Callable[[Write], WriteResult] = engine.write

@@ -408,10 +408,10 @@ SCOPED: Calls = {
     "capabilities that are lists": lambda states: states.begin_run(
         "new", HERE, caller="plugin", capabilities=[[]]
     ),
-    "a pulse while dropping": lambda states: states.drop_history(
-        workspace_id=None, bot_id="bot", conversation_id="talk", pulse=ODD
+    "progress while dropping": lambda states: states.drop_history(
+        workspace_id=None, bot_id="bot", conversation_id="talk", progress=ODD
     ),
-    "a pulse while erasing": lambda states: states.erase_actor("anna", pulse=ODD),
+    "progress while erasing": lambda states: states.erase_actor("anna", progress=ODD),
     "an actor without a name": lambda states: states.erase_actor(""),
     "a workspace to erase in": lambda states: states.erase_actor("anna", workspace_id=ODD),
     "a bot to erase of": lambda states: states.erase_actor("anna", bot_id=SURROGATE),

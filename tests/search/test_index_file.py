@@ -97,10 +97,10 @@ def test_a_process_that_is_killed_while_indexing_leaves_an_index_that_is_complet
         "from casstore.search import indexing, update\n"
         "indexing._BUDGET = 100\n"
         "steps = []\n"
-        "def pulse(step):\n"
+        "def report(step):\n"
         "    steps.append(step)\n"
         "    if len(steps) == 3: os.kill(os.getpid(), 9)\n"
-        "update(casstore.open(sys.argv[1]), progress=pulse)\n"
+        "update(casstore.open(sys.argv[1]), progress=report)\n"
     )
     root = str(Path(casstore.__file__).parent.parent)
     done = subprocess.run(

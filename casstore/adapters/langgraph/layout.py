@@ -30,7 +30,7 @@ from casstore.format.splitting import (
     Emit,
     Encoded,
     EncodedEntry,
-    SharedParts,
+    ExpansionGuard,
     encode_split,
     list_entry,
     pack_list,
@@ -52,7 +52,7 @@ _KEYS: Final = {
 }
 _PART: Final = link_bytes(ROLE_PART, b"")
 # A channel is a list in a list in the map of its checkpoint.
-_CHANNEL_ROOM: Final = MAX_DEPTH - 2
+_CHANNEL_DEPTH: Final = MAX_DEPTH - 2
 
 
 class CheckpointKey(NamedTuple):
@@ -152,7 +152,7 @@ def pack_channel(
     name: str, version: Any, emit: Emit, value: tuple[Any, Encoded] | None = None
 ) -> Channel:
     """A channel to be stored: its version in stored form, and the stored form of its value."""
-    entries = [list_entry(encode_split(each, _CHANNEL_ROOM - 1, emit)) for each in (name, version)]
+    entries = [list_entry(encode_split(each, _CHANNEL_DEPTH - 1, emit)) for each in (name, version)]
     if value is None:
         return Channel(version, False, None, None, pack_list(entries, emit))
     form, encoded = value
@@ -185,14 +185,14 @@ def pack_fields(checkpoint: Mapping[str, Any], more: Any, meta: Any) -> dict[str
 
 def keep_checkpoint(fields: Mapping[str, Any], channels: Mapping[str, Channel], emit: Emit) -> Link:
     """Store a checkpoint with ``emit``; returns a link to it."""
-    parts = SharedParts(emit)
+    guard = ExpansionGuard(emit)
     links: list[bytes] = []
     packed: list[EncodedEntry] = []
     for name, each in channels.items():
         encoded = each.encoded
         if encoded is None:
             triple = [name, each.version, each.value] if each.has_value else [name, each.version]
-            encoded = encode_split(triple, _CHANNEL_ROOM, parts.emit, {})
+            encoded = encode_split(triple, _CHANNEL_DEPTH, guard.emit, {})
             links += encoded.links
         packed.append(list_entry(encoded))
     entries: list[EncodedEntry] = []
@@ -201,14 +201,14 @@ def keep_checkpoint(fields: Mapping[str, Any], channels: Mapping[str, Channel], 
             encoded = pack_list(packed, emit)
         else:
             try:
-                encoded = encode_split(fields[name], MAX_DEPTH - 1, parts.emit, {})
+                encoded = encode_split(fields[name], MAX_DEPTH - 1, guard.emit, {})
             except InvalidValueError as exc:
                 raise exc.within(name) from exc.__cause__
             links += encoded.links
         data = key + encoded.data
         entries.append(EncodedEntry(data, encoded.links, len(data), name))
     digest = root_object(pack_map(entries, emit), emit)
-    parts.require_bounded(links)
+    guard.require_bounded(links)
     return Link(Digest(digest))
 
 

@@ -227,7 +227,7 @@ class MemorySystem(RecordSystem):
             store, facts, [items_table(store), tables.vectors, tables.changes, tables.index]
         )
 
-    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+    def expire(self, store: Store, progress: Callable[[int], None]) -> int:
         """Remove items that have expired."""
         return sweep(store)
 

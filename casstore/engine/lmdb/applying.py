@@ -47,13 +47,13 @@ JOINED_BYTES: Final = slabs.TARGET_RAW_BYTES
 def read_recovery_point(txn: AnyTransaction, path: str) -> RecoveryPoint:
     """The recovery point in the tables that ``txn`` sees."""
     found = txn.get(LOG_KEY)
-    state = None if found is None else decode_recovery_point(bytes(found))
-    if state is None:
+    recovery_point = None if found is None else decode_recovery_point(bytes(found))
+    if recovery_point is None:
         raise CorruptionError(
             f"the row of {path} that says which redo log it needs is missing or damaged; restore a "
             "backup, or salvage the store"
         )
-    return state
+    return recovery_point
 
 
 def applied_lsn(txn: AnyTransaction, path: str) -> int:
@@ -101,18 +101,18 @@ def full_slabs(entries: Iterable[BatchEntry], compressor: Compressor) -> list[tu
     for entry in entries:
         start = 0
         for at, item in enumerate(entry.objects):
-            own, size = entry.first_id + at, len(item[2])
+            object_id, size = entry.first_id + at, len(item[2])
             if (
-                own != next_id
+                object_id != next_id
                 or raw_bytes + size > slabs.TARGET_RAW_BYTES
-                or own - first_id >= slabs.MAX_OBJECTS
+                or object_id - first_id >= slabs.MAX_OBJECTS
                 # Begin a slab rather than divide a commit: its objects are often read together.
                 or (not at and raw_bytes + entry.size_bytes > JOINED_BYTES)
             ):
                 add(entry, start, at)
                 close()
-                start, first_id, raw_bytes = at, own, 0
-            next_id = own + 1
+                start, first_id, raw_bytes = at, object_id, 0
+            next_id = object_id + 1
             raw_bytes += size
         add(entry, start, len(entry.objects))
     close()
@@ -135,9 +135,9 @@ def apply_entries(
     txn: lmdb.Transaction[bytes],
     entries: Sequence[BatchEntry],
     stored: Sequence[tuple[bytes, bytes]],
-    state: RecoveryPoint,
+    recovery_point: RecoveryPoint,
 ) -> None:
-    """Write the changes of entries to the tables, and ``state`` as the new recovery point.
+    """Write the changes of entries and the new recovery point to the tables.
 
     ``stored`` are the slabs with the new objects of the entries (``full_slabs``).
     """
@@ -155,12 +155,13 @@ def apply_entries(
             for key, value in stored
         ):
             raise CorruptionError(
-                f"{env.path} is damaged: it has a slab with a higher id than new objects have"
+                f"{env.path} is damaged: it has a slab with a higher id than new objects have; run "
+                "`casstore check`"
             )
         for entry in entries:
             if entry.touched:
                 notes.touch(env, txn, entry.touched, entry.now_ms)
-    txn.put(LOG_KEY, state.encode())
+    txn.put(LOG_KEY, recovery_point.encode())
 
 
 def _apply_rows(
@@ -216,5 +217,5 @@ def _apply_names(
             # The writer looked each name up, and it was absent.
             raise CorruptionError(
                 f"the index of {env.path} is damaged: it has the id of an object that is only in "
-                "the redo log"
+                "the redo log; run `casstore check`"
             )

@@ -18,7 +18,7 @@ An interrupt (Ctrl-C) may hit the leader anywhere. Three rules keep the other wr
    entering the statement.
 3. A sleeping writer wakes at intervals, in case an interrupted leader did not wake it.
 
-**Checking** (``Transaction``). Every write is checked as a whole before any of its changes is
+**Checking** (``BatchBuilder``). Every write is checked as a whole before any of its changes is
 added to the entry. So a refused write changes nothing, and the others of the batch are unaffected.
 A write sees the changes of the writes before it in the batch.
 
@@ -74,13 +74,13 @@ _RECHECK_S: Final = 0.05
 class Ticket(Generic[Work, Result]):
     """The work of one writer, in the queue or in a batch."""
 
-    __slots__ = ("abandoned", "batch", "place", "wake", "work")
+    __slots__ = ("abandoned", "batch", "position", "wake", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
         #: The last batch that this ticket was put into, and its position there.
         self.batch: TicketBatch[Work, Result] = _NO_BATCH
-        self.place = 0
+        self.position = 0
         #: The writer was interrupted and has left; no further batch should run its work.
         self.abandoned = False
         #: A writer that does not lead sleeps by acquiring this lock, which is held from the start;
@@ -97,9 +97,9 @@ class TicketBatch(Generic[Work, Result]):
         self.tickets = tickets
         #: One result or error for each ticket, in their order; None: the batch has not run yet.
         self.answers: Sequence[Result | CasstoreError] | None = None
-        for place, ticket in enumerate(tickets):
-            # ``place`` first: a thread that sees the ticket's batch uses its place in it.
-            ticket.place = place
+        for position, ticket in enumerate(tickets):
+            # ``position`` first: a thread that sees the ticket's batch uses its position there.
+            ticket.position = position
             ticket.batch = self
 
 
@@ -110,9 +110,9 @@ _NO_BATCH: Final[TicketBatch[Any, Any]] = TicketBatch(())
 class CommitQueue(Generic[Work, Result]):
     """Runs tickets in batches; ``submit`` is the entry point.
 
-    ``run``, given to the constructor, assigns the answers of its batch, or raises. If it raises
-    without having assigned them, it has changed nothing: the leader gets the error, and the next
-    leader runs the other tickets of the batch again.
+    ``run``, given to the constructor, assigns the answers of its batch, or raises. If it raises,
+    every ticket without an answer has changed nothing: the leader gets the error, and the next
+    leader runs those tickets again.
     """
 
     def __init__(self, run: Callable[[TicketBatch[Work, Result]], None]) -> None:
@@ -160,7 +160,7 @@ class CommitQueue(Generic[Work, Result]):
             raise
         answers = ticket.batch.answers
         assert answers is not None
-        answer = answers[ticket.place]
+        answer = answers[ticket.position]
         if isinstance(answer, CasstoreError):
             raise answer
         return answer
@@ -212,7 +212,7 @@ class _Sorted(NamedTuple):
     hits: list[bytes]
 
 
-class Transaction:
+class BatchBuilder:
     """Checks the writes of a batch one after the other, and collects their changes in an entry.
 
     ``txn`` and ``memtable`` together are the store's present state. The caller holds the log's file
@@ -225,13 +225,13 @@ class Transaction:
         txn: lmdb.Transaction[bytes],
         memtable: Memtable,
         now_ms: int,
-        recent: notes.RecentTouches,
+        touches: notes.RecentTouches,
         proven: Proven,
     ) -> None:
         self._env = env
         self._txn = txn
         self._now_ms = now_ms
-        self._recent = recent
+        self._touches = touches
         self._memtable = memtable
         self._proven = proven
         self._index: DigestIndex | None = None
@@ -260,6 +260,8 @@ class Transaction:
             # All that can fail comes first: looking up what to delete, and what to touch.
             if write.deletes:
                 self._look_up(write.deletes)
+            # A write with rows may make its objects reachable; one without rows has only their
+            # grace period to protect them.
             touched = self._to_touch(write, hits) if hits and not write.rows else ()
         except CasstoreError as exc:
             # Nothing was added yet, so the other writes of the batch are unaffected.
@@ -290,7 +292,7 @@ class Transaction:
             for position, item in enumerate(self._objects):
                 if ids[item.digest] != self._first_id + position:
                     links[position] = None
-        rows: list[RowVersion] = [(*place, value) for place, value in self._rows.items()]
+        rows: list[RowVersion] = [(*row_key, value) for row_key, value in self._rows.items()]
         return BatchEntry(
             self._now_ms, self._first_id, self._objects, links, rows, self._unnamed,
             list(self._touched),
@@ -299,10 +301,10 @@ class Transaction:
     # --- looking up ---------------------------------------------------------------------------
 
     def _find_row(self, table: str, key: bytes) -> bytes | None:
-        place = table, key
-        if place in self._rows:
-            return self._rows[place]
-        versions = self._memtable.rows.get(place)
+        row_key = table, key
+        if row_key in self._rows:
+            return self._rows[row_key]
+        versions = self._memtable.rows.get(row_key)
         if versions is not None:
             return versions[-1][1]
         stored = find_row(self._txn.cursor(self._env.tables[table]), table, key)
@@ -378,7 +380,7 @@ class Transaction:
             self._unnamed.append((digest, object_id))
 
     def _to_touch(self, write: Write, hits: Sequence[bytes]) -> list[int]:
-        """The ids of objects whose grace period restarts: ``write``, without rows, put them again.
+        """The ids of objects whose grace period restarts, because ``write`` puts them again.
 
         ``hits`` are the digests of ``write`` that are stored already.
         """
@@ -391,14 +393,14 @@ class Transaction:
             # None: it is stored twice in this write, and new.
             and (object_id := self._ids.get(digest)) is not None
             and object_id < self._first_id
-            and not self._recent.is_young(object_id, self._now_ms, self._stored_at_ms)
+            and not self._touches.is_young(object_id, self._now_ms, self._stored_at_ms)
         ]
 
     def _stored_at_ms(self, object_id: int) -> int:
         """When an object was stored, in milliseconds since 1970."""
-        recent = self._memtable.view().stored_at_ms(object_id)
-        if recent is not None:
-            return recent
+        stored_at_ms = self._memtable.view().stored_at_ms(object_id)
+        if stored_at_ms is not None:
+            return stored_at_ms
         cursor = self._txn.cursor(self._env.slabs)
         if not cursor.set_range(slabs.slab_key(object_id)):
             raise CorruptionError(f"no slab of {self._env.path} holds object {object_id}")
@@ -434,7 +436,7 @@ class Batches:
             part = unique[start : start + READ_BATCH]
             with env.snapshot() as (txn, view):
                 found = {digest: view.find_id(digest) for digest in part}
-                rest = [digest for digest, own in found.items() if isinstance(own, Unchanged)]
+                rest = [digest for digest, known in found.items() if isinstance(known, Unchanged)]
                 index = DigestIndex(env, txn)
                 found.update(zip(rest, index.find_many(rest, self._proven), strict=True))
             absent += [digest for digest in part if found[digest] is None]
@@ -474,11 +476,11 @@ class Batches:
                 # memtable as well as in the tables. The other way round it could be in neither.
                 memtable = recent.memtable
                 with ReadTransaction(env, buffers=False) as txn:
-                    transaction = Transaction(
+                    builder = BatchBuilder(
                         env, txn, memtable, self._clock(), self._touches, self._proven
                     )
-                    answers = [transaction.run(ticket.work) for ticket in batch.tickets]
-                entry = transaction.entry()
+                    answers = [builder.run(ticket.work) for ticket in batch.tickets]
+                entry = builder.entry()
                 if entry is not None:
                     env.require_present()
                     recent.commit(entry, batch, answers, durable=durable)

@@ -39,11 +39,11 @@ def try_cold_dictionary(
         return None
     samples: list[bytes] = []
     held_out: list[bytes] = []
-    for place in range(PLACES):
+    for number in range(PLACES):
         objects = _objects_at(
-            env, compressor, packed_to + 1 + (newest - packed_to) * place // PLACES
+            env, compressor, packed_to + 1 + (newest - packed_to) * number // PLACES
         )
-        if place % _HELD_OUT:
+        if number % _HELD_OUT:
             samples += [data for data in objects if 0 < len(data) <= _MAX_SAMPLE_BYTES]
         else:
             held_out.append(b"".join(objects))
@@ -75,15 +75,15 @@ def _raw_bytes(env: Environment, packed_to: int, newest: int) -> int:
 def _objects_at(env: Environment, compressor: Compressor, object_id: int) -> list[bytes]:
     """The objects of the slabs from this id on, as many as fit into one packed slab."""
     objects: list[bytes] = []
-    room = slabs.PACKED_RAW_BYTES
+    bytes_left = slabs.PACKED_RAW_BYTES
     with env.reading() as txn:
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(object_id))
-        while more and room > 0:
+        while more and bytes_left > 0:
             slab = reader.decode_at(int.from_bytes(cursor.key(), "big"))
             for position in range(slab.directory.objects):
                 objects.append(slab.stripped(position))
-                room -= len(objects[-1])
+                bytes_left -= len(objects[-1])
             more = cursor.next()
     return objects

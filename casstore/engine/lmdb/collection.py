@@ -31,7 +31,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import read_recovery_point
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.lookup import index_key
-from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
+from casstore.engine.lmdb.marking import Candidates, Marks, Progress
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError
 
@@ -108,12 +108,12 @@ class LmdbCollection:
 
     # --- marking --------------------------------------------------------------------------
 
-    def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
+    def mark(self, *, only: bytes | None = None, progress: Progress | None = None) -> MarkReport:
         """Find the unreachable objects.
 
-        ``pulse`` is called with the number of ids visited so far. ``only`` is what ``unreached`` of
-        an earlier collection returned: ``sweep`` then removes no other objects. CorruptionError if
-        a row or a slab's directory is damaged, or refers to an object that is not stored: then
+        ``progress`` is called with the number of ids visited so far. ``only`` is what ``unreached``
+        of an earlier collection returned: ``sweep`` then removes no other objects. CorruptionError
+        if a row or a slab's directory is damaged, or refers to an object that is not stored: then
         nothing may be removed.
         """
         view = None
@@ -129,8 +129,8 @@ class LmdbCollection:
         def keep_announced(done: int) -> None:
             if not self._dry_run and monotonic() - self._refreshed_s > _REFRESH_S:
                 self._announce(first=False)
-            if pulse is not None:
-                pulse(done)
+            if progress is not None:
+                progress(done)
 
         report = self._marks.mark(keep_announced)
         self._clean = self._marks.is_clean

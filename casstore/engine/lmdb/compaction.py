@@ -88,26 +88,26 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
         try:
             old.retire_log()
             before = read_extent(directory.data_path)
-            with directory.compaction_directory() as place:
+            with directory.compaction_directory() as new_path:
                 try:
-                    report = _copy(old, place, before, tell)
+                    report = _copy(old, new_path, before, tell)
                 except CorruptionError:
                     # If the old file was written to meanwhile, that is the cause: raise that error.
                     _require_unchanged(directory, before)
                     raise
                 old.close()
                 _require_unchanged(directory, before)
-                _swap(directory, place)
+                _swap(directory, new_path)
                 file_bytes = os.stat(directory.data_path).st_size
         finally:
             old.close()
     return report._replace(file_bytes_before=before.file_bytes, file_bytes_after=file_bytes)
 
 
-def _copy(old: Environment, place: str, before: Extent, tell: Tell) -> Compacted:
-    """Fill a new store at ``place`` with everything in ``old``, and prove it."""
+def _copy(old: Environment, new_path: str, before: Extent, tell: Tell) -> Compacted:
+    """Fill a new store at ``new_path`` with everything in ``old``, and prove it."""
     new = Environment(
-        place, map_bytes=before.map_bytes, lmdb_version=before.lmdb_version, prove=verify_content
+        new_path, map_bytes=before.map_bytes, lmdb_version=before.lmdb_version, prove=verify_content
     )
     try:
         copier = _Copier(old, new, tell)
@@ -119,7 +119,7 @@ def _copy(old: Environment, place: str, before: Extent, tell: Tell) -> Compacted
         report = copier.report()
     finally:
         new.close()
-    verify_structure(os.path.join(place, os.path.basename(new.data_path)))
+    verify_structure(os.path.join(new_path, os.path.basename(new.data_path)))
     return report
 
 
@@ -132,7 +132,7 @@ def _require_unchanged(directory: StoreDirectory, before: Extent) -> None:
         )
 
 
-def _swap(directory: StoreDirectory, place: str) -> None:
+def _swap(directory: StoreDirectory, new_path: str) -> None:
     """Replace the old file with the new one.
 
     The log and the derived files are removed first: nothing needs them, and they may hold erased
@@ -141,7 +141,7 @@ def _swap(directory: StoreDirectory, place: str) -> None:
     try:
         directory.remove_log()
         directory.remove_derived()
-        directory.take_over(place)
+        directory.take_over(new_path)
     except OSError as exc:
         raise storage_error(f"cannot put the new file of {directory.path} in place", exc) from exc
 
@@ -315,7 +315,7 @@ class _Copier:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
             total = txn.get(SUM_KEY)
             kept_sum = None if total is None else bytes(total)
-            state = read_recovery_point(txn, old.path).closed()
+            recovery_point = read_recovery_point(txn, old.path).retired()
             last = txn.cursor(db=old.slabs)
             newest = int.from_bytes(last.key(), "big") if last.last() else 0
         try:
@@ -325,7 +325,7 @@ class _Copier:
                     txn.put(key, value, db=new.meta)
                 if kept_sum is not None:
                     txn.put(SUM_KEY, kept_sum)
-                txn.put(LOG_KEY, state.encode())
+                txn.put(LOG_KEY, recovery_point.encode())
                 if newest:
                     txn.put(packing.PACKED_TO_KEY, str(newest).encode(), db=new.meta)
         except lmdb.Error as exc:

@@ -392,7 +392,7 @@ class StoreDirectory:
         except OSError as exc:
             raise storage_error(f"cannot open {self.data_path}", exc) from exc
 
-    def open_place(self) -> forks.Descriptor:
+    def open_directory(self) -> forks.Descriptor:
         """A descriptor of the store's directory itself."""
         try:
             return forks.open_directory(self.path)
@@ -404,22 +404,22 @@ class StoreDirectory:
     @contextmanager
     def compaction_directory(self) -> Iterator[str]:
         """A directory for a store that may replace this one; removed afterwards."""
-        place = os.path.join(self.path, _COMPACT)
+        path = os.path.join(self.path, _COMPACT)
         try:
-            os.mkdir(place, mode=DIRECTORY_MODE)
+            os.mkdir(path, mode=DIRECTORY_MODE)
         except OSError as exc:
-            raise storage_error(f"cannot create {place}", exc) from exc
+            raise storage_error(f"cannot create {path}", exc) from exc
         try:
-            yield place
+            yield path
         finally:
             self.remove_leftovers()
 
-    def take_over(self, place: str) -> None:
-        """Replace this store's data file with that of the store at ``place``, durably.
+    def take_over(self, path: str) -> None:
+        """Replace this store's data file with that of the store at ``path``, durably.
 
         Raises OSError. One rename replaces the file, so a crash leaves the old one or the new one.
         """
-        new = os.path.join(place, DATA_FILE)
+        new = os.path.join(path, DATA_FILE)
         self.make_alike(new)
         os.rename(new, self.data_path)
         sync_directory(self.path)
@@ -443,21 +443,21 @@ class StoreDirectory:
 
     def remove_leftovers(self) -> None:
         """Remove the files of a compaction that did not finish. Hold the mutex."""
-        place = os.path.join(self.path, _COMPACT)
-        if not os.path.lexists(place):
+        path = os.path.join(self.path, _COMPACT)
+        if not os.path.lexists(path):
             return
         import shutil  # not at the top: it would slow down every opening of a store
 
         try:
-            strange = sorted(set(os.listdir(place)) - _OWN_NAMES)
+            strange = sorted(set(os.listdir(path)) - _OWN_NAMES)
             if strange:
                 raise StorageError(
-                    f"{os.path.join(place, strange[0])} was not made by `casstore compact`; move "
-                    f"it elsewhere, and then remove {place}"
+                    f"{os.path.join(path, strange[0])} was not made by `casstore compact`; move "
+                    f"it elsewhere, and then remove {path}"
                 )
-            shutil.rmtree(place)
+            shutil.rmtree(path)
         except OSError as exc:
-            raise storage_error(f"cannot remove {place}", exc) from exc
+            raise storage_error(f"cannot remove {path}", exc) from exc
 
     def sync_names(self) -> None:
         """Make files created, renamed and removed here stay so after a power loss."""

@@ -147,7 +147,7 @@ class LmdbEngine:
         self._compressor = self._env.compressor
         self._batches = Batches(self._env, self._clock, self._committed)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._batches.run)
-        self._reserve = Reserve(path, self._env.place)
+        self._reserve = Reserve(path, self._env.directory_handle)
         #: The packing thread, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
         self._behind = None if readonly else Task(self._work_behind)
@@ -206,7 +206,7 @@ class LmdbEngine:
         conditions.check_digests((first, last))
         with self._env.snapshot() as (txn, view):
             recent = view.names()
-            found = [name for name, own in recent.items() if own and first <= name <= last]
+            found = [name for name, known in recent.items() if known and first <= name <= last]
             applied = DigestIndex(self._env, txn).between(first, last)
             found += islice((name for name, _ in applied if name not in recent), limit)
         return sorted(found)[:limit]
@@ -687,14 +687,14 @@ class LmdbEngine:
         *,
         compact: bool = False,
         replace: bool = False,
-        pulse: Callable[[int, int | None], None] | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
         """Copy one snapshot of the store to ``target``, concurrently with writers."""
         with importing():
             from casstore.engine.lmdb.hot_copy import copy_store
 
         self._env.gate.check()
-        return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)
+        return copy_store(self._env, target, compact=compact, replace=replace, progress=progress)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ class Environment:
                     self._open()
                     self.data_handle = self._directory.open_data()
                     #: The store's directory, held open.
-                    self.place = self._directory.open_place()
+                    self.directory_handle = self._directory.open_directory()
                     #: The commits that are not in the tables yet.
                     self.recent = Recent(self, self._directory, log_bytes or MAX_LOG_BYTES)
                     _OPEN.add(self)
@@ -189,12 +189,16 @@ class Environment:
         with self.tables_lock:
             try:
                 with self.begin_write() as txn:
-                    state = read_recovery_point(txn, self.path)
-                    todo = [each.entry for each in entries if each.position.lsn > state.applied.lsn]
+                    recovery_point = read_recovery_point(txn, self.path)
+                    todo = [
+                        each.entry
+                        for each in entries
+                        if each.position.lsn > recovery_point.applied.lsn
+                    ]
                     stored = full_slabs(todo, self.compressor)
                     if todo:
-                        state = state._replace(applied=entries[-1].position)
-                    apply_entries(self, txn, todo, stored, state.closed())
+                        recovery_point = recovery_point._replace(applied=entries[-1].position)
+                    apply_entries(self, txn, todo, stored, recovery_point.retired())
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
 
@@ -391,7 +395,7 @@ class Environment:
         try:
             # Relative to the open directory: the directory may have been renamed, and the process
             # may have changed its working directory.
-            there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
+            there = os.stat(DATA_FILE, dir_fd=self.directory_handle.fileno())
             identity = there.st_dev, there.st_ino
         except OSError:
             identity = None
@@ -415,7 +419,7 @@ class Environment:
                     with self.tables_lock:
                         txn = self.begin_write()
                         try:
-                            state = self.recent.apply_into(txn)
+                            recovery_point = self.recent.apply_into(txn)
                             yield txn
                             changes = not is_over(txn)
                             if changes:
@@ -426,7 +430,7 @@ class Environment:
                         if changes:
                             self.cover()
                     if changes:
-                        self.recent.begin_after(state, self.recent.memtable.next_id)
+                        self.recent.replace_memtable(recovery_point, self.recent.memtable.next_id)
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
 
@@ -441,7 +445,7 @@ class Environment:
     def retire_log(self) -> None:
         """Apply the log and mark it unused. No other process may write."""
         with self.write_lock, self.recent.locked():
-            self.recent.take_out_of_use()
+            self.recent.retire_log()
 
     def reading(self) -> ReadTransaction[memoryview]:
         """A short read transaction on the tables alone, without commits that are only in the log.
@@ -549,7 +553,7 @@ class Environment:
                 self.recent.flush()
             else:
                 with self.recent.locked():
-                    self.recent.take_out_of_use()
+                    self.recent.retire_log()
 
     def _let_go(self) -> None:
         """Wake the watches and close all files. Hold both locks, so that no fork comes between."""
@@ -558,7 +562,7 @@ class Environment:
         self.handle.close()
         self.recent.close()
         os.close(self.data_handle)
-        self.place.close()
+        self.directory_handle.close()
         self._directory.release()
         _OPEN.discard(self)
 
@@ -719,7 +723,9 @@ class TableSnapshot:
                 return txn, view
             self._reading.__exit__(None, None, None)
             recent.catch_up()
-        raise BusyError(f"commits to {self._env.path} come faster than they can be read")
+        raise BusyError(
+            f"commits to {self._env.path} come faster than they can be read; retry the read"
+        )
 
     def __exit__(
         self,

@@ -132,7 +132,9 @@ def check_structure(env: Environment, data_path: str) -> Structure:
             if metas:
                 return _walk_tables(pages, metas[0].main.root)
         # Two commits since the transaction began: its meta page was overwritten.
-    raise BusyError(f"commits to {env.path} come faster than its meta pages can be read")
+    raise BusyError(
+        f"commits to {env.path} come faster than its meta pages can be read; check again"
+    )
 
 
 def _walk_tables(pages: PageFile, root: int) -> Structure:

@@ -49,20 +49,20 @@ from casstore.errors import (
 )
 
 _CHUNK_BYTES: Final = 1 << 20
-_PULSE_S: Final = 0.05
+_REPORT_S: Final = 0.05
 # How many times at most a copy is tried if forks abort it.
 _MAX_ATTEMPTS: Final = 16
 
-Pulse = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]
 
 
 def copy_store(
-    env: Environment, target: str, *, compact: bool, replace: bool, pulse: Pulse | None
+    env: Environment, target: str, *, compact: bool, replace: bool, progress: Progress | None
 ) -> HotCopyReport:
     """Copy the store of an open environment to ``target``."""
-    place = os.path.realpath(target)
-    own = os.path.realpath(env.path)
-    if os.path.commonpath((place, own)) == own:
+    target_path = os.path.realpath(target)
+    store_path = os.path.realpath(env.path)
+    if os.path.commonpath((target_path, store_path)) == store_path:
         raise InvalidInputError(f"{target} is inside the store itself; choose another directory")
     if os.path.lexists(target):
         if not replace:
@@ -72,10 +72,10 @@ def copy_store(
     # Commits that the copy of the tables may lack.
     with env.snapshot() as (_, view):
         entries = view.entries()
-    with part_directory(place) as part:
+    with part_directory(target_path) as part:
         data = os.path.join(part.path, DATA_FILE)
         for _ in range(_MAX_ATTEMPTS):
-            if _Copy(env, data, compact=compact).run(pulse):
+            if _Copy(env, data, compact=compact).run(progress):
                 break
             env.gate.check()
         else:
@@ -86,9 +86,9 @@ def copy_store(
         objects = _make_sound(part.path, env, entries)
         try:
             size_bytes = os.stat(data).st_size
-            if replace and os.path.lexists(place):
-                _replace(data, place)
-                sync_directory(os.path.dirname(place))
+            if replace and os.path.lexists(target_path):
+                _replace(data, target_path)
+                sync_directory(os.path.dirname(target_path))
             else:
                 part.publish()
         except OSError as exc:
@@ -117,7 +117,7 @@ class _Copy:
         self._turn = threading.Lock()
         self._keeps_out = False
 
-    def run(self, pulse: Pulse | None) -> bool:
+    def run(self, progress: Progress | None) -> bool:
         """Copy everything; False if the copy was aborted for a close or a fork."""
         # Start only the saving thread, which starts the other: after a Ctrl-C between the two, a
         # dumping thread alone would wait for the pipe inside LMDB, and block closing and forking.
@@ -126,11 +126,11 @@ class _Copy:
             copying = True
             save.start()
             while copying:
-                save.join(_PULSE_S)
+                save.join(_REPORT_S)
                 copying = save.is_alive()
                 # Called at least once, however fast the copy is.
-                if pulse is not None:
-                    pulse(self._done, None if self._compact else self._total())
+                if progress is not None:
+                    progress(self._done, None if self._compact else self._total())
         except RuntimeError as exc:
             if save.ident is not None:
                 raise

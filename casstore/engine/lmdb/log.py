@@ -66,8 +66,8 @@ _FREE_SHARE: Final = 4
 # How many zeros one call writes at most when the log grows.
 _FILL_BYTES: Final = 1 << 20
 
-_STATE: Final = Struct("<?8sQQ16s")
-_STATE_CHECKSUM_BYTES: Final = 8
+_ROW: Final = Struct("<?8sQQ16s")
+_ROW_CHECKSUM_BYTES: Final = 8
 _NO_LOG: Final = bytes(8)
 
 #: Positions in ``RedoLog.lsns``: the LSN of the last record that readers may see; that of the last
@@ -117,10 +117,10 @@ class RecoveryPoint(NamedTuple):
 
     def encode(self) -> bytes:
         """The value of the row ``log``."""
-        state = _STATE.pack(self.in_use, self.log_id, *self.applied)
-        return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
+        fields = _ROW.pack(self.in_use, self.log_id, *self.applied)
+        return fields + plain_hash(fields)[:_ROW_CHECKSUM_BYTES]
 
-    def closed(self) -> RecoveryPoint:
+    def retired(self) -> RecoveryPoint:
         """The same commits in the tables, and no log in use."""
         return RecoveryPoint(False, _NO_LOG, first_position(self.applied.lsn, _NO_LOG))
 
@@ -132,10 +132,10 @@ def first_recovery_point() -> RecoveryPoint:
 
 def decode_recovery_point(row: bytes) -> RecoveryPoint | None:
     """Decode the row ``log``; None if it is damaged."""
-    state, checksum = row[:-_STATE_CHECKSUM_BYTES], row[-_STATE_CHECKSUM_BYTES:]
-    if len(state) != _STATE.size or plain_hash(state)[:_STATE_CHECKSUM_BYTES] != checksum:
+    fields, checksum = row[:-_ROW_CHECKSUM_BYTES], row[-_ROW_CHECKSUM_BYTES:]
+    if len(fields) != _ROW.size or plain_hash(fields)[:_ROW_CHECKSUM_BYTES] != checksum:
         return None
-    in_use, log_id, lsn, offset, last = _STATE.unpack(state)
+    in_use, log_id, lsn, offset, last = _ROW.unpack(fields)
     return RecoveryPoint(in_use, log_id, Position(lsn, offset, last))
 
 
@@ -159,8 +159,8 @@ class RedoLog:
         self.size_bytes = os.fstat(self._handle.fileno()).st_size
         header = os.pread(self._handle.fileno(), _HEADER_BYTES, 0)
         content, checksum = header[:-_HEADER_CHECKSUM_BYTES], header[-_HEADER_CHECKSUM_BYTES:]
-        whole = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
-        log_id = content[len(_MAGIC) :] if whole and self.size_bytes >= _FIRST_OFFSET else b""
+        is_valid = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
+        log_id = content[len(_MAGIC) :] if is_valid and self.size_bytes >= _FIRST_OFFSET else b""
         # Before ``id``: another thread that finds the right id uses the map.
         self._share_page(
             mmap.mmap(self._handle.fileno(), _FIRST_OFFSET, prot=mmap.PROT_READ)
@@ -176,7 +176,7 @@ class RedoLog:
         self.lsns = memoryview(page)[_PUBLISHED_AT : _PUBLISHED_AT + _LSN_BYTES].cast("Q")
 
     def fileno(self) -> int:
-        """The number of the descriptor."""
+        """The file descriptor."""
         return self._handle.fileno()
 
     def close(self) -> None:
@@ -207,11 +207,11 @@ class RedoLog:
 
         If a recovery finds tables with a higher LSN than this, the log file is an older copy.
         """
-        number = self._handle.fileno()
+        descriptor = self._handle.fileno()
         try:
-            os.pwritev(number, (_NUMBER.pack(lsn),), _APPLYING_AT, _WRITE_AND_FLUSH)
+            os.pwritev(descriptor, (_NUMBER.pack(lsn),), _APPLYING_AT, _WRITE_AND_FLUSH)
             if not _WRITE_AND_FLUSH:
-                flush_file(number)
+                flush_file(descriptor)
         except OSError as exc:
             raise storage_error(f"cannot write {self.path}", exc) from exc
 
@@ -321,16 +321,16 @@ class RedoLog:
         padding = _PADDING[-length % _ALIGNMENT]
         padded = length + len(padding)
         parts = (unsealed, checksum, body, padding)
-        number = self._handle.fileno()
+        descriptor = self._handle.fileno()
         # The flag flushes only the bytes of this call, so it suffices only if all earlier records
         # are flushed.
         at_once = _WRITE_AND_FLUSH if flush and flushed_lsn >= end.lsn else 0
         try:
-            if os.pwritev(number, parts, offset, at_once) != padded:
-                write_at(number, b"".join(parts), offset)
+            if os.pwritev(descriptor, parts, offset, at_once) != padded:
+                write_at(descriptor, b"".join(parts), offset)
                 at_once = 0
             if flush and not at_once:
-                flush_file(number)
+                flush_file(descriptor)
         except OSError as exc:
             # EFBIG, the limit on the length of files, is raised before anything is written.
             if exc.errno != errno.EFBIG:
@@ -426,9 +426,9 @@ class RedoLog:
         body = os.pread(self._handle.fileno(), body_bytes, offset + _RECORD_BYTES)
         if len(body) != body_bytes or not _is_proven(header, body):
             return None
-        behind = offset + _RECORD_BYTES + body_bytes
-        behind += -behind % _ALIGNMENT
-        return LogRecord(offset, Position(lsn, behind, checksum), body)
+        next_offset = offset + _RECORD_BYTES + body_bytes
+        next_offset += -next_offset % _ALIGNMENT
+        return LogRecord(offset, Position(lsn, next_offset, checksum), body)
 
     def require_end(self, end: Position) -> None:
         """Raise CorruptionError if the log says that a record after ``end`` was flushed."""
@@ -458,8 +458,7 @@ class Survivor(NamedTuple):
 
     log_id: bytes
     flushed_lsn: int
-    #: Its LSN, where it begins (not where it ends), and its checksum.
-    position: Position
+    lsn: int
     body: bytes
 
 
@@ -469,10 +468,10 @@ def _scan(content: bytes) -> Iterator[Survivor]:
     while at >= 0:
         header = content[at : at + _RECORD_BYTES]
         if not at % _ALIGNMENT and len(header) == _RECORD_BYTES:
-            _, body_bytes, log_id, lsn, flushed_lsn, _, checksum = _RECORD.unpack(header)
+            _, body_bytes, log_id, lsn, flushed_lsn, _, _ = _RECORD.unpack(header)
             body = content[at + _RECORD_BYTES : at + _RECORD_BYTES + body_bytes]
             if _is_proven(header, body):
-                yield Survivor(log_id, flushed_lsn, Position(lsn, at, checksum), body)
+                yield Survivor(log_id, flushed_lsn, lsn, body)
         at = content.find(_RECORD_MAGIC, at + 1)
 
 
@@ -483,7 +482,7 @@ def _is_proven(header: bytes, body: bytes) -> bool:
 
 
 def surviving_records(path: str) -> list[Survivor] | None:
-    """The records of a log that may be damaged, in the order of their numbers; None: no log."""
+    """The records of a log that may be damaged, in the order of their LSNs; None: no log."""
     try:
         with open(path, "rb") as source:
             content = source.read(_MAX_SURVIVING_BYTES)
@@ -491,4 +490,4 @@ def surviving_records(path: str) -> list[Survivor] | None:
         return None
     except OSError as exc:
         raise storage_error(f"cannot read {path}", exc) from exc
-    return sorted(_scan(content), key=lambda record: record.position.lsn)
+    return sorted(_scan(content), key=lambda record: record.lsn)

@@ -59,7 +59,7 @@ _NAMES: Final = bytes([_NAMED * (kind & ~slabs.KEEPS_LINKS != slabs.DEAD) for ki
 _HAS_NAME: Final = bytes([_NAMED])
 
 # Called with the number of ids visited so far.
-Pulse = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 class Candidates(NamedTuple):
@@ -114,7 +114,7 @@ class Marks:
 
     # --- the pass -------------------------------------------------------------------------
 
-    def mark(self, pulse: Pulse | None) -> MarkReport:
+    def mark(self, progress: Progress | None) -> MarkReport:
         """Mark all objects that rows, young objects or touched objects (``notes``) reach.
 
         CorruptionError with the name of a missing object. If slabs hold no collected objects, the
@@ -123,17 +123,17 @@ class Marks:
         number of objects with the number of names.
         """
         if not notes.has_leftovers(self._env):
-            report = self._pass(pulse, trusting=True)
+            report = self._pass(progress, trusting=True)
             if report is not None:
                 return report
             self.close()
             self._begin()
         self._read_index_rows()
-        report = self._pass(pulse, trusting=False)
+        report = self._pass(progress, trusting=False)
         assert report is not None
         return report
 
-    def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
+    def _pass(self, progress: Progress | None, *, trusting: bool) -> MarkReport | None:
         """Mark in one pass over the slabs.
 
         ``trusting``: assume that every object in the slabs is named; None if that was wrong.
@@ -160,8 +160,8 @@ class Marks:
                 if below > 1 and not self._more(txn, below):
                     self._require_nothing_between(1, below)
                     below = 1
-            if pulse is not None:
-                pulse(self.last_id + 1 - below)
+            if progress is not None:
+                progress(self.last_id + 1 - below)
         if trusting and names != self._names:
             # Some objects have no name, and what they link to was marked without need.
             return None
@@ -238,16 +238,16 @@ class Marks:
         self._reach(object_id)
 
     def _reach_touched(self, txn: Txn, touch: notes.Touch) -> None:
-        own = touch.object_id
-        if touch.at_ms < self._grace_from_ms or own > self.last_id:
+        object_id = touch.object_id
+        if touch.at_ms < self._grace_from_ms or object_id > self.last_id:
             return
         cursor = txn.cursor(db=self._env.slabs)
         # A touched object may have been deleted by an earlier collection after its grace period.
-        if cursor.set_range(slabs.slab_key(own)):
+        if cursor.set_range(slabs.slab_key(object_id)):
             directory = slabs.read_directory(cursor.key(), cursor.value())
-            position = own - directory.first_id
+            position = object_id - directory.first_id
             if position >= 0 and self._is_named(txn, directory, position):
-                self._reach(own)
+                self._reach(object_id)
 
     def _reach(self, object_id: int) -> None:
         if object_id <= self.last_id and not self._states[object_id] & _REACHED:
@@ -277,21 +277,21 @@ class Marks:
             at = len(distances) if count == directory.objects else sum(counts)
             backwards = counts[::-1]
             ids = compress(range(first + count - 1, first - 1, -1), backwards)
-            for own, links in zip(ids, filter(None, backwards), strict=True):
+            for object_id, links in zip(ids, filter(None, backwards), strict=True):
                 at -= links
-                if not states[own] & _REACHED:
+                if not states[object_id] & _REACHED:
                     continue
                 if unnamed:
                     for far in distances[at : at + links]:
-                        states[own - far] = _REACHED
+                        states[object_id - far] = _REACHED
                     continue
                 for far in distances[at : at + links]:
-                    if not sound and not 0 < far < own:
+                    if not sound and not 0 < far < object_id:
                         raise CorruptionError(
-                            f"object {directory.digest(own - first).hex()} is older "
+                            f"object {directory.digest(object_id - first).hex()} is older "
                             "than one it links to"
                         )
-                    states[own - far] |= _REACHED
+                    states[object_id - far] |= _REACHED
         if names is not None:
             self._add(first, names)
         self._require_named(directory, states[first : first + count])
@@ -395,8 +395,8 @@ class Marks:
         return True
 
     def _is_named(self, txn: Txn, directory: SlabDirectory, position: int) -> bool:
-        own = directory.first_id + position
-        return is_named(txn, self._env, None, directory.digest(position), own)
+        object_id = directory.first_id + position
+        return is_named(txn, self._env, None, directory.digest(position), object_id)
 
     def _read_changes(self, txn: Txn, budget: _VisitBudget) -> bool:
         for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
@@ -427,21 +427,22 @@ class Marks:
         while self._open:
             if not budget.spend(1):
                 return False
-            own = -heapq.heappop(self._open)
-            if not self._states[own] & _NAMED:
+            object_id = -heapq.heappop(self._open)
+            if not self._states[object_id] & _NAMED:
                 raise CorruptionError(
-                    f"object {own} of {self._env.path} is linked to, but the index does not name it"
+                    f"object {object_id} of {self._env.path} is linked to, but the index does not "
+                    "name it"
                 )
-            if directory is None or own < directory.first_id:
-                if not cursor.set_range(slabs.slab_key(own)):
-                    raise CorruptionError(f"no slab of {self._env.path} holds object {own}")
+            if directory is None or object_id < directory.first_id:
+                if not cursor.set_range(slabs.slab_key(object_id)):
+                    raise CorruptionError(f"no slab of {self._env.path} holds object {object_id}")
                 directory = slabs.read_directory(cursor.key(), cursor.value())
                 starts = [0]
                 for links in directory.child_counts:
                     starts.append(starts[-1] + links)
-            position = own - directory.first_id
+            position = object_id - directory.first_id
             if position < 0:
-                raise CorruptionError(f"no slab of {self._env.path} holds object {own}")
+                raise CorruptionError(f"no slab of {self._env.path} holds object {object_id}")
             for child in directory.children(position, starts[position]):
                 self._reach_child(directory, position, child)
         return True

@@ -41,7 +41,7 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
     with env.reading() as txn:
         stats = {name: txn.stat(database) for name, database in databases.items()}
         file = os.fstat(env.data_handle)
-        own = count_pages(env.handle.stat())
+        lmdb_pages = count_pages(env.handle.stat())
     page_bytes: int = stats[META]["psize"]
     total = sum(stat["entries"] for stat in stats.values())
     tables: list[TableSpace] = []
@@ -58,7 +58,7 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
         done += stats[name]["entries"]
         if progress is not None:
             progress(done, total)
-    fixed = _META_PAGES + own.total
+    fixed = _META_PAGES + lmdb_pages.total
     return EngineSpace(
         file_bytes=file.st_size,
         allocated_bytes=file.st_blocks * 512,

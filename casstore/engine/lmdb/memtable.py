@@ -5,9 +5,10 @@ objects, changed rows, deleted names, objects whose gc grace period restarts. An
 its row in the index, from digest to id (see ``lookup``); an object without a name cannot be found.
 
 The memtable keeps every version of a row with the LSN of its commit, so that a reader sees the
-state after one commit (``MemtableView``) while later ones are added. A memtable only ever grows.
-Once its oldest entries have been applied, a new memtable with the remaining entries replaces it;
-readers that began with the old one continue to use it.
+state after one commit (``MemtableView``) while later ones are added. A memtable only grows, except
+that ``add`` first removes what an interrupted ``add`` left. Once its oldest entries have been
+applied, a new memtable with the remaining entries replaces it; readers that began with the old one
+continue to use it.
 
     body of a record   [time in ms, first id, objects, rows, deleted names, touched]
     objects            flat list, five values per object: digest, kind, bytes, digests of the
@@ -98,7 +99,7 @@ class BatchEntry:
     def named(self) -> list[Name]:
         """The names of the new objects."""
         numbered = enumerate(zip(self.objects, self.links, strict=True), self.first_id)
-        return [(item[0], own) for own, (item, links) in numbered if links is not None]
+        return [(item[0], object_id) for object_id, (item, links) in numbered if links is not None]
 
     def slab(self) -> tuple[bytes, bytes] | None:
         """The new objects as an uncompressed slab, so that a ``SlabReader`` can read them.
@@ -120,7 +121,7 @@ def encode_entry(entry: BatchEntry) -> bytes:
     rows: list[Any] = []
     for row in entry.rows:
         rows += row
-    unnamed = b"".join([digest + slabs.slab_key(own) for digest, own in entry.unnamed])
+    unnamed = b"".join([digest + slabs.slab_key(object_id) for digest, object_id in entry.unnamed])
     return pack_checked([entry.now_ms, entry.first_id, objects, rows, unnamed, list(entry.touched)])
 
 
@@ -147,7 +148,10 @@ def decode_entry(lsn: int, body: bytes) -> BatchEntry:
         ]
         return BatchEntry(now_ms, first_id, objects, links, rows, gone, touched)
     except (TypeError, ValueError, IndexError, OverflowError, InvalidInputError) as exc:
-        raise CorruptionError(f"commit {lsn} in the log is invalid: {exc}") from exc
+        raise CorruptionError(
+            f"commit {lsn} in the log is invalid ({exc}); restore a backup, or run `casstore "
+            "recover --discard-log` to continue without the commits in the log"
+        ) from exc
 
 
 def _cut(joined: bytes, length: int) -> list[bytes]:
@@ -175,16 +179,16 @@ class Memtable:
 
     __slots__ = (
         "_keys", "applied_ids", "changes", "deleted", "entries", "ids", "is_due", "last", "next_id",
-        "oldest_offset", "rows", "size_bytes", "state", "transaction",
+        "oldest_offset", "recovery_point", "rows", "size_bytes", "transaction",
     )  # fmt: skip
 
-    def __init__(self, state: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
-        #: The recovery point in the tables: which log is in use, and in ``state.applied`` the
-        #: position after the last log record that the tables hold.
-        self.state = state
+    def __init__(self, recovery_point: RecoveryPoint, next_id: int, transaction: int = -1) -> None:
+        #: The recovery point in the tables: which log is in use, and in ``applied`` the position
+        #: after the last log record that the tables hold.
+        self.recovery_point = recovery_point
         #: The position after the log record of the last entry.
-        self.last = state.applied
-        #: The number of the LMDB transaction that ``state`` was read in; -1 if unknown.
+        self.last = recovery_point.applied
+        #: The number of the LMDB transaction that ``recovery_point`` was read in; -1 if unknown.
         self.transaction = transaction
         #: The entries, oldest first. Those after ``last`` are what an interrupted ``add`` left.
         self.entries: list[LoggedEntry] = []
@@ -200,14 +204,15 @@ class Memtable:
         self.rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
         # By table: the sorted keys of its rows among the first n of ``rows``, and n.
         self._keys: dict[str, tuple[int, list[bytes]]] = {}
-        #: The id of each object that an entry stored. Ids are assigned in commit order, so a view
-        #: contains an object exactly if its id is below the view's next free id.
+        #: The id of each object that an entry stored. Ids are assigned in commit order: a view
+        #: contains the objects whose ids are below the view's next free id.
         self.ids: dict[bytes, int] = {}
         #: The versions of each name that an entry deleted, which is rare: LSN and id; None:
         #: deleted. The first version has LSN -1, so that every view finds one.
         self.deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
-        #: Ids of objects of entries that were applied, so that writers need not ask the index. They
-        #: stay valid: a transaction that deletes names from the index begins a new memtable.
+        #: Ids by digest, of objects of entries that were applied, so that writers need not ask the
+        #: index. They stay valid: a transaction that deletes names from the index begins a new
+        #: memtable.
         self.applied_ids: dict[bytes, int] = {}
 
     def add(self, offset: int, position: Position, entry: BatchEntry) -> None:
@@ -221,11 +226,11 @@ class Memtable:
         while self.entries and self.entries[-1].position.lsn > self.last.lsn:
             self.entries.pop()
         for table, key, value in entry.rows:
-            place = table, key
-            if place in rows:
-                rows[place].append((lsn, value))
+            row_key = table, key
+            if row_key in rows:
+                rows[row_key].append((lsn, value))
             else:
-                rows[place] = [(lsn, value)]
+                rows[row_key] = [(lsn, value)]
         for digest, _ in entry.unnamed:
             if digest not in deleted:
                 deleted[digest] = [(-1, ids.get(digest, UNCHANGED))]
@@ -233,13 +238,13 @@ class Memtable:
         self.entries.append(LoggedEntry(position, entry, offset))
         self.oldest_offset = self.entries[0].offset
         # After ``entries``: a reader that finds an id here reads the object from its entry.
-        own = entry.first_id
+        object_id = entry.first_id
         for item, links in zip(entry.objects, entry.links, strict=True):
             if links is not None:
-                ids[item[0]] = own
+                ids[item[0]] = object_id
                 if item[0] in deleted:
-                    deleted[item[0]].append((lsn, own))
-            own += 1
+                    deleted[item[0]].append((lsn, object_id))
+            object_id += 1
         self.changes += len(entry.rows) + len(entry.objects) + len(entry.unnamed)
         self.size_bytes += entry.size_bytes
         self.is_due = self.changes >= APPLY_CHANGES or self.size_bytes >= APPLY_BYTES
@@ -248,7 +253,7 @@ class Memtable:
 
     def after(self, applied: Position) -> Memtable:
         """A new memtable without the entries up to the position ``applied``."""
-        rest = Memtable(self.state._replace(applied=applied), self.next_id)
+        rest = Memtable(self.recovery_point._replace(applied=applied), self.next_id)
         if len(self.applied_ids) < _MAX_APPLIED_IDS:
             rest.applied_ids = self.applied_ids
         for position, entry, offset in self.entries:
@@ -265,6 +270,8 @@ class Memtable:
 
     def view(self) -> MemtableView:
         """A view of all present entries."""
+        # ``last`` is read first: if another thread adds an entry in between, the view may contain
+        # objects too many, but never too few.
         return MemtableView(self, self.last.lsn, self.next_id)
 
     # --- look-ups -----------------------------------------------------------------------------

@@ -156,14 +156,14 @@ def changes_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
     with txn.cursor(env.collection) as cursor:
         more = cursor.set_range(_CHANGE + (number + 1).to_bytes(_NUMBER_BYTES, "big"))
         while more:
-            name, place = bytes(cursor.key()), bytes(cursor.value())
+            name, row = bytes(cursor.key()), bytes(cursor.value())
             if name[:1] != _CHANGE:
                 return
-            if not place or place[0] >= len(TABLES):
+            if not row or row[0] >= len(TABLES):
                 raise CorruptionError(
                     f"note {name.hex()} of {env.path}, which names a changed row to gc, is damaged"
                 )
-            yield int.from_bytes(name[1:], "big"), RowKey(TABLES[place[0]], place[1:])
+            yield int.from_bytes(name[1:], "big"), RowKey(TABLES[row[0]], row[1:])
             more = cursor.next()
 
 

@@ -224,11 +224,11 @@ def read_run(
             full = young or stored.live_bytes > SMALL_RAW_BYTES
             # Dropped slabs leave gaps in the ids, and a slab is a run of ids without a gap.
             missing = stored.directory.first_id - next_id if candidates else 0
-            room = (
+            fits = (
                 raw_bytes + stored.live_bytes <= scope.target_bytes
                 and objects + missing + stored.directory.objects <= slabs.MAX_OBJECTS
             )
-            if candidates and (full or not room or missing >= _LONG_GAP):
+            if candidates and (full or not fits or missing >= _LONG_GAP):
                 young = False
                 break
             objects += missing
@@ -276,9 +276,9 @@ def look_at(
     live: list[int] = []
     live_bytes = 0
     for position in range(directory.objects):
-        own = directory.first_id + position
-        if is_named(txn, env, None, directory.digest(position), own):
-            live.append(own)
+        object_id = directory.first_id + position
+        if is_named(txn, env, None, directory.digest(position), object_id):
+            live.append(object_id)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes
     return StoredSlab(key, value, directory, frozenset(live), live_bytes, dead_bytes)

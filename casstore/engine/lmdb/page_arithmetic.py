@@ -36,8 +36,8 @@ class PageCount(NamedTuple):
 
 def when_full(rows: Iterable[tuple[int, int]], page_bytes: int, header_bytes: int) -> PageCount:
     """The pages for rows with keys and values of these lengths, written in order."""
-    room = page_bytes - header_bytes
-    longest = (room // _MIN_ROWS & -2) - _POINTER_BYTES
+    space = page_bytes - header_bytes
+    longest = (space // _MIN_ROWS & -2) - _POINTER_BYTES
     reference = _REFERENCE_BYTES[header_bytes]
     evens_keys = header_bytes == _HEADER_BYTES_1_0
     leaf = overflow = used = count = key_bytes = 0
@@ -49,7 +49,7 @@ def when_full(rows: Iterable[tuple[int, int]], page_bytes: int, header_bytes: in
             overflow += (header_bytes - 1 + value) // page_bytes + 1
             size = _ROW_BYTES + key + reference
         size += (size & 1) + _POINTER_BYTES
-        if not leaf or used + size > room:
+        if not leaf or used + size > space:
             leaf += 1
             used = 0
         used += size
@@ -60,6 +60,6 @@ def when_full(rows: Iterable[tuple[int, int]], page_bytes: int, header_bytes: in
     while level > 1:
         # A branch page has an entry for each page below it, with a key of average length.
         size = _ROW_BYTES + key_bytes // count + 1 + _POINTER_BYTES
-        level = -(-level * size // room)
+        level = -(-level * size // space)
         branch += level
     return PageCount(branch, leaf, overflow)

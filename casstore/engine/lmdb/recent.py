@@ -7,12 +7,13 @@ applies the entries to the tables (``applying``); so does a commit that finds th
 Two locks order the processes that write to a store. A process that appends to the log holds the
 file lock ``locks/log``; a process that changes tables holds LMDB's write lock. Applying the log
 needs only the second, so commits continue meanwhile. A transaction that removes anything from
-the tables needs both, the file lock first.
+the tables needs both, the file lock first. A third, the applier lock, lets one process at a time
+compress the entries.
 
 The log's first page, which all processes map, holds the LSN of the last commit that readers may see
-(the published LSN). Before tables change, the LSN up to which they will hold commits is written
-there as well (the applying LSN). A reader whose tables hold commits that its memtable lacks catches
-up and begins again.
+(the published LSN). While a log is in use, the LSN up to which the tables will hold commits is
+written there before they change (the applying LSN). A reader whose tables hold commits that its
+memtable lacks catches up and begins again.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ if TYPE_CHECKING:
 
 #: An entry longer than this goes straight into the tables: LMDB flushes it as quickly.
 MAX_LOGGED_BYTES: Final = 1 << 20
-# How many commits of a process go straight into the tables if no log is in use, before one begins a
-# log: a process that writes once should not have to begin and retire one.
+# Direct commits of a process, straight into the tables, before the one that begins a log: a process
+# that writes once should not have to begin and retire one. The commit that begins a log is direct
+# too: the third commit is the first in the log.
 _DIRECT_COMMITS: Final = 1
 # With a map bounded by the caller, a commit goes into the log only while the map has free space for
 # this many times the log's length: when the log is applied, each changed row changes branch pages
@@ -85,7 +87,8 @@ class Recent:
         self._env = env
         self._directory = directory
         self._max_log_bytes = log_bytes
-        #: Its file lock, which processes hold while they append to the log; None: no right to it.
+        #: The file lock ``locks/log``, which processes hold while they append to the log; None: a
+        #: reader without permission to open it.
         self.lock = directory.open_log_lock()
         self._applier_lock = directory.open_applier_lock()
         self._log: RedoLog | None = None
@@ -106,7 +109,7 @@ class Recent:
         #: The bytes of the short slabs that this process has stored (see ``dictionaries``).
         self.short_slab_bytes = 0
 
-    def log_number(self) -> int | None:
+    def log_descriptor(self) -> int | None:
         """The descriptor of the log; None if it does not exist yet."""
         if self._log is None:
             self._log = self._directory.open_log(self._max_log_bytes)
@@ -123,10 +126,10 @@ class Recent:
         ``writers``: True if another process has the store open for writing; if none has, a crash
         left the log, and it is recovered. None: this process has no permission to find out.
         """
-        self._reset()
+        self._load_first_memtable()
         if not self._env.readonly:
             self._log = self._directory.open_log(self._max_log_bytes, create=True)
-        if self.memtable.state.in_use:
+        if self.memtable.recovery_point.in_use:
             self._require_log()
             if writers is None:
                 raise StorageError(
@@ -138,20 +141,20 @@ class Recent:
             else:
                 self._recover()
 
-    def _reset(self) -> None:
-        """Begin an empty memtable after the recovery point in the tables."""
+    def _load_first_memtable(self) -> None:
+        """Begin the first memtable, after the recovery point in the tables."""
         with self._env.reading_bytes() as txn:
-            self._begin(txn)
+            self._load_memtable(txn)
 
-    def _begin(self, txn: AnyTransaction) -> None:
+    def _load_memtable(self, txn: AnyTransaction) -> None:
         """Begin an empty memtable after the recovery point that ``txn`` sees."""
-        state = read_recovery_point(txn, self._env.path)
+        recovery_point = read_recovery_point(txn, self._env.path)
         try:
             next_id = next_free_id(txn, self._env)
         except lmdb.CorruptedError:
             # Writes report the damage. Reads and checks of the rest must stay possible.
             next_id = UNKNOWN_ID
-        self.memtable = Memtable(state, next_id, txn.id())
+        self.memtable = Memtable(recovery_point, next_id, txn.id())
 
     def _require_log(self) -> RedoLog:
         """The log that the recovery point names; CorruptionError if the file is not that log."""
@@ -159,7 +162,7 @@ class Recent:
             self._log = self._directory.open_log(self._max_log_bytes)
         log = self._log
         if log is not None:
-            if log.id == self.memtable.state.log_id:
+            if log.id == self.memtable.recovery_point.log_id:
                 return log
             try:
                 log.read_header()
@@ -172,7 +175,7 @@ class Recent:
                 "was not closed; put it back, or run `casstore recover --discard-log` to continue "
                 "without them"
             )
-        if log.id != self.memtable.state.log_id:
+        if log.id != self.memtable.recovery_point.log_id:
             raise CorruptionError(
                 f"{path} is the log of another store, or of an earlier state of this one; put "
                 "the right one back, or run `casstore recover --discard-log` to continue without "
@@ -183,7 +186,7 @@ class Recent:
     def _recover(self) -> None:
         """Read the log of a store that was not closed, up to its end."""
         log = self._require_log()
-        if log.lsns[APPLYING] < self.memtable.state.applied.lsn:
+        if log.lsns[APPLYING] < self.memtable.recovery_point.applied.lsn:
             raise CorruptionError(
                 f"{log.path} is older than the tables; put the newer one back, or run `casstore "
                 "recover --discard-log` to continue without the commits that it may hold"
@@ -197,7 +200,7 @@ class Recent:
             # them until a writer opens the store, which changes the generation.
             self._crashed = log.generation
         else:
-            log.share(self.memtable.last.lsn, self.memtable.state.applied.lsn)
+            log.share(self.memtable.last.lsn, self.memtable.recovery_point.applied.lsn)
 
     def close(self) -> None:
         """Release the files."""
@@ -214,7 +217,7 @@ class Recent:
         log = self._log
         if (
             log is not None
-            and self.memtable.state.in_use
+            and self.memtable.recovery_point.in_use
             and log.lsns[PUBLISHED] > self.memtable.last.lsn
             and self._is_live(log)
         ):
@@ -235,7 +238,7 @@ class Recent:
         returned before ``txn`` began.
         """
         last = memtable.last.lsn
-        if self.memtable.state.in_use:
+        if self.memtable.recovery_point.in_use:
             log = self._log
             assert log is not None
             if (
@@ -246,11 +249,13 @@ class Recent:
             ):
                 return None
         elif txn.id() != self._unused_at:
-            state = read_recovery_point(txn, self._env.path)
+            recovery_point = read_recovery_point(txn, self._env.path)
             # Later commits than these entries: the store is being closed, which applied the log.
-            if state.in_use or (memtable.entries and state.applied.lsn > last):
+            if recovery_point.in_use or (memtable.entries and recovery_point.applied.lsn > last):
                 return None
             self._unused_at = txn.id()
+        # ``last`` was read first: if another thread has added an entry since, the view may contain
+        # objects too many, but never too few.
         return MemtableView(memtable, last, memtable.next_id)
 
     def catch_up(self) -> None:
@@ -261,7 +266,7 @@ class Recent:
             log = self._log
             if (
                 log is not None
-                and log.id == self.memtable.state.log_id
+                and log.id == self.memtable.recovery_point.log_id
                 and self._read_log(log)
                 # Higher if a commit without a log record went straight into the tables.
                 and log.lsns[APPLYING] <= self.memtable.last.lsn
@@ -269,16 +274,19 @@ class Recent:
                 return
             for _ in range(_CATCH_UP_TRIES):
                 with self._env.reading_bytes() as txn:
-                    state = read_recovery_point(txn, self._env.path)
-                    if state.applied.lsn > self.memtable.last.lsn or not self.memtable.state.in_use:
-                        self._begin(txn)
-                if not self.memtable.state.in_use:
+                    recovery_point = read_recovery_point(txn, self._env.path)
+                    if (
+                        recovery_point.applied.lsn > self.memtable.last.lsn
+                        or not self.memtable.recovery_point.in_use
+                    ):
+                        self._load_memtable(txn)
+                if not self.memtable.recovery_point.in_use:
                     return
                 if self._read_log(self._require_log()):
                     return
         raise CorruptionError(
             f"commit {self.memtable.last.lsn + 1} of {self._env.path} is neither in its redo log "
-            "nor in its tables"
+            "nor in its tables; run `casstore check`"
         )
 
     def _read_log(self, log: RedoLog) -> bool:
@@ -316,8 +324,8 @@ class Recent:
     def acquire(self, lock: int) -> None:
         """Take the log's file lock, and read what other processes have committed and applied.
 
-        ``lock`` is the number of its descriptor. Call inside ``try``, and release the lock in
-        ``finally``: an interrupt may come after the lock was taken.
+        ``lock`` is its file descriptor. Call inside ``try``, and release the lock in ``finally``:
+        an interrupt may come after the lock was taken.
         """
         # Read most of the commits of other processes now: no process waits for the lock meanwhile.
         self.current()
@@ -326,7 +334,7 @@ class Recent:
         except OSError as exc:
             raise storage_error(f"cannot lock {self._env.path}", exc) from exc
         memtable = self.memtable
-        if not memtable.state.in_use:
+        if not memtable.recovery_point.in_use:
             with self._env.reading_bytes() as txn:
                 seen = txn.id()
             if seen != self._env.last_transaction():
@@ -336,7 +344,7 @@ class Recent:
             self.catch_up()
             return
         log = self._log
-        if log is None or log.id != memtable.state.log_id:
+        if log is None or log.id != memtable.recovery_point.log_id:
             log = self._require_log()
         published_lsn, _, applying_lsn = log.lsns
         # The applying LSN as well: if a process was killed after a commit straight into the tables,
@@ -347,7 +355,10 @@ class Recent:
                 # The process that announced this LSN failed or was killed: it held the lock.
                 self._env.finish_killed_commit()
                 self.catch_up()
-        elif memtable.changes > 2 * APPLY_CHANGES and applying_lsn > memtable.state.applied.lsn:
+        elif (
+            memtable.changes > 2 * APPLY_CHANGES
+            and applying_lsn > memtable.recovery_point.applied.lsn
+        ):
             # The memtable has become long, and another process seems to have applied entries of it.
             with self._env.reading_bytes() as txn:
                 applied = read_recovery_point(txn, self._env.path).applied
@@ -356,7 +367,7 @@ class Recent:
     def _forget(self, applied: Position) -> None:
         """Drop the entries up to this position: the tables hold them."""
         with self._memtable_lock:
-            if self.memtable.state.applied.lsn < applied.lsn <= self.memtable.last.lsn:
+            if self.memtable.recovery_point.applied.lsn < applied.lsn <= self.memtable.last.lsn:
                 self.memtable = self.memtable.after(applied)
 
     def commit(
@@ -371,7 +382,7 @@ class Recent:
         log = self._log
         if (
             log is None
-            or not self.memtable.state.in_use
+            or not self.memtable.recovery_point.in_use
             or entry.size_bytes > MAX_LOGGED_BYTES
             or (
                 self._env.map_limit is not None
@@ -415,17 +426,19 @@ class Recent:
         """
         memtable = self.memtable
         lsn = memtable.last.lsn + 1
-        state = self.memtable.state
-        if state.in_use:
-            state = state._replace(applied=memtable.last._replace(lsn=lsn))
+        recovery_point = self.memtable.recovery_point
+        if recovery_point.in_use:
+            recovery_point = recovery_point._replace(applied=memtable.last._replace(lsn=lsn))
         elif self._direct_commits < _DIRECT_COMMITS:
             self._direct_commits += 1
-            state = state._replace(applied=first_position(lsn, state.log_id))
+            recovery_point = recovery_point._replace(
+                applied=first_position(lsn, recovery_point.log_id)
+            )
         else:
-            state = self._take_into_use(lsn)
+            recovery_point = self._begin_log(lsn)
         with self._env.tables_lock:
             with self._env.begin_write() as txn:
-                self._apply_into(txn, state, entry)
+                self._apply_into(txn, recovery_point, entry)
                 try:
                     txn.commit()
                     batch.answers = answers
@@ -436,9 +449,9 @@ class Recent:
                     batch.answers = answers
                     raise
             self._env.cover()
-        self.begin_after(state, entry.next_id)
+        self.replace_memtable(recovery_point, entry.next_id)
 
-    def _take_into_use(self, lsn: int) -> RecoveryPoint:
+    def _begin_log(self, lsn: int) -> RecoveryPoint:
         """Begin a log file, and return the recovery point that puts it in use, to be committed."""
         assert self._log is not None
         log_id = os.urandom(ID_BYTES)
@@ -447,30 +460,36 @@ class Recent:
     def flush(self) -> bool:
         """Flush all published commits to the disk; False if they were flushed already."""
         log = self._log
-        return log is not None and self.memtable.state.in_use and log.flush(log.lsns[PUBLISHED])
+        return (
+            log is not None
+            and self.memtable.recovery_point.in_use
+            and log.flush(log.lsns[PUBLISHED])
+        )
 
     # --- applying -----------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Apply the whole log to the tables. Hold the log's file lock."""
         if self.memtable.entries:
-            self._apply_all(self.memtable.state._replace(applied=self.memtable.last))
+            self._apply_all(self.memtable.recovery_point._replace(applied=self.memtable.last))
 
-    def take_out_of_use(self) -> None:
+    def retire_log(self) -> None:
         """Apply the whole log, and mark it unused. Hold the log's file lock."""
-        if self.memtable.state.in_use:
-            self._apply_all(self.memtable.state._replace(applied=self.memtable.last).closed())
+        if self.memtable.recovery_point.in_use:
+            self._apply_all(
+                self.memtable.recovery_point._replace(applied=self.memtable.last).retired()
+            )
 
-    def _apply_all(self, state: RecoveryPoint) -> None:
-        """Apply the whole log in a transaction of its own; ``state`` is the new recovery point."""
+    def _apply_all(self, recovery_point: RecoveryPoint) -> None:
+        """Apply the whole log in a transaction of its own, which writes ``recovery_point``."""
         try:
             with self._env.tables_lock:
                 with self._env.begin_write() as txn:
-                    self._apply_into(txn, state)
+                    self._apply_into(txn, recovery_point)
                 self._env.cover()
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
-        self.begin_after(state, self.memtable.next_id)
+        self.replace_memtable(recovery_point, self.memtable.next_id)
 
     def apply_concurrently(self) -> bool:
         """Apply the log, up to its end at the time of the call, while other commits are made.
@@ -504,10 +523,10 @@ class Recent:
     def _apply_concurrently(self) -> bool:
         self.drop_applied()
         entries = self.memtable.view().entries()
-        if not entries or not self.memtable.state.in_use:
+        if not entries or not self.memtable.recovery_point.in_use:
             return False
         last = entries[-1].position
-        state = self.memtable.state._replace(applied=last)
+        recovery_point = self.memtable.recovery_point._replace(applied=last)
         # Compress before LMDB's write lock is taken, so that no process waits for it.
         stored = full_slabs([each.entry for each in entries], self._env.compressor)
         try:
@@ -519,7 +538,7 @@ class Recent:
                         # Another process has applied these entries, and perhaps later ones.
                         txn.abort()
                     else:
-                        self._write_entries(txn, state, entries, stored)
+                        self._write_entries(txn, recovery_point, entries, stored)
                 self._env.cover()
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
@@ -529,31 +548,35 @@ class Recent:
     def apply_into(self, txn: lmdb.Transaction[bytes]) -> RecoveryPoint:
         """Apply the whole log within a transaction that changes tables. Hold the log's file lock.
 
-        The transaction gets an LSN of its own. It may remove objects that are in the memtables of
-        other processes; the higher LSN shows them that their memtables are out of date. After the
-        commit, call ``begin_after`` with the recovery point that this returns.
+        If the log is in use, the transaction gets an LSN of its own. It may remove objects that are
+        in the memtables of other processes; the higher LSN shows them that their memtables are out
+        of date. After the commit, call ``replace_memtable`` with the recovery point that this
+        returns.
         """
-        state = self.memtable.state
-        if state.in_use:
+        recovery_point = self.memtable.recovery_point
+        if recovery_point.in_use:
             last = self.memtable.last
-            state = state._replace(applied=last._replace(lsn=last.lsn + 1))
-            self._apply_into(txn, state)
-        return state
+            recovery_point = recovery_point._replace(applied=last._replace(lsn=last.lsn + 1))
+            self._apply_into(txn, recovery_point)
+        return recovery_point
 
     def _apply_into(
-        self, txn: lmdb.Transaction[bytes], state: RecoveryPoint, entry: BatchEntry | None = None
+        self,
+        txn: lmdb.Transaction[bytes],
+        recovery_point: RecoveryPoint,
+        entry: BatchEntry | None = None,
     ) -> None:
         entries = self.memtable.view().entries()
         if entry is not None:
             # It has no log record, so its offset is never used.
-            entries.append(LoggedEntry(state.applied, entry, -1))
+            entries.append(LoggedEntry(recovery_point.applied, entry, -1))
         stored = full_slabs([each.entry for each in entries], self._env.compressor)
-        self._write_entries(txn, state, entries, stored)
+        self._write_entries(txn, recovery_point, entries, stored)
 
     def _write_entries(
         self,
         txn: lmdb.Transaction[bytes],
-        state: RecoveryPoint,
+        recovery_point: RecoveryPoint,
         entries: Sequence[LoggedEntry],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
@@ -569,23 +592,27 @@ class Recent:
         if len(todo) < len(entries):
             # Another process has applied some of them meanwhile.
             stored = full_slabs(todo, env.compressor)
-        if self.memtable.state.in_use:
-            self._require_log().note_applying(state.applied.lsn)
-        apply_entries(env, txn, todo, stored, state)
+        if self.memtable.recovery_point.in_use:
+            self._require_log().note_applying(recovery_point.applied.lsn)
+        apply_entries(env, txn, todo, stored, recovery_point)
         lengths = [len(value) for _, value in stored]
         self.short_slab_bytes += sum([each for each in lengths if each < SHORT_SLAB_BYTES])
 
-    def begin_after(self, state: RecoveryPoint, next_id: int) -> None:
-        """Begin an empty memtable, after the commit of a transaction that applied the whole log.
+    def replace_memtable(self, recovery_point: RecoveryPoint, next_id: int) -> None:
+        """Replace the memtable by an empty one, after a transaction that applied the whole log.
 
         Not while holding ``tables_lock``: a reader may wait for that with the memtable's lock held.
         """
         with self._memtable_lock:
-            self.memtable = Memtable(state, next_id)
+            self.memtable = Memtable(recovery_point, next_id)
         log = self._log
-        if state.in_use and log is not None and log.lsns[PUBLISHED] < state.applied.lsn:
+        if (
+            recovery_point.in_use
+            and log is not None
+            and log.lsns[PUBLISHED] < recovery_point.applied.lsn
+        ):
             try:
-                os.pwrite(*log.publication(state.applied.lsn, flushed=True))
+                os.pwrite(*log.publication(recovery_point.applied.lsn, flushed=True))
             except OSError:
                 # The commit is done, so its caller must not get an error. Other processes find it
                 # in the tables, by the applying LSN.

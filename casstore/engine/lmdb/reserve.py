@@ -33,10 +33,10 @@ _FILE_MODE: Final = 0o600
 class Reserve:
     """The reserve of one open store."""
 
-    def __init__(self, path: str, place: Descriptor) -> None:
-        """``place``: the store's directory, held open; ``path``: its name for messages."""
+    def __init__(self, path: str, directory: Descriptor) -> None:
+        """``directory``: the store's directory, held open; ``path``: its name for messages."""
         self._path = path
-        self._place = place
+        self._directory = directory
         self._wanted_bytes = MIN_RESERVE_BYTES
         #: The reserve is sufficient for a data file up to this length.
         self.enough_for_bytes = 0
@@ -51,7 +51,7 @@ class Reserve:
     def size_bytes(self) -> int:
         """The disk space that the reserve takes now, in bytes."""
         try:
-            found = os.stat(RESERVE_FILE, dir_fd=self._place.fileno(), follow_symlinks=False)
+            found = os.stat(RESERVE_FILE, dir_fd=self._directory.fileno(), follow_symlinks=False)
         except OSError:
             return 0
         return found.st_blocks * 512
@@ -123,7 +123,7 @@ class Reserve:
     @contextmanager
     def _open(self, flags: int = 0) -> Iterator[int]:
         flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(RESERVE_FILE, flags, _FILE_MODE, dir_fd=self._place.fileno())
+        handle = os.open(RESERVE_FILE, flags, _FILE_MODE, dir_fd=self._directory.fileno())
         try:
             yield handle
         finally:
@@ -131,7 +131,7 @@ class Reserve:
 
     def _free_bytes(self) -> int:
         try:
-            free = os.fstatvfs(self._place.fileno())
+            free = os.fstatvfs(self._directory.fileno())
         except OSError:
             # The medium does not answer. As on a full disk, nothing is allocated, and the call that
             # fails reports why.

@@ -38,14 +38,14 @@ def acquire(
 
     BusyError if the store is open in this process with other ``options``, or with ``verify``.
     """
-    place = os.path.realpath(path)
+    real_path = os.path.realpath(path)
     with _lock:
-        held = _shared.get(place)
+        held = _shared.get(real_path)
         if held is None:
             engine = LmdbEngine(
                 path, durability=durability, verify=verify, cache_bytes=cache_bytes, **options
             )
-            _shared[place] = _Shared(engine, options)
+            _shared[real_path] = _Shared(engine, options)
             return engine
         if verify:
             raise BusyError(f"{path} is open in this process; it can be verified only when closed")
@@ -62,12 +62,12 @@ def acquire(
 def release(engine: LmdbEngine) -> None:
     """Release an acquired engine; the last release closes it."""
     with _lock:
-        for place, held in _shared.items():
+        for real_path, held in _shared.items():
             if held.engine.shares_files_with(engine):
                 held.users -= 1
                 if held.users:
                     return
-                del _shared[place]
+                del _shared[real_path]
                 held.engine.close()
                 return
         engine.close()

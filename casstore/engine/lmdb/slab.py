@@ -151,7 +151,7 @@ class Columns:
         id and its bytes, but its kind becomes DEAD. The ids of its children are unknown, so its own
         id is stored in their place.
         """
-        own = first_id
+        object_id = first_id
         for (digest, kind, data, children), linked in zip(objects, links, strict=True):
             size = len(data)
             if not children:
@@ -162,15 +162,15 @@ class Columns:
                 self._parts.append(data)
                 kind |= KEEPS_LINKS
             if linked is None:
-                linked = [own] * len(children)
+                linked = [object_id] * len(children)
                 kind = DEAD | kind & KEEPS_LINKS
             if linked:
-                self._distances += [own - child for child in linked]
+                self._distances += [object_id - child for child in linked]
             self._digests.append(digest)
             self._kinds.append(kind)
             self._lengths.append(size)
             self._counts.append(len(linked))
-            own += 1
+            object_id += 1
 
     def add_stored(self, slab: Slab, position: int, *, alive: bool) -> None:
         """Add the object at ``position`` of another slab; if it is not alive, only its digest."""
@@ -330,9 +330,9 @@ class SlabDirectory(NamedTuple):
 
     def children(self, position: int, start: int) -> tuple[int, ...]:
         """The ids that an object links to; ``start``: where they begin in ``distances``."""
-        own = self.first_id + position
+        object_id = self.first_id + position
         number = self.child_counts[position]
-        return tuple([own - far for far in self.distances[start : start + number]])
+        return tuple([object_id - far for far in self.distances[start : start + number]])
 
 
 def read_directory(

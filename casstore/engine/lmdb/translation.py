@@ -31,7 +31,7 @@ _DAMAGE: Final = (
 )
 
 # A disk with less free space than this counts as full: LMDB may write more at once.
-_LITTLE_ROOM_BYTES: Final = 1 << 18
+_LITTLE_SPACE_BYTES: Final = 1 << 18
 
 
 def translate(exc: lmdb.Error, path: str) -> CasstoreError:
@@ -64,7 +64,7 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
 
 def _is_full(path: str) -> bool:
     try:
-        room = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError:
         return False
-    return room.f_bavail * room.f_frsize < _LITTLE_ROOM_BYTES
+    return space.f_bavail * space.f_frsize < _LITTLE_SPACE_BYTES

@@ -47,7 +47,7 @@ def open_watch(env: Environment) -> DescriptorWatch:
 
 def _files_of(env: Environment) -> list[int]:
     """The descriptors of the files that a commit writes to."""
-    log = env.recent.log_number()
+    log = env.recent.log_descriptor()
     return [env.data_handle] if log is None else [env.data_handle, log]
 
 

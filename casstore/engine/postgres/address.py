@@ -56,12 +56,12 @@ class Address(NamedTuple):
     @property
     def place(self) -> str:
         """The address for messages, without the password."""
-        return f"postgresql://{split(self.conninfo).where}?schema={self.schema}"
+        return f"postgresql://{split(self.conninfo).location}?schema={self.schema}"
 
     def without_secrets(self, message: str) -> str:
         """The message of libpq about an invalid URL, without the passwords that it quotes."""
         parts = split(self.conninfo)
-        secrets = [parts.who.removesuffix("@").partition(":")[2]]
+        secrets = [parts.userinfo.removesuffix("@").partition(":")[2]]
         for word in parts.parameters:
             name, _, value = word.partition("=")
             if name.endswith("password"):
@@ -75,11 +75,11 @@ class Address(NamedTuple):
 class Parts(NamedTuple):
     """The parts of a URL, still percent-encoded."""
 
-    kind: str
+    scheme: str
     #: User, optional password, and the @ after them.
-    who: str
+    userinfo: str
     #: Hosts and database.
-    where: str
+    location: str
     parameters: list[str]
 
 
@@ -87,8 +87,10 @@ def split(url: str) -> Parts:
     """Split a URL as libpq does."""
     found = _PARTS.fullmatch(url)
     assert found is not None
-    kind, who, where, parameters = found.groups()
-    return Parts(kind, who, where, [each for each in (parameters or "").split("&") if each])
+    scheme, userinfo, location, parameters = found.groups()
+    return Parts(
+        scheme, userinfo, location, [each for each in (parameters or "").split("&") if each]
+    )
 
 
 def is_address(place: str) -> bool:
@@ -119,7 +121,7 @@ def parse(url: str) -> Address:
         else:
             rest.append(each)
     query = "?" + "&".join(rest) if rest else ""
-    address = Address(f"{parts.kind}{parts.who}{parts.where}{query}")
+    address = Address(f"{parts.scheme}{parts.userinfo}{parts.location}{query}")
     for name, value in ours.items():
         field, read = _READ[name]
         try:
@@ -134,7 +136,7 @@ def parse(url: str) -> Address:
 def _check_ports(parts: Parts) -> None:
     """InvalidInputError for a port that is not a number; libpq reports it only when it connects."""
     ports: list[tuple[str, str]] = []
-    for each in parts.where.partition("/")[0].split(","):
+    for each in parts.location.partition("/")[0].split(","):
         # An IPv6 address in brackets contains colons.
         begin, bracket, rest = each.rpartition("]")
         host, _, port = rest.partition(":")

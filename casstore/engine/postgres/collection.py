@@ -63,7 +63,7 @@ _CLIENT_MS: Final = 7 * 86_400_000
 _MAX_BEGINNINGS: Final = 5
 _PAGE: Final = 5000
 
-Pulse = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 def _ids(encoded: bytes) -> IdSet:
@@ -165,10 +165,10 @@ class PostgresCollection:
 
     # --- marking --------------------------------------------------------------------------
 
-    def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
+    def mark(self, *, only: bytes | None = None, progress: Progress | None = None) -> MarkReport:
         """Find the unreachable objects.
 
-        ``pulse`` is called with the number of objects visited so far. ``only`` is what
+        ``progress`` is called with the number of objects visited so far. ``only`` is what
         ``unreached`` of an earlier collection returned: ``sweep`` then removes no other objects.
         CorruptionError if a row cannot be read or a reachable object is missing: then nothing may
         be removed.
@@ -177,12 +177,14 @@ class PostgresCollection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             with connection.transaction():
-                report = self._mark(connection, None if only is None else _ids(only), pulse)
+                report = self._mark(connection, None if only is None else _ids(only), progress)
         self._marked = True
         self._done = not report.objects_unreached
         return report
 
-    def _mark(self, connection: Client, allowed: IdSet | None, pulse: Pulse | None) -> MarkReport:
+    def _mark(
+        self, connection: Client, allowed: IdSet | None, progress: Progress | None
+    ) -> MarkReport:
         reached = IdSet()
         roots = 0
         for digests in self._named(connection):
@@ -226,8 +228,8 @@ class PostgresCollection:
                 what = f"object id {id_} has an invalid list of children; run check"
                 raise CorruptionError(what) from exc
             if not seen % _PAGE:
-                self._report(seen, pulse)
-        self._report(seen, pulse)
+                self._report(seen, progress)
+        self._report(seen, progress)
         if len(reached) != met:
             raise self._missing(connection, reached)
         self._unreached = unreached
@@ -257,15 +259,15 @@ class PostgresCollection:
             cursor.execute(query, parameters, binary=True)
             yield from cursor
 
-    def _report(self, seen: int, pulse: Pulse | None) -> None:
-        """Renew the collector's lease if that is due, and call ``pulse``."""
+    def _report(self, seen: int, progress: Progress | None) -> None:
+        """Renew the collector's lease if that is due, and call ``progress``."""
         if not self._dry_run and monotonic() - self._renewed_s > _RENEW_S:
             asked = (Int8(LEASE_MS), self._engine.given_ms(), self._token)
             if not self._engine.connections.fetch(self._renew, asked):
                 raise self._overtaken()
             self._renewed_s = monotonic()
-        if pulse is not None:
-            pulse(seen)
+        if progress is not None:
+            progress(seen)
 
     def _missing(self, connection: Client, reached: IdSet) -> CorruptionError:
         """The error for a missing object that another one links to."""

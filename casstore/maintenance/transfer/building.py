@@ -18,7 +18,7 @@ from casstore.errors import InvalidInputError, SessionExistsError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Kind, plain_hash
-from casstore.format.graph import NOTHING, Manifest, encode_manifest
+from casstore.format.graph import NIL, Manifest, encode_manifest
 from casstore.maintenance.transfer.objects import StoreTarget
 from casstore.maintenance.transfer.publish import settle, write
 from casstore.objects.node_index import NodeIndex
@@ -60,7 +60,7 @@ _LARGEST: Final = (1 << 63) - 1
 _FORMER_OWNER: Final = "moved in"
 
 #: Called with the number of objects that are stored, and the number of all.
-Pulse = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 class Arrival(NamedTuple):
@@ -116,15 +116,17 @@ def with_extra(built: Built, meta: SessionMeta) -> Built:
     return built._replace(rows=rows)
 
 
-def appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None = None) -> None:
+def appear(runtime: Runtime, session: str, built: Built, progress: Progress | None = None) -> None:
     """Store the objects of a session that was built, and publish its rows.
 
     SessionExistsError if the store has rows of a session of that id.
     """
-    settle(f"session {session!r}", lambda: None, lambda _: _appear(runtime, session, built, pulse))
+    settle(
+        f"session {session!r}", lambda: None, lambda _: _appear(runtime, session, built, progress)
+    )
 
 
-def _appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None) -> None:
+def _appear(runtime: Runtime, session: str, built: Built, progress: Progress | None) -> None:
     engine, key = runtime.engine, keys.session_key(session)
     places = [
         tombstone_key(key),
@@ -141,7 +143,7 @@ def _appear(runtime: Runtime, session: str, built: Built, pulse: Pulse | None) -
         conditions.append(pins.is_free(runtime, name, digest))
         rows += [pins.put_tag(name, digest), marks.put_pin_mark(digest)]
     total = len(built.objects)
-    target = StoreTarget(engine, None if pulse is None else lambda done: pulse(done, total))
+    target = StoreTarget(engine, None if progress is None else lambda done: progress(done, total))
     for item in built.objects:
         target.take(item)
     target.flush()
@@ -200,7 +202,7 @@ class _ArrivalBuilder:
             leaf=grown.leaf_digest,
             components=checkpoint.with_ledger(
                 self._runtime.reader(),
-                NOTHING,
+                NIL,
                 checkpoint.encode_checkpoint(given.checkpoint, writer),
                 given.usage,
                 writer,

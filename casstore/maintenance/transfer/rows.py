@@ -8,8 +8,8 @@ A bundle's rows leave out what has a meaning in one store only:
                   rewound to, origin, adopted]
     label        [name, revision]
     attachment   [id, uri, digest, owner, intent at, committed at]
-    receipt      [turn, version, intent, revision, first position, number of nodes], and if nodes of
-                 the turn were removed since: [[position, id] …], leaf or nil
+    receipt      [turn, version, content hash, revision, first position, number of nodes], and if
+                 nodes of the turn were removed since: [[position, id] …], leaf or nil
 
 In this order; revisions ascend, and the last one is the head. A bundle leaves out leases and queued
 work, which belong to the store where the work is done, and attachments that are only announced or
@@ -94,7 +94,7 @@ class SessionRows(NamedTuple):
                 yield bytes(one.digest)
 
     def renamed(self, name: str | None) -> SessionRows:
-        """The rows under another id, without receipts: a turn's intent includes the old id."""
+        """The rows under another id, without receipts: their content hashes include the old id."""
         if name is None or name == self.session:
             return self
         meta = None if self.meta is None else self.meta._replace(session=name)
@@ -242,7 +242,7 @@ def encode(rows: SessionRows) -> Iterator[list[Any]]:
         ]  # fmt: skip
     for turn, receipt in rows.receipts.items():
         receipt_row = [
-            "receipt", turn, receipt.version, receipt.intent, receipt.revision,
+            "receipt", turn, receipt.version, receipt.content_hash, receipt.revision,
             receipt.first, receipt.node_count,
         ]  # fmt: skip
         if receipt.removed or receipt.leaf is not None:
@@ -332,12 +332,12 @@ def _revisions(rows: list[list[Any]]) -> dict[int, HeadRow]:
 
 
 def _receipt(turn: str, fields: list[Any], revisions: dict[int, HeadRow]) -> Receipt:
-    version, intent, revision, first, nodes, removed, leaf = fields
+    version, content_hash, revision, first, nodes, removed, leaf = fields
     if version > _MAX_VERSION or revision not in revisions or revisions[revision].turn != turn:
         raise InvalidInputError(f"a receipt of turn {turn!r:.40}, which is not that of a revision")
     if any(at >= nodes + len(removed) for at, _ in removed):
         raise InvalidInputError("removed nodes of a turn at positions beyond its nodes")
-    return Receipt(version, intent, revision, b"", first, nodes, removed, leaf)
+    return Receipt(version, content_hash, revision, b"", first, nodes, removed, leaf)
 
 
 # --- the fields of a bundle's rows --------------------------------------------------------------

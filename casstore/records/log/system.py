@@ -17,7 +17,7 @@ from typing import Final
 
 from casstore.engine.protocol import RowKey
 from casstore.errors import CorruptionError, NotALogError
-from casstore.format.graph import NOTHING
+from casstore.format.graph import NIL
 from casstore.maintenance import findings as codes
 from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
@@ -83,7 +83,7 @@ def forget(store: Store, session: str) -> bool:
     return bool(rows)
 
 
-def sweep(store: Store, pulse: Callable[[int], None]) -> int:
+def sweep(store: Store, progress: Callable[[int], None]) -> int:
     """Remove the rows of all sessions that the store has deleted; returns how many sessions."""
     tables = LogTables(store)
     seen = forgotten = 0
@@ -94,7 +94,7 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> int:
             for session, is_deleted in zip(page, _are_deleted(tables, page), strict=True):
                 forgotten += is_deleted and forget(store, session)
                 seen += 1
-                pulse(seen)
+                progress(seen)
     return forgotten
 
 
@@ -143,9 +143,9 @@ class LogSystem(RecordSystem):
         tables = [RowTable(store, schema) for schema in SCHEMAS]
         return judges(store, facts, tables, {SESSIONS: own.session}, {TOTALS: own.usage})
 
-    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+    def expire(self, store: Store, progress: Callable[[int], None]) -> int:
         """Remove the rows about deleted sessions; returns the number of those sessions."""
-        return sweep(store, pulse)
+        return sweep(store, progress)
 
     def rows_of_session(self, store: Store, session: str) -> Iterator[bytes]:
         """The keys of the rows about a session."""
@@ -246,7 +246,7 @@ class LogCheck:
                 return f"has fold {fold.number}, of messages that it does not have"
         if len(nodes.nodes) > at.last:
             return f"has {len(nodes.nodes)} messages, and the last is number {at.last}"
-        if at.revision.manifest.tips.data != NOTHING.data:
+        if at.revision.manifest.tips.data != NIL.data:
             return f"has messages after its last, {at.last}: its leaf was moved back"
         before = 0
         for node in nodes.nodes if self._whole else ():

@@ -94,7 +94,7 @@ class RunsSystem(RecordSystem):
         tables = [RowTable(store, schema) for schema in SCHEMAS]
         return judges(store, facts, tables, {RUNS: own.run}, {THREADS: own.thread})
 
-    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+    def expire(self, store: Store, progress: Callable[[int], None]) -> int:
         """Remove the rows that interrupted deletions have left; returns the number of threads."""
         return Runs(store).finish_deletions()
 

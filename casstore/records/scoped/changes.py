@@ -17,7 +17,7 @@ from casstore.session.records import Draft, Record, find_records
 #: The most values that one write removes.
 REMOVED_AT_ONCE: Final = 512
 #: Called between two writes with the number of values removed so far.
-Pulse = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 class Erased(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.records.schema import Key, RowPlace
-from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Progress, remove_values
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
 from casstore.records.scoped.tables import ScopedTables, Writer
 from casstore.session.arguments import check_callable, check_text, list_of
@@ -72,11 +72,11 @@ def erase(
     person: Writer,
     workspace_id: str | None,
     bot_id: str | None,
-    pulse: Pulse | None = None,
+    progress: Progress | None = None,
 ) -> Erased:
     """Remove the index rows of a person, and the values and runs they point to."""
-    if pulse is not None:
-        check_callable(pulse, "pulse")
+    if progress is not None:
+        check_callable(progress, "progress")
     values = ended = 0
     while True:
         leads = list(islice(concerning(tables, person, workspace_id, bot_id), REMOVED_AT_ONCE))
@@ -87,8 +87,8 @@ def erase(
         # A short batch is the last one.
         if max(len(leads), len(own)) < REMOVED_AT_ONCE:
             return Erased(values, ended)
-        if pulse is not None:
-            pulse(values)
+        if progress is not None:
+            progress(values)
 
 
 @transaction("the state of a person")

@@ -33,13 +33,13 @@ class Swept(NamedTuple):
     leads: int
 
 
-def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
+def sweep(store: Store, progress: Callable[[int], None]) -> Swept:
     """Remove values and runs that have expired, unless another writer changes them meanwhile.
 
-    Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
+    Calls ``progress`` with the number of records read so far; an exception from it ends the work.
     """
     tables = ScopedTables(store)
-    counting = _RecordCounter(pulse)
+    counting = _RecordCounter(progress)
     now_ms = store.engine.now_ms()
     values = 0
     for record in counting.through(tables.scopes.scan()):
@@ -57,17 +57,17 @@ def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
 
 
 class _RecordCounter:
-    """Counts the records read, and reports the number to ``pulse``."""
+    """Counts the records read, and reports the number to ``progress``."""
 
-    def __init__(self, pulse: Callable[[int], None]) -> None:
-        self._pulse = pulse
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self._progress = progress
         self._seen = 0
 
     def through(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records, counted as they go by."""
         for record in records:
             self._seen += 1
-            self._pulse(self._seen)
+            self._progress(self._seen)
             yield record
 
 

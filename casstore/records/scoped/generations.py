@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from casstore.engine.protocol import Write
 from casstore.records.json_values import restored
 from casstore.records.schema import Key, number_text
-from casstore.records.scoped.changes import REMOVED_AT_ONCE, Pulse, remove_values
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Progress, remove_values
 from casstore.records.scoped.policy import Content, content_of
 from casstore.records.scoped.tables import LATEST, ResetRow, ScopedTables
 from casstore.session.arguments import check_callable, check_count
@@ -86,13 +86,13 @@ def _public(row: ResetRow) -> Generation:
 
 
 def drop_history(
-    tables: ScopedTables, conversation: str, before: int | None, pulse: Pulse | None = None
+    tables: ScopedTables, conversation: str, before: int | None, progress: Progress | None = None
 ) -> int:
     """Remove the values of earlier generations of a conversation; returns how many."""
     if before is not None:
         check_count(before, "before")
-    if pulse is not None:
-        check_callable(pulse, "pulse")
+    if progress is not None:
+        check_callable(progress, "progress")
     number = tables.latest_number(tables.resets.find(conversation, LATEST))
     # The latest generation is in use and is never removed.
     end = number_text(number if before is None else min(before, number))
@@ -104,8 +104,8 @@ def drop_history(
             if not count:
                 break
             dropped += count
-            if pulse is not None:
-                pulse(dropped)
+            if progress is not None:
+                progress(dropped)
     return dropped
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Pulse, remove_values
+from casstore.records.scoped.changes import REMOVED_AT_ONCE, Erased, Progress, remove_values
 from casstore.records.scoped.runs import RunGrants
 from casstore.records.scoped.scope import StateEntry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
@@ -87,10 +87,10 @@ def located(tables: ScopedTables, where: ContextFilter) -> Iterator[Located]:
     return (one for one in found if one is not None)
 
 
-def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> Erased:
+def delete(tables: ScopedTables, where: ContextFilter, progress: Progress | None) -> Erased:
     """End the matching runs, then remove the matching values, including expired ones."""
-    if pulse is not None:
-        check_callable(pulse, "pulse")
+    if progress is not None:
+        check_callable(progress, "progress")
     runs = RunGrants(tables)
     running = tables.runs.rows()
     ended = sum([runs.end(run.id) for run in running if where.includes(run.context)])
@@ -101,8 +101,8 @@ def delete(tables: ScopedTables, where: ContextFilter, pulse: Pulse | None) -> E
     keys = (key for key, matches in found if matches)
     while batch := list(islice(keys, REMOVED_AT_ONCE)):
         removed += _remove(tables, where, batch)
-        if pulse is not None:
-            pulse(removed)
+        if progress is not None:
+            progress(removed)
     return Erased(removed, ended)
 
 

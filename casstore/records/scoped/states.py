@@ -9,7 +9,7 @@ from casstore.engine.protocol import Write
 from casstore.errors import StateRefusedError
 from casstore.records.scoped import erasure, generations, places, runs
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.changes import Erased, Pulse
+from casstore.records.scoped.changes import Erased, Progress
 from casstore.records.scoped.generations import Generation
 from casstore.records.scoped.places import ContextFilter, Located
 from casstore.records.scoped.policy import DEFAULT, Quota, Reason, StatePolicy, UpdateOutcome
@@ -259,12 +259,12 @@ class ScopedState:
         bot_id: str | None,
         conversation_id: str,
         before: int | None = None,
-        pulse: Pulse | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Remove the values of generations before ``before``; returns how many.
 
-        Without ``before``: all earlier generations. ``pulse`` is called with the number removed so
-        far; if it raises, calling again continues.
+        Without ``before``: all earlier generations. ``progress`` is called with the number removed
+        so far; if it raises, calling again continues.
 
         >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
         >>> entry = state.scope(context, "conversation").put("topic", "cheese")
@@ -273,7 +273,7 @@ class ScopedState:
         1
         """
         key = conversation_key(workspace_id, bot_id, conversation_id)
-        return generations.drop_history(self._tables, key, before, pulse)
+        return generations.drop_history(self._tables, key, before, progress)
 
     def erase_actor(
         self,
@@ -282,12 +282,12 @@ class ScopedState:
         *,
         workspace_id: str | None = None,
         bot_id: str | None = None,
-        pulse: Pulse | None = None,
+        progress: Progress | None = None,
     ) -> Erased:
         """Remove all values written by or about an actor, in all scopes and generations.
 
         Its runs end. ``workspace_id`` and ``bot_id`` limit the erasure. One transaction removes up
-        to 512 values; between two, ``pulse`` is called with the number removed so far. If it
+        to 512 values; between two, ``progress`` is called with the number removed so far. If it
         raises, calling again continues. gc and compact reclaim the space.
 
         >>> for scope in ("actor", "conversation"):
@@ -297,7 +297,7 @@ class ScopedState:
         """
         person = erasure.checked_person((actor_type, actor_id))
         erasure.check_place(workspace_id, bot_id)
-        return erasure.erase(self._tables, person, workspace_id, bot_id, pulse)
+        return erasure.erase(self._tables, person, workspace_id, bot_id, progress)
 
     # --- by runner, binding, bot or workspace ---------------------------------------------
 
@@ -327,11 +327,11 @@ class ScopedState:
         binding_identity: str | None = None,
         bot_id: str | None = None,
         workspace_id: str | None = None,
-        pulse: Pulse | None = None,
+        progress: Progress | None = None,
     ) -> Erased:
         """Remove the values that ``list_state`` returns, and end the runs with such contexts.
 
-        Each transaction removes up to 512 values. ``pulse`` is called after each with the number
+        Each transaction removes up to 512 values. ``progress`` is called after each with the number
         removed so far; if it raises, calling again continues. Values put concurrently may stay.
         Resets stay; gc and compact free the bytes.
 
@@ -340,7 +340,7 @@ class ScopedState:
         Erased(values=1, runs=0)
         """
         where = ContextFilter(runner_id, binding_identity, bot_id, workspace_id)
-        return places.delete(self._tables, places.check_where(where), pulse)
+        return places.delete(self._tables, places.check_where(where), progress)
 
 
 class RunState:

@@ -62,9 +62,9 @@ class ScopedSystem(RecordSystem):
         # ``people`` gets no check of its own: its rows may lead to removed values until expiry.
         return judges(store, facts, tables, {RESETS: own.reset}, {SCOPE_ROWS: own.scope})
 
-    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+    def expire(self, store: Store, progress: Callable[[int], None]) -> int:
         """Remove expired values and runs, and index rows that lead to none; returns how many."""
-        return sum(expiry.sweep(store, pulse))
+        return sum(expiry.sweep(store, progress))
 
     def erasure(self) -> ActorErasure:
         """Values and runs of the actor whose id is the subject."""

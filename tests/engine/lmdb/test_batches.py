@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb.batches import Job, Ticket, Transaction, WriteBatch
+from casstore.engine.lmdb.batches import BatchBuilder, Job, Ticket, WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import (
@@ -172,14 +172,14 @@ def test_an_interrupted_batch_runs_again_with_the_same_results(
     blob = new_blob(b"twice")
     write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
     refused = Write(objects=[new_blob(b"late")], conditions=[RowIs("heads", b"other", b"there")])
-    entry = Transaction.entry
+    entry = BatchBuilder.entry
 
-    def interrupted(transaction: Transaction) -> None:
-        entry(transaction)
+    def interrupted(builder: BatchBuilder) -> None:
+        entry(builder)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "entry", interrupted)
+        patch.setattr(BatchBuilder, "entry", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(engine, [write, refused])
     assert all_objects(engine) == []

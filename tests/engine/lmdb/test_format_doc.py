@@ -25,7 +25,7 @@ def test_the_diagrams_of_the_log_have_the_fields_of_the_code() -> None:
     packed = b"\x01id of it" + struct.pack("<QQ", 258, 4352) + b"checksum of it.."
     assert state.encode() == packed + plain_hash(packed)[:8]
     closed = bytes(9) + struct.pack("<QQ", 258, 4096) + bytes(16)
-    assert state.closed().encode() == closed + plain_hash(closed)[:8]
+    assert state.retired().encode() == closed + plain_hash(closed)[:8]
     shared = [(at, 8) for at in (0, 8, 16, 64, 72, 80, 88)]
     assert fields(head) == shared
     numbers_at = [log._PUBLISHED_AT, log._FLUSHED_AT, log._APPLYING_AT, log._GENERATION_AT]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from casstore.engine.lmdb import marking
-from casstore.engine.lmdb.batches import Transaction
+from casstore.engine.lmdb.batches import BatchBuilder
 from casstore.engine.lmdb.collection import LmdbCollection
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.marking import Candidates, Marks
@@ -247,16 +247,16 @@ def test_trusting_lookups_from_before_the_write_lock_loses_an_object(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was looked up before the lock was taken counts."""
-    look_up = Transaction._look_up
+    look_up = BatchBuilder._look_up
 
     def believe_what_was_seen(
-        self: Transaction, digests: Sequence[bytes]
+        self: BatchBuilder, digests: Sequence[bytes]
     ) -> dict[bytes, int | None]:
         seen = {digest: stage.seen.get(digest) for digest in digests}
         self._ids.update({digest: own for digest, own in seen.items() if own})
         return look_up(self, digests)
 
-    monkeypatch.setattr(Transaction, "_look_up", believe_what_was_seen)
+    monkeypatch.setattr(BatchBuilder, "_look_up", believe_what_was_seen)
     assert lost_in_engine(stage, limit=3)[0] == 3
 
 

@@ -39,6 +39,6 @@ def wrap_log(store: Store) -> None:
     memtable = engine._env.recent.memtable
     # The file may have grown before.
     for _ in range(MAX_LOG_BYTES // 20_000):
-        if memtable.last.offset >= memtable.state.applied.offset:
+        if memtable.last.offset >= memtable.recovery_point.applied.offset:
             put()
-    assert memtable.last.offset < memtable.state.applied.offset
+    assert memtable.last.offset < memtable.recovery_point.applied.offset

@@ -226,10 +226,10 @@ def test_many_values_are_erased_in_batches_and_the_erasure_can_be_stopped(
         raise Stop(gone)
 
     with pytest.raises(Stop, match="8"):
-        states.erase_actor("ann", pulse=stop)
+        states.erase_actor("ann", progress=stop)
     assert states.scope(HERE, "actor").usage().keys == 12
     told: list[int] = []
-    assert states.erase_actor("ann", pulse=told.append).values == 12
+    assert states.erase_actor("ann", progress=told.append).values == 12
     assert told == [8]
     assert changes.REMOVED_AT_ONCE == 512
 

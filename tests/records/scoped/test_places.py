@@ -85,7 +85,7 @@ def test_delete_state_removes_exactly_what_list_state_lists(
     states.begin_run("ours", HERE, ALL, caller="me")
     others = [each for key, each in ELSEWHERE.items() if key != name]
     told: list[int] = []
-    assert states.delete_state(**own, pulse=told.append) == (4, 1)
+    assert states.delete_state(**own, progress=told.append) == (4, 1)
     assert told == [3, 4]
     assert found(states, **own) == set()
     assert states.find_run("theirs") is None
@@ -115,7 +115,7 @@ def test_list_state_and_delete_state_require_a_dimension(states: ScopedState, st
             with pytest.raises(InvalidInputError):
                 call(**where)
     with pytest.raises(InvalidInputError):
-        states.delete_state(bot_id="bot-1", pulse="loud")  # type: ignore[arg-type]
+        states.delete_state(bot_id="bot-1", progress="loud")  # type: ignore[arg-type]
     assert contents(store) == before
 
 
@@ -132,7 +132,7 @@ def test_a_value_put_during_delete_state_is_removed_or_kept_completely(
             scope.put("k", "new")
             scope.put("l", "new")
 
-    erased = states.delete_state(runner_id=HERE.runner_id, pulse=meanwhile)
+    erased = states.delete_state(runner_id=HERE.runner_id, progress=meanwhile)
     assert erased.values == told[-1]
     left = [one.entry.value for one in states.list_state(runner_id=HERE.runner_id)]
     assert set(left) <= {"new"}

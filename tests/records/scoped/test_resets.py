@@ -216,7 +216,7 @@ def test_old_generations_can_be_deleted(store: Store) -> None:
             states.scope(context, "conversation").put("k", number)
     scope = states.scope(HERE, "conversation")
     told: list[int] = []
-    assert states.drop_history(**TALK, before=1, pulse=told.append) == 2
+    assert states.drop_history(**TALK, before=1, progress=told.append) == 2
     assert told == [1, 2]
     assert [scope.find("k", generation=n) is None for n in range(4)] == [True, False, False, False]
     assert states.drop_history(**TALK, before=99) == 4

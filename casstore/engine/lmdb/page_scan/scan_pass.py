@@ -57,7 +57,7 @@ class ScanPass:
         self._progress = progress
         self._log = log
         #: The log position that the newest tree records; None if it cannot be read.
-        self._log_state: RecoveryPoint | None = None
+        self._recovery_point: RecoveryPoint | None = None
         #: Why commits of the log may be lost; None if the log is complete.
         self.lost_commits: str | None = None
         #: Rows that a commit of the log deleted.
@@ -110,7 +110,7 @@ class ScanPass:
                 elif name == SUM_KEY.decode() and rank == NEWEST:
                     self._written_sum = entry.value
                 elif name == LOG_KEY.decode() and rank == NEWEST:
-                    self._log_state = decode_recovery_point(entry.value or b"")
+                    self._recovery_point = decode_recovery_point(entry.value or b"")
         for name in (SLABS, DICTIONARIES, *SAVED_TABLES):
             gaps = self._gaps.begin(rank, name)
             if name not in roots:
@@ -196,7 +196,7 @@ class ScanPass:
     def _apply_log(self) -> None:
         """Apply the unapplied records of the log to the rows, and add their slabs."""
         for record in self._unapplied():
-            entry = decode_entry(record.position.lsn, record.body)
+            entry = decode_entry(record.lsn, record.body)
             for table, key, value in entry.rows:
                 if table not in SAVED_TABLES:
                     continue
@@ -212,24 +212,26 @@ class ScanPass:
 
     def _unapplied(self) -> list[Survivor]:
         """The surviving records of the log that the newest tree does not contain."""
-        state, log = self._log_state, self._log or []
-        if state is None:
+        recovery_point, log = self._recovery_point, self._log or []
+        if recovery_point is None:
             # The position up to which the log was applied is lost: apply every record of the
             # newest log.
             self.lost_commits = "it is not known which commits of the log the tables contain"
             return [record for record in log if record.log_id == log[-1].log_id]
-        if not state.in_use:
+        if not recovery_point.in_use:
             return []
         found = [
             record
             for record in log
-            if record.log_id == state.log_id and record.position.lsn > state.applied.lsn
+            if record.log_id == recovery_point.log_id and record.lsn > recovery_point.applied.lsn
         ]
-        numbers = [record.position.lsn for record in found]
-        last = max([state.applied.lsn, *numbers, *(record.flushed_lsn for record in found)])
+        numbers = [record.lsn for record in found]
+        last = max(
+            [recovery_point.applied.lsn, *numbers, *(record.flushed_lsn for record in found)]
+        )
         if self._log is None:
             self.lost_commits = "the log is missing: the last commits may be lost"
-        elif numbers != list(range(state.applied.lsn + 1, last + 1)):
+        elif numbers != list(range(recovery_point.applied.lsn + 1, last + 1)):
             self.lost_commits = "records of the log are damaged: the commits in them are lost"
         return found
 
