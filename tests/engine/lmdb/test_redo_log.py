@@ -108,6 +108,55 @@ def test_commits_of_a_killed_process_are_read_from_the_log_also_read_only(
         again.close()
 
 
+@pytest.mark.parametrize("readonly", [True, False])
+def test_the_header_of_a_crashed_store_may_be_ahead_of_its_last_record(
+    tmp_path: Path, engine: LmdbEngine, readonly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss may keep the published LSN and lose the record, which was not flushed yet."""
+    numbered(engine, 6)
+    assert engine._behind is not None
+    monkeypatch.setattr(engine._behind, "_work", lambda: 60.0)
+    put(engine, b"relaxed", durable=False)
+    place = copy_files(engine, tmp_path / "crashed")
+    with (place / LOG_FILE).open("r+b") as log:
+        log.seek(engine._env.recent.memtable.entries[-1].offset)
+        log.write(bytes(redo_log._RECORD_BYTES))
+    crashed = LmdbEngine(str(place), readonly=readonly)
+    try:
+        assert value_of(crashed) == b"0005"
+        assert value_of(crashed) == b"0005"
+    finally:
+        crashed.close()
+
+
+def test_recovery_flushes_the_log_before_it_calls_it_flushed(
+    tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine goes on when a process is killed: its relaxed commits may be in memory alone.
+
+    Later durable commits flush only what follows the flushed LSN.
+    """
+    numbered(engine, 6)
+    place = copy_files(engine, tmp_path / "killed")
+    calls: list[str] = []
+    flush, pwrite = files.flush_file, os.pwrite
+
+    def flushing(handle: int) -> None:
+        calls.append("flush")
+        flush(handle)
+
+    def writing(handle: int, content: bytes, offset: int) -> int:
+        if offset == redo_log._PUBLISHED_AT:
+            calls.append("numbers")
+        return pwrite(handle, content, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redo_log, "flush_file", flushing)
+        patch.setattr(os, "pwrite", writing)
+        LmdbEngine(str(place)).close()
+    assert calls[:2] == ["flush", "numbers"]
+
+
 def test_a_closed_store_needs_no_log(tmp_path: Path) -> None:
     engine = LmdbEngine(str(tmp_path / "store"))
     numbered(engine, 20)
