@@ -11,7 +11,7 @@ unchanged. If another writer was first, the write fails, and the transaction is 
 ``transact`` does the same for a function that is passed to it. An attempt that notices without a
 write that another writer was first raises ChangedMeanwhile. ContendedError is raised after
 ``MAX_ATTEMPTS`` attempts. ``read_again`` repeats a read if gc removed its objects meanwhile; a
-transaction does that as well. ``write_unchanged`` writes many changes, without those whose rows
+transaction does that as well. ``write_unchanged`` writes many changes, and skips those whose rows
 another writer has changed. The few loops that handle a failed write in another way use
 ``Attempts``.
 """
@@ -97,8 +97,9 @@ def transact(what: str | Callable[[], str], attempt: Callable[[], Result]) -> Re
 def transaction(what: str) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """Make every call of a function a transaction, as by ``transact``.
 
-    ``what`` is a format of the function's parameters, such as ``"session {session!r}"``. Each
-    attempt runs the whole function on the same arguments, so none of them may be an iterator.
+    ``what`` names its subject in the error, as a format string of the function's parameters:
+    ``"session {session!r}"``. Each attempt runs the whole function on the same arguments, so none
+    of them may be an iterator.
     """
 
     def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -109,9 +110,13 @@ def transaction(what: str) -> Callable[[Callable[Params, Result]], Callable[Para
 
         @wraps(function)
         def transacted(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-            # Called only for an error.
+            # Called only for an error, so ``inspect``, which is slow to load, is imported here.
             def formatted() -> str:
-                return what.format_map({**dict(zip(names, args, strict=False)), **kwargs})
+                from inspect import signature
+
+                given = signature(function).bind(*args, **kwargs)
+                given.apply_defaults()
+                return what.format_map(given.arguments)
 
             return transact(formatted, partial(function, *args, **kwargs))
 

@@ -297,3 +297,16 @@ def test_a_repeated_call_uses_the_items_of_an_iterator_again(
     [node] = session.nodes()
     once_failing()
     assert session.tombstone(iter([node.id])).hidden == (node.id,)  # type: ignore[arg-type]
+
+
+def test_the_error_of_a_contended_transaction_names_parameters_left_at_their_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("casstore.session.attempts.MAX_ATTEMPTS", 2)
+
+    @transaction("the row {name!r} of {table}")
+    def change(name: str, *, table: str = "heads") -> None:
+        raise ChangedMeanwhile
+
+    with pytest.raises(ContendedError, match="the row 'a' of heads"):
+        change("a")

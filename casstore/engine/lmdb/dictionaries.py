@@ -38,8 +38,9 @@ SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 # Only slabs that are shorter than this, as stored, count for trials. A longer one has context of
 # its own: a dictionary saved nothing on full slabs, and 12 to 17% on slabs of one commit each.
 SHORT_SLAB_BYTES: Final = 8 << 10
-# A writer tries a dictionary when its short slabs take this much, then at many times as much:
-# early, because most sessions are short, and rarely, because most trials later gain little.
+# A writer first tries a dictionary when its short slabs take this much, early because most sessions
+# are short. The pause until the next trial is TRIAL_GROWTH times as long each time, because most
+# later trials gain little.
 FIRST_TRIAL_BYTES: Final = 1 << 17
 TRIAL_GROWTH: Final = 4
 

@@ -382,7 +382,8 @@ class Environment:
 
         LMDB first writes the meta page of a transaction, and then its number into memory that all
         processes share. If a process is killed in between, read transactions see the transaction
-        before, until a write transaction begins and corrects the number.
+        before, until a write transaction begins and corrects the number. So beginning one, and
+        aborting it, is enough.
         """
         try:
             with self.tables_lock:

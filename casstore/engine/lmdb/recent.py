@@ -335,6 +335,8 @@ class Recent:
             raise storage_error(f"cannot lock {self._env.path}", exc) from exc
         memtable = self.memtable
         if not memtable.recovery_point.in_use:
+            # No log is in use: every commit is an LMDB transaction, so their numbers say whether
+            # there was another one.
             with self._env.reading_bytes() as txn:
                 seen = txn.id()
             if seen != self._env.last_transaction():
@@ -347,19 +349,20 @@ class Recent:
         if log is None or log.id != memtable.recovery_point.log_id:
             log = self._require_log()
         published_lsn, _, applying_lsn = log.lsns
-        # The applying LSN as well: if a process was killed after a commit straight into the tables,
-        # the commit was never published.
+        # The applying LSN as well: a commit straight into the tables writes it before it changes
+        # them, and publishes its own LSN afterwards. A process may be killed in between.
         if published_lsn > memtable.last.lsn or applying_lsn > memtable.last.lsn:
             self.catch_up()
             if applying_lsn > self.memtable.last.lsn:
-                # The process that announced this LSN failed or was killed: it held the lock.
+                # The process that wrote the applying LSN has failed or was killed: it held the lock
+                # that this process holds now. Its transaction may be complete, but hidden.
                 self._env.finish_killed_commit()
                 self.catch_up()
         elif (
             memtable.changes > 2 * APPLY_CHANGES
             and applying_lsn > memtable.recovery_point.applied.lsn
         ):
-            # The memtable has become long, and another process seems to have applied entries of it.
+            # The memtable has become long, and another process has begun to apply entries of it.
             with self._env.reading_bytes() as txn:
                 applied = read_recovery_point(txn, self._env.path).applied
             self._forget(applied)

@@ -23,7 +23,12 @@ from casstore.engine.protocol import (
     Write,
     WriteResult,
 )
-from casstore.errors import CasstoreError, ConditionFailedError, ObjectNotFoundError
+from casstore.errors import (
+    CasstoreError,
+    ConditionFailedError,
+    CorruptionError,
+    ObjectNotFoundError,
+)
 from casstore.format.digest import Digest, Kind
 from casstore.store import Store
 from casstore.testing.engine_fixtures import (
@@ -232,3 +237,19 @@ def test_random_batches_agree_with_the_reference_run_in_the_same_order(
         assert {info.digest for info in all_objects(engine)} == {
             info.digest for info in all_objects(reference)
         }
+
+
+def test_damage_that_one_write_meets_does_not_fail_the_others_of_its_batch(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is met before the write has added anything to the commit."""
+    again, fresh, other = new_blob(b"again"), new_blob(b"fresh"), new_blob(b"other")
+    engine.write(Write(objects=[again]))
+
+    def damaged(builder: BatchBuilder, object_id: int) -> int:
+        raise CorruptionError("no slab holds it")
+
+    monkeypatch.setattr(BatchBuilder, "_stored_at_ms", damaged)
+    answers = together(engine, Write(objects=[again, fresh]), Write(objects=[other]))
+    assert [type(answer) for answer in answers] == [CorruptionError, WriteResult]
+    assert engine.missing([fresh.digest, other.digest]) == [fresh.digest]

@@ -21,6 +21,7 @@ import casstore
 from casstore.engine.files import part_directory, storage_error
 from casstore.engine.lmdb.dictionaries import FIRST_TRIAL_BYTES
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.reserve import Reserve
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -316,3 +317,16 @@ def test_a_reader_that_waits_for_a_larger_map_does_not_block_the_writer(
     assert done.wait(30)
     monkeypatch.undo()
     engine.close()
+
+
+def test_a_store_whose_opening_was_interrupted_can_be_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(reserve: Reserve, data_bytes: int, log_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reserve, "allocate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            LmdbEngine(str(tmp_path / "s"))
+    LmdbEngine(str(tmp_path / "s")).close()

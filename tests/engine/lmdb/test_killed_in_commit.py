@@ -17,6 +17,7 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.errors import StorageError
 from casstore.testing.engine_fixtures import new_blob
 
 ROOT = Path(__file__).parents[3]
@@ -109,3 +110,19 @@ def test_a_commit_after_one_that_a_killed_process_hid_is_not_lost(
         assert value_of(again) == b"third"
     finally:
         again.close()
+
+
+def test_nothing_is_written_over_commits_that_the_process_has_not_read(engine: LmdbEngine) -> None:
+    """Its own entry would have the LSN of one of them, and be left out."""
+    for number in range(6):
+        put(engine, b"%d" % number)
+    env = engine._env
+    stale = env.recent.memtable.view().memtable.after(env.recent.memtable.recovery_point.applied)
+    put(engine, b"later")
+    engine.apply_log()
+    current, env.recent.memtable = env.recent.memtable, stale
+    with env.tables_lock, env.begin_write() as txn, pytest.raises(StorageError, match="not read"):
+        env.recent.apply_into(txn)
+    env.recent.memtable = current
+    put(engine, b"last")
+    assert value_of(engine) == b"last"

@@ -14,9 +14,10 @@ from tests.maintenance.wounds import engine_of
 
 
 def wrap_log(store: Store) -> None:
-    """Leave commits in the log alone, the first of them behind the last.
+    """Leave commits that only the log holds, and of which the oldest has the highest offset.
 
-    While the log is applied, another commit comes; then so many that they begin again at the start.
+    One commit is made while the log is applied. Those after it reach the end of the file, so the
+    newest ones are at its start again.
     """
     engine = engine_of(store)
     assert engine._behind is not None
